@@ -1,0 +1,51 @@
+"""The mathematics of learning from human feedback: pure functions, tensors in, tensors out.
+
+Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Half precision is computed in float32;
+float64 stays float64. Needs torch and jaxtyping alone.
+"""
+
+from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, rloo_advantages
+from heedful.core.kl_control import AdaptiveKL, FixedKL
+from heedful.core.logprobs import entropy, kl_estimate, token_logprobs
+from heedful.core.masking import masked_mean, masked_sum, masked_var, rescale, whiten
+from heedful.core.policy_losses import (
+    a2c_policy_loss,
+    grpo_loss,
+    ppo_policy_loss,
+    sequence_policy_loss,
+    sft_loss,
+    value_loss,
+)
+from heedful.core.preference_losses import (
+    best_of_k_reward_loss,
+    dpo_loss,
+    pairwise_reward_loss,
+    ranking_reward_loss,
+)
+
+__all__ = [
+    "AdaptiveKL",
+    "FixedKL",
+    "a2c_policy_loss",
+    "best_of_k_reward_loss",
+    "dpo_loss",
+    "entropy",
+    "gae",
+    "group_advantages",
+    "grpo_loss",
+    "kl_estimate",
+    "kl_shaped_rewards",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "pairwise_reward_loss",
+    "ppo_policy_loss",
+    "ranking_reward_loss",
+    "rescale",
+    "rloo_advantages",
+    "sequence_policy_loss",
+    "sft_loss",
+    "token_logprobs",
+    "value_loss",
+    "whiten",
+]

@@ -1,0 +1,120 @@
+"""From scores to per-token rewards to advantages. Everything here is a constant for the losses: no gradient flows."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from heedful.core.logprobs import KLKind, kl_estimate
+from heedful.core.masking import at_least_float32
+
+
+@torch.no_grad()
+def kl_shaped_rewards(
+    scores: Float[Tensor, " batch"] | Float[Tensor, "batch time"],
+    logprobs: Float[Tensor, "batch time"],
+    ref_logprobs: Float[Tensor, "batch time"],
+    response_mask: Bool[Tensor, "batch time"],
+    *,
+    kl_coef: float,
+    kind: KLKind = "k1",
+) -> Float[Tensor, "batch time"]:
+    """Per-token rewards: the KL penalty everywhere, the score on the last real token (Ouyang et al. 2022, eq. 2).
+
+        r_t = -kl_coef * kl_t + [t is the last response token] * score
+
+    A dense score ``[batch, time]`` is added token by token instead. Zero outside the mask. ``kl_t`` is the estimate
+    `kl_estimate` of the given kind, k1 by default: with it the expected return is score minus kl_coef times KL.
+
+    Raises ValueError where a row has a score but no response token to put it on.
+    """
+    kl = kl_estimate(logprobs, ref_logprobs, kind=kind)
+    if scores.dim() == 2:
+        placed = at_least_float32(scores)
+    else:
+        if not bool(response_mask.any(dim=1).all()):
+            raise ValueError("kl_shaped_rewards: a row has no response token, so its score has no place")
+        time = torch.arange(response_mask.shape[1], device=response_mask.device)
+        last = torch.where(response_mask, time, -1).amax(dim=1, keepdim=True)
+        placed = torch.where(time == last, at_least_float32(scores).unsqueeze(1), 0.0)
+    return torch.where(response_mask, placed - kl_coef * kl, 0.0)
+
+
+@torch.no_grad()
+def gae(
+    rewards: Float[Tensor, "batch time"],
+    values: Float[Tensor, "batch time"],
+    response_mask: Bool[Tensor, "batch time"],
+    *,
+    gamma: float = 1.0,
+    gae_lambda: float = 0.95,
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16) and the returns ``A_t + V_t``.
+
+        delta_t = r_t + gamma V_{t+1} - V_t          V is 0 after the last response token
+        A_t = delta_t + gamma gae_lambda A_{t+1} = sum_{k >= t} (gamma gae_lambda)^(k-t) delta_k
+
+    ``values[t]`` is the value of the state *before* token t. Steps are the tokens inside the mask: holes (tool tokens)
+    are skipped, so V and A carry across them. Advantages are raw (whiten them after), zero outside the mask, as are
+    the returns. Nothing is bootstrapped after a response that was cut by length.
+    """
+    rewards, values = at_least_float32(rewards), at_least_float32(values)
+    next_value = values.new_zeros(values.shape[0])
+    next_advantage = torch.zeros_like(next_value)
+    advantages = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        inside = response_mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * gae_lambda * next_advantage
+        next_value = torch.where(inside, values[:, t], next_value)
+        next_advantage = torch.where(inside, advantage, next_advantage)
+        advantages[:, t] = torch.where(inside, advantage, 0.0)
+    return advantages, torch.where(response_mask, advantages + values, 0.0)
+
+
+@torch.no_grad()
+def group_advantages(
+    scores: Float[Tensor, " batch"],
+    *,
+    group_size: int,
+    scale: Literal["std", "none"] = "std",
+    eps: float = 1e-4,
+) -> Float[Tensor, " batch"]:
+    """Scores relative to their group (Shao et al. 2024, GRPO, section 4.1.2): ``A_i = (s_i - mean) / (std + eps)``.
+
+    Consecutive rows share a prompt: rows ``[k * group_size, (k + 1) * group_size)`` are group k. The standard deviation
+    is the sample one (divides by group_size - 1). ``scale="none"`` leaves the division out (Liu et al. 2025, Dr. GRPO).
+    A group of equal scores has advantages of exactly 0.
+
+    Raises ValueError where the rows do not divide into groups, or a group is a single row.
+    """
+    groups = _grouped(scores, group_size, "group_advantages")
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    if scale == "std":
+        centred = centred / (groups.std(dim=1, keepdim=True) + eps)
+    elif scale != "none":
+        raise ValueError(f"group_advantages: scale is {scale!r}; choose 'std' or 'none'")
+    tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
+    return torch.where(tied, 0.0, centred).flatten()
+
+
+@torch.no_grad()
+def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
+    """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of the other scores of its group``.
+
+    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt.
+
+    Raises ValueError where the rows do not divide into groups, or a group is a single row.
+    """
+    groups = _grouped(scores, group_size, "rloo_advantages")
+    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others).flatten()
+
+
+def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
+    if group_size < 2:
+        raise ValueError(f"{name}: group_size is {group_size}; a group needs at least 2 responses to compare")
+    if scores.shape[0] % group_size:
+        raise ValueError(f"{name}: {scores.shape[0]} scores do not divide into groups of {group_size}")
+    return at_least_float32(scores).view(-1, group_size)

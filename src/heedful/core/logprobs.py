@@ -1,0 +1,56 @@
+"""Log-probabilities, entropy and KL estimates, in at least float32 whatever the logits' dtype."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.core.masking import at_least_float32
+
+KLKind = Literal["k1", "k2", "k3"]
+
+
+def token_logprobs(
+    logits: Float[Tensor, "*shape vocab"], ids: Int[Tensor, "*shape"], *, temperature: float = 1.0
+) -> Float[Tensor, "*shape"]:
+    """Log-probability of each token: ``log softmax(logits / temperature)[ids]``.
+
+    ``logits[..., t, :]`` must be the prediction *for* ``ids[..., t]``: shift before calling. The temperature is part of
+    the policy, so the same one belongs in sampling, old, new and reference log-probs. Natural logarithm (nats).
+    """
+    scaled = at_least_float32(logits) / temperature
+    return scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
+    """Entropy of each next-token distribution in nats: ``H = -sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
+
+    Value and gradient stay finite where some logits are ``-inf`` (masked vocabulary): those terms are 0.
+    """
+    logp = torch.log_softmax(at_least_float32(logits) / temperature, dim=-1)
+    p = logp.exp()
+    return -(p * torch.where(p > 0, logp, 0.0)).sum(-1)
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, kind: KLKind
+) -> Float[Tensor, "*shape"]:
+    """Single-sample estimate of ``KL(policy || reference)`` per token, for tokens sampled from the policy.
+
+    With ``d = logprobs - ref_logprobs`` (Schulman 2020, "Approximating KL Divergence"):
+
+        k1 = d                  unbiased, may be negative
+        k2 = d^2 / 2            biased, low variance
+        k3 = exp(-d) - 1 + d    unbiased, never negative
+
+    Raises ValueError for another ``kind``.
+    """
+    d = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d.square()
+    if kind == "k3":
+        return torch.expm1(-d) + d
+    raise ValueError(f"kl_estimate: kind is {kind!r}; choose 'k1', 'k2' or 'k3'")

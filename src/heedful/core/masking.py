@@ -1,0 +1,80 @@
+"""Masked reductions.
+
+Every mask is boolean and True means "counts". Entries outside the mask are replaced before any arithmetic, so NaN or
+infinity in padding never leaks into a result or a gradient (``nan * 0`` is ``nan``; ``where`` is not).
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+STD_FLOOR = 1e-4
+"""Smallest standard deviation that `whiten` divides by: the effective floor of the usual ``rsqrt(var + 1e-8)``."""
+
+Count = int | float | Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 become float32; float32 and float64 stay as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Sum of ``x`` where ``mask`` is True, in at least float32."""
+    return torch.where(mask, at_least_float32(x), 0.0).sum()
+
+
+def masked_mean(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, count: Count | None = None
+) -> Float[Tensor, ""]:
+    """Mean of ``x`` where ``mask`` is True: ``sum(x[mask]) / count``.
+
+    ``count`` is the number to divide by; None means the number of True entries. Hand in the count of the whole
+    optimizer step, and sums over micro-batches equal the mean over the whole batch. An empty mask gives NaN.
+    """
+    return masked_sum(x, mask) / (mask.sum() if count is None else count)
+
+
+def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Population variance of ``x`` where ``mask`` is True: ``mean((x - mean(x))^2)``, no Bessel correction."""
+    return masked_mean((at_least_float32(x) - masked_mean(x, mask)).square(), mask)
+
+
+def whiten(
+    x: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    mean: float | Float[Tensor, ""] | None = None,
+    var: float | Float[Tensor, ""] | None = None,
+) -> Float[Tensor, "*shape"]:
+    """Shift and scale to mean 0 and variance 1 inside the mask, zero outside: ``(x - mean) / max(sqrt(var), 1e-4)``.
+
+    ``mean`` and ``var`` may be handed in (statistics over all ranks); None means those of ``x`` inside the mask.
+    The variance is the population variance (Huang et al. 2022, "The N Implementation Details of RLHF with PPO").
+    """
+    mean, std = _mean_and_std(x, mask, mean, var)
+    return torch.where(mask, (at_least_float32(x) - mean) / std, 0.0)
+
+
+def rescale(
+    x: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    mean: float | Float[Tensor, ""] | None = None,
+    var: float | Float[Tensor, ""] | None = None,
+) -> Float[Tensor, "*shape"]:
+    """Scale to variance 1 and keep the mean, zero outside the mask: ``(x - mean) / max(sqrt(var), 1e-4) + mean``.
+
+    This is what lm-human-preferences calls ``whiten(shift_mean=False)`` and applies to rewards.
+    """
+    mean, std = _mean_and_std(x, mask, mean, var)
+    return torch.where(mask, (at_least_float32(x) - mean) / std + mean, 0.0)
+
+
+def _mean_and_std(
+    x: Tensor, mask: Tensor, mean: float | Tensor | None, var: float | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    like = at_least_float32(x)
+    mean = masked_mean(x, mask) if mean is None else torch.as_tensor(mean, dtype=like.dtype, device=x.device)
+    var = masked_var(x, mask) if var is None else torch.as_tensor(var, dtype=like.dtype, device=x.device)
+    return mean, var.sqrt().clamp_min(STD_FLOOR)

@@ -1,0 +1,218 @@
+"""Losses of the policy and the value function.
+
+Each returns ``(loss, metrics)``: a scalar to minimise, and detached numbers that add up over micro-batches, because
+everything is divided by an explicit count of the whole optimizer step (``num_tokens``, ``num_sequences``). A count of
+None means what the call itself holds. Gradients flow into ``logprobs`` and ``values`` alone.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from heedful.core.logprobs import kl_estimate
+from heedful.core.masking import Count, at_least_float32, masked_mean
+
+Metrics = dict[str, Tensor]
+Scalar = Float[Tensor, ""]
+
+
+def sft_loss(
+    logprobs: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"], *, num_tokens: Count | None = None
+) -> tuple[Scalar, Metrics]:
+    """Negative log-likelihood of the response tokens in nats a token: ``L = -1/N sum_t logprobs_t``.
+
+    Equal to ``torch.nn.functional.cross_entropy`` with ``ignore_index`` outside the mask. N is ``num_tokens``.
+    """
+    loss = -masked_mean(logprobs, response_mask, count=num_tokens)
+    return loss, {"loss/sft": loss.detach()}
+
+
+def ppo_policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    clip_range: float,
+    num_tokens: Count | None = None,
+    clip_range_high: float | None = None,
+    dual_clip: float | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Clipped surrogate policy loss (Schulman et al. 2017, eq. 7), to be minimised.
+
+        L = -1/N sum_t min(r_t A_t, clip(r_t, 1 - clip_range, 1 + clip_range_high) A_t),   r_t = exp(new - old log-prob)
+
+    N is ``num_tokens``: the response tokens of the whole optimizer step. ``clip_range_high`` defaults to ``clip_range``
+    (Yu et al. 2025, DAPO, eq. 10, sets it higher). ``dual_clip`` = c > 1 bounds the objective from below by ``c A_t``
+    where ``A_t < 0`` (Ye et al. 2020, eq. 5).
+
+    Metrics: ``policy/clip_frac``, the share of tokens where the clipped branch is the active one (ties are not), and
+    ``policy/approx_kl``, the mean of ``(r - 1) - log r``.
+    """
+    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
+    advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
+    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high)
+    if dual_clip is not None:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+    loss = -masked_mean(objective, response_mask, count=num_tokens)
+    return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, response_mask, num_tokens)}
+
+
+def value_loss(
+    values: Float[Tensor, "*shape"],
+    old_values: Float[Tensor, "*shape"],
+    returns: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    clip_range: float | None,
+    num_tokens: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Value loss with clipping around the old values (lm-human-preferences; Huang et al. 2022). The 1/2 is inside.
+
+        L = 1/N sum_t 1/2 max((V_t - R_t)^2, (clip(V_t, old_t - clip_range, old_t + clip_range) - R_t)^2)
+
+    ``clip_range=None`` is the plain squared error. Metric ``value/clip_frac``: share of tokens where the clipped square
+    is the larger one.
+    """
+    values = torch.where(response_mask, at_least_float32(values), 0.0)
+    old_values = torch.where(response_mask, at_least_float32(old_values.detach()), 0.0)
+    returns = torch.where(response_mask, at_least_float32(returns.detach()), 0.0)
+    square = (values - returns).square()
+    if clip_range is None:
+        clipped_square = square
+    else:
+        clipped_values = torch.clamp(values, old_values - clip_range, old_values + clip_range)
+        clipped_square = (clipped_values - returns).square()
+    loss = 0.5 * masked_mean(torch.maximum(square, clipped_square), response_mask, count=num_tokens)
+    clip_frac = masked_mean((clipped_square > square).to(square.dtype), response_mask, count=num_tokens)
+    return loss, {"loss/value": loss.detach(), "value/clip_frac": clip_frac}
+
+
+def a2c_policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    *,
+    num_tokens: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Policy gradient loss of advantage actor-critic (Mnih et al. 2016, section 4): ``L = -1/N sum_t A_t log pi_t``."""
+    advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
+    logprobs = torch.where(response_mask, at_least_float32(logprobs), 0.0)
+    loss = -masked_mean(advantages * logprobs, response_mask, count=num_tokens)
+    return loss, {"loss/policy": loss.detach()}
+
+
+def sequence_policy_loss(
+    logprobs: Float[Tensor, "batch time"],
+    old_logprobs: Float[Tensor, "batch time"],
+    advantages: Float[Tensor, " batch"],
+    response_mask: Bool[Tensor, "batch time"],
+    *,
+    clip_range: float,
+    num_sequences: Count | None = None,
+    clip_range_high: float | None = None,
+    length_normalise: bool = False,
+) -> tuple[Scalar, Metrics]:
+    """Clipped surrogate with one ratio a response: the whole response is one action (as RLOO and bandit PPO see it).
+
+        r_i = exp(sum_t (new - old log-prob)),   L = -1/N sum_i min(r_i A_i, clip(r_i) A_i)
+
+    ``length_normalise`` takes the mean over the response's tokens instead of the sum (Zheng et al. 2025, GSPO, eq. 7).
+    N is ``num_sequences``; rows without a response token count nowhere.
+    """
+    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)
+    if length_normalise:
+        log_ratio = log_ratio / response_mask.sum(dim=1).clamp_min(1)
+    present = response_mask.any(dim=1)
+    advantages = torch.where(present, at_least_float32(advantages.detach()), 0.0)
+    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high)
+    loss = -masked_mean(objective, present, count=num_sequences)
+    return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, present, num_sequences)}
+
+
+def grpo_loss(
+    logprobs: Float[Tensor, "batch time"],
+    old_logprobs: Float[Tensor, "batch time"],
+    ref_logprobs: Float[Tensor, "batch time"],
+    advantages: Float[Tensor, " batch"],
+    response_mask: Bool[Tensor, "batch time"],
+    *,
+    clip_range: float,
+    clip_range_high: float | None = None,
+    kl_coef: float = 0.0,
+    aggregate: Literal["sequence", "token", "fixed"] = "sequence",
+    num_sequences: Count | None = None,
+    num_tokens: Count | None = None,
+    max_new_tokens: int | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Group-relative policy loss (Shao et al. 2024, GRPO, eq. 3): clipped surrogate minus a k3 penalty, per token.
+
+        l_t = min(r_t A_i, clip(r_t) A_i) - kl_coef * k3_t
+
+    ``aggregate`` says how tokens are averaged:
+
+        "sequence"  -1/num_sequences sum_i 1/|o_i| sum_t l_t      (GRPO)
+        "token"     -1/num_tokens sum_i sum_t l_t                 (Yu et al. 2025, DAPO)
+        "fixed"     -1/(num_sequences * max_new_tokens) sum l_t   (Liu et al. 2025, Dr. GRPO)
+
+    Metrics: ``policy/clip_frac``, ``policy/approx_kl`` and ``reference/kl`` (k3), each aggregated as the loss is.
+    Raises ValueError for another ``aggregate``, or "fixed" without ``max_new_tokens``.
+    """
+    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
+    to_reference = _log_ratio(logprobs, ref_logprobs, response_mask)
+    kl = kl_estimate(to_reference, torch.zeros_like(to_reference), kind="k3")
+    per_token = at_least_float32(advantages.detach()).unsqueeze(1).expand_as(log_ratio)
+    per_token = torch.where(response_mask, per_token, 0.0)
+    surrogate, clipped = _clipped_surrogate(log_ratio, per_token, clip_range, clip_range_high)
+    weights = _token_weights(response_mask, aggregate, num_sequences, num_tokens, max_new_tokens)
+    ratio_kl = torch.expm1(log_ratio) - log_ratio
+    loss = -(weights * (surrogate - kl_coef * kl)).sum()
+    return loss, {
+        "loss/policy": loss.detach(),
+        "policy/clip_frac": (weights * clipped).sum(),
+        "policy/approx_kl": (weights * ratio_kl).sum().detach(),
+        "reference/kl": (weights * kl).sum().detach(),
+    }
+
+
+def _token_weights(
+    mask: Tensor, aggregate: str, num_sequences: Count | None, num_tokens: Count | None, max_new_tokens: int | None
+) -> Tensor:
+    """What each token counts in the loss, zero outside the mask."""
+    lengths = mask.sum(dim=1, keepdim=True)
+    sequences = mask.any(dim=1).sum() if num_sequences is None else num_sequences
+    if aggregate == "sequence":
+        return mask / lengths.clamp_min(1) / sequences
+    if aggregate == "token":
+        return mask / (lengths.sum() if num_tokens is None else num_tokens)
+    if aggregate == "fixed":
+        if max_new_tokens is None:
+            raise ValueError("grpo_loss: aggregate='fixed' divides by max_new_tokens; hand it in")
+        return mask / (sequences * max_new_tokens)
+    raise ValueError(f"grpo_loss: aggregate is {aggregate!r}; choose 'sequence', 'token' or 'fixed'")
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """``new - old`` inside the mask, zero (ratio 1) outside; gradient into the first argument alone."""
+    return torch.where(mask, at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()), 0.0)
+
+
+def _clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float | None
+) -> tuple[Tensor, Tensor]:
+    """The clipped objective (to be maximised) and where its clipped branch is the active one."""
+    ratio = log_ratio.exp()
+    high = clip_range if clip_range_high is None else clip_range_high
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip_range, 1 + high) * advantages
+    return torch.minimum(unclipped, clipped), clipped.detach() < unclipped.detach()
+
+
+def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor, count: Count | None) -> Metrics:
+    log_ratio = log_ratio.detach()
+    return {
+        "policy/clip_frac": masked_mean(clipped.to(log_ratio.dtype), mask, count=count),
+        "policy/approx_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, mask, count=count),
+    }

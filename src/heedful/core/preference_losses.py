@@ -1,0 +1,140 @@
+"""Losses over preferences: reward models (pairs, rankings, best of K) and direct preference optimisation.
+
+Each returns ``(loss, metrics)`` and divides by an explicit count (``num_pairs``, ``num_prompts``) so that micro-batches
+add up to the whole batch; None means what the call itself holds. Gradients flow into the training model's scores or
+log-probs alone.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from heedful.core.masking import Count, at_least_float32
+from heedful.core.policy_losses import Metrics, Scalar
+
+
+def pairwise_reward_loss(
+    chosen: Float[Tensor, " pairs"],
+    rejected: Float[Tensor, " pairs"],
+    *,
+    num_pairs: Count | None = None,
+    margin: Float[Tensor, " pairs"] | None = None,
+    center_coef: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> tuple[Scalar, Metrics]:
+    """Bradley-Terry loss of a reward model on pairs (Ouyang et al. 2022, eq. 1, for K = 2).
+
+        d = chosen - rejected - margin
+        L = 1/N sum [-(1 - label_smoothing) log sigmoid(d) - label_smoothing log sigmoid(-d)
+                     + center_coef (chosen + rejected)^2]
+
+    ``margin`` as in Touvron et al. 2023 (Llama 2, eq. 2); ``center_coef`` pulls scores to mean 0 (Eisenstein et al. 2023).
+    Metrics: ``reward/accuracy`` (strictly greater: a tie is wrong) and ``reward/margin`` (mean of chosen - rejected).
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    count = chosen.shape[0] if num_pairs is None else num_pairs
+    difference = chosen - rejected
+    logit = difference if margin is None else difference - margin.detach()
+    per_pair = -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
+    per_pair = per_pair + center_coef * (chosen + rejected).square()
+    loss = per_pair.sum() / count
+    return loss, {
+        "loss/reward": loss.detach(),
+        "reward/accuracy": (difference.detach() > 0).sum() / count,
+        "reward/margin": difference.detach().sum() / count,
+    }
+
+
+def ranking_reward_loss(
+    scores: Float[Tensor, " n"],
+    ranks: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    *,
+    num_prompts: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """K-wise reward loss (Ouyang et al. 2022, eq. 1): all pairs of a prompt, mean over its pairs, then over prompts.
+
+        L = -1/P sum_p 1/|pairs_p| sum_{(w, l) in pairs_p} log sigmoid(s_w - s_l)
+
+    ``groups`` says which prompt each response belongs to; a lower rank is better; equal ranks tie and make no pair.
+    Prompts without any pair leave P, which is ``num_prompts`` (None: the prompts that have one). Metric
+    ``reward/accuracy``: share of pairs in the right order, averaged like the loss.
+    """
+    scores = at_least_float32(scores)
+    better = (groups.unsqueeze(1) == groups.unsqueeze(0)) & (ranks.unsqueeze(1) < ranks.unsqueeze(0))
+    _, group_index = groups.unique(return_inverse=True)
+    num_groups = int(group_index.max()) + 1 if len(group_index) else 0
+    winner, loser = better.nonzero(as_tuple=True)
+    pair_group = group_index[winner]
+    pairs = torch.bincount(pair_group, minlength=num_groups)
+    count = (pairs > 0).sum() if num_prompts is None else num_prompts
+    weight = 1.0 / pairs[pair_group].to(scores.dtype)
+    difference = scores[winner] - scores[loser]
+    loss = -(weight * logsigmoid(difference)).sum() / count
+    accuracy = (weight * (difference.detach() > 0)).sum() / count
+    return loss, {"loss/reward": loss.detach(), "reward/accuracy": accuracy}
+
+
+def best_of_k_reward_loss(
+    scores: Float[Tensor, "n k"], best: Int[Tensor, " n"], *, num_prompts: Count | None = None
+) -> tuple[Scalar, Metrics]:
+    """Softmax loss of a reward model when a person picks one of K (Ziegler et al. 2019, eq. 1).
+
+    L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+    """
+    scores = at_least_float32(scores)
+    count = scores.shape[0] if num_prompts is None else num_prompts
+    picked = torch.log_softmax(scores, dim=1).gather(1, best.unsqueeze(1))
+    loss = -picked.sum() / count
+    accuracy = (scores.detach().argmax(dim=1) == best).sum() / count
+    return loss, {"loss/reward": loss.detach(), "reward/accuracy": accuracy}
+
+
+def dpo_loss(
+    chosen: Float[Tensor, " pairs"],
+    rejected: Float[Tensor, " pairs"],
+    ref_chosen: Float[Tensor, " pairs"],
+    ref_rejected: Float[Tensor, " pairs"],
+    *,
+    beta: float,
+    kind: Literal["sigmoid", "ipo", "hinge"] = "sigmoid",
+    label_smoothing: float = 0.0,
+    num_pairs: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """Direct preference optimisation on response log-probs *summed* over tokens (Rafailov et al. 2023, eq. 7).
+
+        h = (chosen - ref_chosen) - (rejected - ref_rejected)
+        "sigmoid"  -(1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
+        "ipo"      (h - 1 / (2 beta))^2                        (Azar et al. 2023, eq. 17)
+        "hinge"    max(0, 1 - beta h)                          (Zhao et al. 2023, SLiC, as in TRL)
+
+    With ``label_smoothing`` > 0 the sigmoid form is conservative DPO (Mitchell 2023). IPO uses the summed log-ratio; some
+    libraries divide it by the response length first. Metrics: the implicit rewards ``beta * (policy - reference)``.
+
+    Raises ValueError for another ``kind``, or label smoothing with a kind that has none.
+    """
+    chosen_ratio = at_least_float32(chosen) - at_least_float32(ref_chosen.detach())
+    rejected_ratio = at_least_float32(rejected) - at_least_float32(ref_rejected.detach())
+    h = chosen_ratio - rejected_ratio
+    if label_smoothing and kind != "sigmoid":
+        raise ValueError(f"dpo_loss: label_smoothing belongs to kind 'sigmoid', got kind {kind!r}")
+    if kind == "sigmoid":
+        per_pair = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(-beta * h)
+    elif kind == "ipo":
+        per_pair = (h - 1 / (2 * beta)).square()
+    elif kind == "hinge":
+        per_pair = torch.relu(1 - beta * h)
+    else:
+        raise ValueError(f"dpo_loss: kind is {kind!r}; choose 'sigmoid', 'ipo' or 'hinge'")
+    count = h.shape[0] if num_pairs is None else num_pairs
+    loss = per_pair.sum() / count
+    return loss, {
+        "loss/dpo": loss.detach(),
+        "reward/chosen": beta * chosen_ratio.detach().sum() / count,
+        "reward/rejected": beta * rejected_ratio.detach().sum() / count,
+        "reward/margin": beta * h.detach().sum() / count,
+        "reward/accuracy": (h.detach() > 0).sum() / count,
+    }

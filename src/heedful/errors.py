@@ -1,0 +1,30 @@
+"""What goes wrong for a user, each with a message that says what, where, and how to mend it.
+
+    HeedfulError
+    ├── ConfigError      (also ValueError)     a flag, a YAML key, a setting that does not fit another
+    ├── DataError        (also ValueError)     a data file or a record in it
+    ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
+    └── RewardError      (also RuntimeError)   a reward function or model that failed
+
+The command line prints the message on stderr and exits with code 2, without a traceback.
+"""
+
+
+class HeedfulError(Exception):
+    """Base of every error that heedful raises for a user."""
+
+
+class ConfigError(HeedfulError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another."""
+
+
+class DataError(HeedfulError, ValueError):
+    """A data file is missing, malformed, or holds what the task cannot use."""
+
+
+class CheckpointError(HeedfulError, RuntimeError):
+    """A model, tokenizer or run folder is missing, incomplete, or of the wrong kind."""
+
+
+class RewardError(HeedfulError, RuntimeError):
+    """A reward raised, or returned something that is not one finite number per response."""
