@@ -1,0 +1,85 @@
+"""heedful trains language models that heed human feedback: SFT, reward models, PPO, in one process.
+
+>>> import heedful
+>>> config = heedful.PPOConfig(model="runs/sft/final", data="prompts.jsonl", output="runs/ppo")
+>>> config.kl_coef
+0.05
+
+Names are resolved when they are first used, so that ``import heedful`` does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+    from heedful.configs.ppo import PPOConfig
+    from heedful.configs.reward import RewardConfig
+    from heedful.configs.sft import SFTConfig
+    from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
+    from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
+    from heedful.evaluate.reward_models import evaluate_accuracy
+    from heedful.models.tiny import make_tiny_model
+    from heedful.rewards.interface import Reward
+    from heedful.train.ppo import train_ppo
+    from heedful.train.reward import train_reward
+    from heedful.train.sft import train_sft
+    from heedful.types import Demonstration, Message, Prompt, Ranking
+
+_HOMES = {
+    "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
+    "configs.ppo": ("PPOConfig",),
+    "configs.reward": ("RewardConfig",),
+    "configs.sft": ("SFTConfig",),
+    "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
+    "evaluate.policies": ("evaluate_kl", "evaluate_perplexity", "evaluate_scores", "evaluate_win_rate"),
+    "evaluate.reward_models": ("evaluate_accuracy",),
+    "models.tiny": ("make_tiny_model",),
+    "rewards.interface": ("Reward",),
+    "train.ppo": ("train_ppo",),
+    "train.reward": ("train_reward",),
+    "train.sft": ("train_sft",),
+    "types": ("Demonstration", "Message", "Prompt", "Ranking"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AccuracyConfig",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Demonstration",
+    "HeedfulError",
+    "KLConfig",
+    "Message",
+    "PPOConfig",
+    "PerplexityConfig",
+    "Prompt",
+    "Ranking",
+    "Reward",
+    "RewardConfig",
+    "RewardError",
+    "SFTConfig",
+    "ScoresConfig",
+    "TrainingError",
+    "WinRateConfig",
+    "evaluate_accuracy",
+    "evaluate_kl",
+    "evaluate_perplexity",
+    "evaluate_scores",
+    "evaluate_win_rate",
+    "make_tiny_model",
+    "train_ppo",
+    "train_reward",
+    "train_sft",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'heedful' has no attribute {name!r}")
+    return getattr(import_module(f"heedful.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

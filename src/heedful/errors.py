@@ -4,7 +4,8 @@
     ├── ConfigError      (also ValueError)     a flag, a YAML key, a setting that does not fit another
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
-    └── RewardError      (also RuntimeError)   a reward function or model that failed
+    ├── RewardError      (also RuntimeError)   a reward function or model that failed
+    └── TrainingError    (also RuntimeError)   a loss or gradient that is no longer a number
 
 The command line prints the message on stderr and exits with code 2, without a traceback.
 """
@@ -28,3 +29,7 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 class RewardError(HeedfulError, RuntimeError):
     """A reward raised, or returned something that is not one finite number per response."""
+
+
+class TrainingError(HeedfulError, RuntimeError):
+    """Training cannot go on: a loss or a gradient norm is not finite."""

@@ -101,7 +101,7 @@ def group_advantages(
 
 @torch.no_grad()
 def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
-    """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of the other scores of its group``.
+    """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of its group's other scores``.
 
     Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt.
 

@@ -24,7 +24,7 @@ def token_logprobs(
 
 
 def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Entropy of each next-token distribution in nats: ``H = -sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
+    """Entropy of each next-token distribution, in nats: ``-sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
 
     Value and gradient stay finite where some logits are ``-inf`` (masked vocabulary): those terms are 0.
     """

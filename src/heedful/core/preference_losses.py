@@ -31,7 +31,8 @@ def pairwise_reward_loss(
         L = 1/N sum [-(1 - label_smoothing) log sigmoid(d) - label_smoothing log sigmoid(-d)
                      + center_coef (chosen + rejected)^2]
 
-    ``margin`` as in Touvron et al. 2023 (Llama 2, eq. 2); ``center_coef`` pulls scores to mean 0 (Eisenstein et al. 2023).
+    ``margin`` as in Touvron et al. 2023 (Llama 2, eq. 2); ``center_coef`` pulls scores to mean 0 (Eisenstein et al.
+    2023).
     Metrics: ``reward/accuracy`` (strictly greater: a tie is wrong) and ``reward/margin`` (mean of chosen - rejected).
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
@@ -111,8 +112,8 @@ def dpo_loss(
         "ipo"      (h - 1 / (2 beta))^2                        (Azar et al. 2023, eq. 17)
         "hinge"    max(0, 1 - beta h)                          (Zhao et al. 2023, SLiC, as in TRL)
 
-    With ``label_smoothing`` > 0 the sigmoid form is conservative DPO (Mitchell 2023). IPO uses the summed log-ratio; some
-    libraries divide it by the response length first. Metrics: the implicit rewards ``beta * (policy - reference)``.
+    With ``label_smoothing`` > 0 the sigmoid form is conservative DPO (Mitchell 2023). IPO uses the summed log-ratio;
+    some libraries divide it by the response length first. Metrics: implicit rewards ``beta * (policy - reference)``.
 
     Raises ValueError for another ``kind``, or label smoothing with a kind that has none.
     """

@@ -1,0 +1,103 @@
+"""A conversation in the terminal: tokens as they come, /reset and /quit."""
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+from heedful.configs.chat import ChatConfig
+from heedful.data.chat import Renderer, stop_ids
+from heedful.errors import ConfigError
+from heedful.models.checkpoints import context_length, load_tokenizer
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.policy import Policy, freeze, load_policy
+from heedful.rollout.generate import decode
+from heedful.types import Message, Text
+
+
+class Conversation:
+    """A model and the messages so far. ``raw`` keeps no messages: each line is continued on its own."""
+
+    def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.config = config
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.stop_ids = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+        self.messages: tuple[Message, ...] = ()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system prompt."""
+        system = self.config.system_prompt
+        self.messages = (Message("system", system),) if system else ()
+
+    def answer(self, line: str) -> Iterator[str]:
+        """Yield the answer to a line piece by piece, and keep both in the conversation.
+
+        Raises ConfigError where the conversation no longer fits the model's context; the line is then not kept.
+        """
+        prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
+        ids = self.renderer.prompt_ids(prompt)
+        room = context_length(self.policy.lm.config) - self.config.max_new_tokens
+        if len(ids) > room:
+            raise ConfigError(
+                f"the conversation has {len(ids)} tokens; the model reads {room} besides --max-new-tokens; /reset starts over"
+            )
+        uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
+        steps = decode(
+            self.policy,
+            [ids],
+            self.config,
+            uniforms=uniforms,
+            lengths=torch.tensor([self.config.max_new_tokens]),
+            stop_ids=self.stop_ids,
+            pad_id=self.renderer.pad_id,
+        )
+        sampled: list[int] = []
+        said = ""
+        for step in steps:
+            token, _ = step[0]
+            if token in self.stop_ids:
+                break
+            sampled.append(token)
+            text = self.renderer.decode(sampled)
+            if not text.endswith("\ufffd"):  # the bytes of a character may come in several tokens
+                yield text[len(said) :]
+                said = text
+        whole = self.renderer.decode(sampled)
+        if whole != said:
+            yield whole[len(said) :]
+        if not self.config.raw:
+            self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
+
+
+def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
+    """Talk until /quit or the end of the input. Raises ConfigError and CheckpointError."""
+    device = resolve_device(config.device)
+    renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
+    if not config.raw and not renderer.tokenizer.chat_template:
+        raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
+    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    freeze(policy)
+    conversation = Conversation(policy, renderer, config)
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = read(prompt).strip()
+        except EOFError:
+            return
+        if line == "/quit":
+            return
+        if line == "/reset":
+            conversation.reset()
+            print("(the conversation starts over)")
+        elif line.startswith("/"):
+            print(f"(no command {line!r}: /reset starts over, /quit ends)")
+        elif line:
+            try:
+                for piece in conversation.answer(line):
+                    print(piece, end="", flush=True)
+                print()
+            except ConfigError as error:
+                print(f"({error})")

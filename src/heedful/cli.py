@@ -1,0 +1,119 @@
+"""The command line: parse and call, no logic. ``heedful --help`` loads neither torch nor transformers."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heedful.errors import HeedfulError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: where its configuration and its function live, as ``module:name``, imported when it is used."""
+
+    config: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
+    "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
+    "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
+    "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
+    "evaluate accuracy": Command(
+        "configs.evaluate:AccuracyConfig", "commands:evaluate_accuracy", "how often a reward model orders pairs rightly"
+    ),
+    "evaluate win-rate": Command(
+        "configs.evaluate:WinRateConfig", "commands:evaluate_win_rate", "one policy against another under a reward"
+    ),
+    "evaluate scores": Command(
+        "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
+    ),
+    "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
+    "evaluate perplexity": Command(
+        "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
+    ),
+    "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit status: 0, or 2 for a user's mistake, told on standard error."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] in ("--version", "version"):
+        from importlib.metadata import version
+
+        print(version("heedful"))
+        return 0
+    try:
+        return _run(words)
+    except HeedfulError as error:
+        print(f"heedful: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("heedful: interrupted", file=sys.stderr)
+        return 130
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "heedful trains language models that heed human feedback.",
+            "",
+            "usage: heedful COMMAND [FILE.yaml] [--flag value ...]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "heedful COMMAND --help lists the flags of a command; a YAML file holds the same names.",
+        ]
+    )
+
+
+def _run(words: list[str]) -> int:
+    name = words.pop(0)
+    groups = {group.split()[0] for group in COMMANDS if " " in group}
+    if name in groups:
+        measures = [c.split()[1] for c in COMMANDS if c.startswith(f"{name} ")]
+        if not words or words[0] in ("-h", "--help") or words[0] not in measures:
+            listing = "\n".join(
+                f"  heedful {c:<20}  {COMMANDS[c].summary}" for c in COMMANDS if c.startswith(f"{name} ")
+            )
+            asked = bool(words) and words[0] in ("-h", "--help")
+            wrong = "" if not words or asked else f"heedful: {name} has no measure {words[0]!r}\n"
+            print(
+                f"{wrong}heedful {name} measures one thing at a time:\n{listing}",
+                file=sys.stdout if asked else sys.stderr,
+            )
+            return 0 if asked else 2
+        name = f"{name} {words.pop(0)}"
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"heedful: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        return 2
+    from heedful.configs.parse import parse
+
+    command = COMMANDS[name]
+    config = parse(_load(command.config), words, prog=f"heedful {name}")
+    _load(command.function)(config)
+    return 0
+
+
+def _load(reference: str):  # type: ignore[no-untyped-def]
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

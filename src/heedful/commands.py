@@ -1,0 +1,89 @@
+"""What each command runs: a public function, and what is printed around it."""
+
+from typing import Any
+
+from rich.console import Console
+
+from heedful.chat import chat
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.options import RunOptions
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.configs.tiny import TinyConfig
+from heedful.errors import ConfigError
+from heedful.evaluate import policies, reward_models
+from heedful.evaluate.report import report
+from heedful.models.tiny import make_tiny_model
+from heedful.train.ppo import train_ppo
+from heedful.train.reward import train_reward
+from heedful.train.sft import train_sft
+
+__all__ = ["chat"]
+
+
+def make_tiny(config: TinyConfig) -> None:
+    """Write a tiny model. Raises ConfigError where the folder is in use."""
+    if config.output.exists() and not config.overwrite:
+        raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
+    if config.output.exists() and not (config.output / "config.json").is_file():
+        raise ConfigError(f"--output {config.output} holds no model, so it is left alone; choose another folder")
+    make_tiny_model(
+        config.architecture,
+        config.output,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        max_length=config.max_length,
+        seed=config.seed,
+    )
+    _print(f"a random {config.architecture} model lies in {config.output}")
+
+
+def sft(config: SFTConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_sft(config), "eval/loss")
+    _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+def reward(config: RewardConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_reward(config), "eval/accuracy")
+    _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
+
+
+def ppo(config: PPOConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_ppo(config), "eval/score_mean")
+    _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+def evaluate_accuracy(config: AccuracyConfig) -> None:
+    report(reward_models.evaluate_accuracy(config), [], config.output)
+
+
+def evaluate_win_rate(config: WinRateConfig) -> None:
+    report(*policies.evaluate_win_rate(config), config.output)
+
+
+def evaluate_scores(config: ScoresConfig) -> None:
+    report(*policies.evaluate_scores(config), config.output)
+
+
+def evaluate_kl(config: KLConfig) -> None:
+    report(*policies.evaluate_kl(config), config.output)
+
+
+def evaluate_perplexity(config: PerplexityConfig) -> None:
+    report(policies.evaluate_perplexity(config), [], config.output)
+
+
+def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
+    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
+    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
+    models = "final/ and best/" if first is not None else "final/"
+    _print(f"the run lies in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+
+
+def _print(text: str) -> None:
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)

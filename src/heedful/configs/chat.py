@@ -1,0 +1,25 @@
+"""Settings of the conversation in the terminal."""
+
+from dataclasses import dataclass
+
+from heedful.configs.options import MachineOptions, SamplingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(SamplingOptions, MachineOptions):
+    """Talk to a model in the terminal. /reset starts over, /quit ends."""
+
+    model: str
+    """The policy: a folder in Hugging Face format, or a Hub name."""
+    system_prompt: str | None = None
+    """System message at the start of the conversation."""
+    chat_template: str = ""
+    """Chat template where the model has none: plain, or a Jinja file."""
+    raw: bool = False
+    """No template: the model continues each line as plain text."""
+    max_new_tokens: int = 256
+    """Longest answer, in tokens."""
+
+    def __post_init__(self) -> None:
+        self.check_machine()
+        self.check_sampling()

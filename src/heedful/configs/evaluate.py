@@ -1,0 +1,112 @@
+"""Settings of the five measures of ``heedful evaluate``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from heedful.configs.checks import fraction, positive
+from heedful.configs.options import MachineOptions, SamplingOptions
+from heedful.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(MachineOptions):
+    """What every measure has."""
+
+    data: str
+    """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a Hub data set."""
+    eval_fraction: float = 1.0
+    """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 is all."""
+    columns: str = ""
+    """Other names of columns, such as prompt=question,chosen=answer."""
+    system_prompt: str | None = None
+    """System message put before every conversation that has none."""
+    chat_template: str = ""
+    """Chat template where a model has none: plain, or a Jinja file."""
+    micro_batch_size: int = 32
+    """Rows in memory at a time."""
+    output: Path | None = None
+    """JSON file for the result; None only prints it."""
+
+    def check_evaluation(self) -> None:
+        self.check_machine()
+        positive(self, "micro_batch_size", "eval_fraction")
+        fraction(self, "eval_fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyConfig(EvaluationOptions):
+    """Share of preference pairs that a reward model puts in the right order."""
+
+    reward_model: str
+    """The reward model."""
+
+    def __post_init__(self) -> None:
+        self.check_evaluation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledOptions(SamplingOptions, EvaluationOptions):
+    """What the measures that sample have."""
+
+    model: str
+    """The policy to measure."""
+    max_prompts: int | None = None
+    """Use the first so many prompts; None is all."""
+    num_samples: int = 4
+    """Responses to show."""
+
+    def check_sampled(self) -> None:
+        self.check_evaluation()
+        self.check_sampling()
+        positive(self, "max_prompts", "num_samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresConfig(SampledOptions):
+    """Mean score of a policy's responses under a reward."""
+
+    rewards: tuple[str, ...] = ()
+    """The reward: model:PATH, python:FILE.py:FUNCTION, rule:NAME; several are summed."""
+
+    def __post_init__(self) -> None:
+        self.check_sampled()
+        if not self.rewards:
+            raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinRateConfig(ScoresConfig):
+    """How often a policy's response scores higher than another policy's, ties counted one half."""
+
+    baseline: str
+    """The policy to compare with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig(SampledOptions):
+    """KL divergence of a policy to a reference, in nats a response, on responses sampled from the policy."""
+
+    reference: str
+    """The reference model."""
+
+    def __post_init__(self) -> None:
+        self.check_sampled()
+        if self.temperature == 0:
+            raise ConfigError("--temperature must be greater than 0 here: greedy decoding has no KL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityConfig(EvaluationOptions):
+    """Perplexity of a language model on text or demonstrations: exp of the mean negative log-probability a token."""
+
+    model: str
+    """The language model."""
+    max_length: int | None = None
+    """Tokens read at a time; None is the model's context."""
+    loss_on: Literal["response", "all"] = "response"
+    """Which tokens are measured in demonstrations: the response, or the prompt as well."""
+
+    def __post_init__(self) -> None:
+        self.check_evaluation()
+        positive(self, "max_length")

@@ -1,0 +1,129 @@
+"""Groups of settings that several commands share. They are flat: a name is the same flag, YAML key and attribute."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from heedful.configs.checks import fraction, not_negative, positive
+from heedful.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Where and how to compute."""
+
+    seed: int = 0
+    """Seed of every random draw. On a CPU the same seed gives the same run, bit for bit."""
+    device: str = "auto"
+    """auto, cpu, mps, cuda or cuda:N."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it."""
+
+    def check_machine(self) -> None:
+        not_negative(self, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(MachineOptions):
+    """A training run, its folder, and what it does every so many steps."""
+
+    output: Path
+    """Folder of the run: config, metrics, samples, checkpoints, best/ and final/ model."""
+    overwrite: bool = False
+    """Replace a run that already lies in the output folder."""
+    eval_every: int = 50
+    """Steps between evaluations on held-out data; 0 evaluates at the end alone."""
+    save_every: int = 0
+    """Steps between saves under checkpoints/; 0 saves at the end alone."""
+    sample_every: int = 50
+    """Steps between tables of sampled responses; 0 shows none."""
+    num_samples: int = 4
+    """Rows of such a table."""
+    patience: int = 0
+    """Stop after this many evaluations in a row without improvement; 0 never stops early."""
+
+    def check_run(self) -> None:
+        self.check_machine()
+        not_negative(self, "eval_every", "save_every", "sample_every", "patience")
+        positive(self, "num_samples")
+        if str(self.output) in ("", "."):
+            raise ConfigError("--output must name a folder for the run, such as runs/first")
+        if self.patience and not self.eval_every:
+            raise ConfigError("--patience counts evaluations: set --eval-every too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What to train on."""
+
+    data: str
+    """Training data: a .jsonl, .jsonl.gz or .parquet file, or a Hub data set (org/name or org/name:split)."""
+    eval_data: str | None = None
+    """Held-out data; None splits them off from the data by prompt."""
+    eval_fraction: float = 0.05
+    """Share of prompts to hold out when there is no eval-data, chosen by a hash of the prompt."""
+    columns: str = ""
+    """Other names of columns, such as prompt=question,chosen=answer."""
+    system_prompt: str | None = None
+    """System message put before every conversation that has none."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What to do with records longer than the model can read. drop and truncate are counted and reported."""
+    max_dropped: float = 0.1
+    """Largest share of records that may be dropped; more is an error."""
+
+    def check_data(self) -> None:
+        fraction(self, "eval_fraction", "max_dropped")
+        if self.eval_fraction >= 1:
+            raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW and its schedule."""
+
+    learning_rate: float = 1e-5
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Shape after warm-up: constant, or down to 0 at the last step along a line or a half cosine."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on weight matrices."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to it; 0 leaves them as they are."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+    micro_batch_size: int = 8
+    """Rows in memory at a time. It never changes the gradient."""
+
+    def check_optimizer(self) -> None:
+        positive(self, "learning_rate", "adam_eps", "micro_batch_size")
+        not_negative(self, "warmup_steps", "weight_decay", "max_grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How responses are sampled. Filters shape what is sampled and nothing else; temperature 0 is greedy."""
+
+    max_new_tokens: int = 64
+    """Longest response, in tokens."""
+    min_new_tokens: int = 1
+    """Shortest response where lengths are drawn."""
+    response_length: Literal["stop", "fixed", "drawn"] = "stop"
+    """stop: up to a stop token; fixed: exactly max-new-tokens; drawn: a random number between min and max, each row."""
+    temperature: float = 1.0
+    """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
+    top_k: int = 0
+    """Sample among the k most likely tokens; 0 is all."""
+    top_p: float = 1.0
+    """Sample among the most likely tokens that together have this probability; 1 is all."""
+
+    def check_sampling(self) -> None:
+        positive(self, "max_new_tokens", "min_new_tokens", "top_p")
+        not_negative(self, "temperature", "top_k")
+        if self.top_p > 1:
+            raise ConfigError(f"--top-p must be at most 1, got {self.top_p}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"--min-new-tokens {self.min_new_tokens} is larger than --max-new-tokens {self.max_new_tokens}"
+            )

@@ -1,0 +1,153 @@
+"""YAML and command line to a configuration, and a configuration back to YAML.
+
+A YAML file becomes flags that stand before the user's own, so both go through one parser: the same checks, the same
+"perhaps you meant", and a flag wins over the file.
+"""
+
+import contextlib
+import dataclasses
+import io
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+import yaml
+
+from heedful.errors import ConfigError
+
+C = TypeVar("C")
+NULLS = ("", "null", "Null", "NULL", "~", "None")
+
+
+@dataclass(frozen=True)
+class YamlFlag:
+    """What one key of a YAML file says, as command-line arguments, and where it stands."""
+
+    key: str
+    arguments: tuple[str, ...]
+    place: str
+
+
+def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
+    """A configuration from the arguments after a command; the first may be a YAML file.
+
+    Raises ConfigError where the YAML file cannot be used. Like every command, it prints what is wrong with a flag or key,
+    with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
+    """
+    from_yaml: list[YamlFlag] = []
+    if arguments and not arguments[0].startswith("-"):
+        from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
+        arguments = arguments[1:]
+    stray = _stray_argument(arguments, config_class)
+    if stray is not None:
+        raise ConfigError(f"{stray!r} is no flag; a YAML file comes directly after the command, flags start with --")
+    flags = [argument for flag in from_yaml for argument in flag.arguments]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_class, args=[*flags, *arguments], prog=prog, config=(tyro.conf.AvoidSubcommands,))
+    except SystemExit as error:
+        message = said.getvalue()
+        sys.stderr.write(message)
+        if error.code:
+            for flag in _blamed(message, from_yaml, arguments):
+                sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
+        raise
+
+
+def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
+    """The keys of a YAML file as flags. Scalars are taken as they are written (``no`` and ``1e-5`` too).
+
+    Raises ConfigError: missing file, bad YAML, not a mapping, a repeated key, or a nested value.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such YAML file (a configuration file comes directly after the command)")
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        raise ConfigError(f"{path}: expected 'key: value' lines, found {found}")
+    hints = typing.get_type_hints(config_class)
+    flags: list[YamlFlag] = []
+    for key_node, value_node in root.value:
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value)
+        if any(flag.key == key for flag in flags):
+            raise ConfigError(f"{place}: the key {key!r} is set twice")
+        flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))
+    return flags
+
+
+def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[str, ...]:
+    name = "--" + key.replace("_", "-")
+    if isinstance(node, yaml.SequenceNode):
+        if any(not isinstance(item, yaml.ScalarNode) or item.value.startswith("-") for item in node.value):
+            raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
+        return (name, *(str(item.value) for item in node.value)) if node.value else ()
+    if not isinstance(node, yaml.ScalarNode):
+        raise ConfigError(f"{place}: {key} holds a mapping; settings are flat 'key: value' lines")
+    value = str(node.value)
+    if annotation is bool:
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"{place}: {key} must be true or false, got {value!r}")
+        return (name,) if value.lower() == "true" else (name.replace("--", "--no-", 1),)
+    if typing.get_origin(annotation) is tuple:
+        return (name, value)
+    if node.style is None and value in NULLS and _is_optional(annotation):
+        return (f"{name}=None",)
+    return (f"{name}={value}",)
+
+
+def _is_optional(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (types.UnionType, typing.Union) and type(None) in typing.get_args(
+        annotation
+    )
+
+
+def _stray_argument(arguments: Sequence[str], config_class: type) -> str | None:
+    """The first argument that is neither a flag nor a flag's value: a misplaced YAML file, most likely."""
+    hints = typing.get_type_hints(config_class)
+    many = {"--" + name.replace("_", "-") for name, hint in hints.items() if typing.get_origin(hint) is tuple}
+    switches = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
+    values_left = 0.0
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0].replace("_", "-")
+            takes_none = "=" in argument or name in switches or name.replace("--no-", "--", 1) in switches
+            values_left = 0 if takes_none else float("inf") if name in many else 1
+        elif values_left and not (argument.endswith((".yaml", ".yml")) and values_left == float("inf")):
+            values_left -= 1
+        else:
+            return argument
+    return None
+
+
+def _blamed(message: str, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> list[YamlFlag]:
+    """The keys of the YAML file that an error message names and no later flag overrides."""
+    words = set(message.replace("=", " ").replace(",", " ").replace("'", " ").replace(":", " ").split())
+    own = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return [
+        flag for flag in from_yaml for name in ["--" + flag.key.replace("_", "-")] if name in words and name not in own
+    ]
+
+
+def to_yaml(config: Any, *, leave_out: Sequence[str] = ()) -> str:
+    """A configuration as YAML that `parse` reads back to an equal one."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
+    plain = {name: _plain(value) for name, value in fields.items()}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

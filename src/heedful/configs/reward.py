@@ -1,0 +1,39 @@
+"""Settings of reward-model training."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heedful.configs.checks import fraction, not_negative, positive
+from heedful.configs.options import DataOptions, OptimizerOptions, RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(OptimizerOptions, DataOptions, RunOptions):
+    """Reward model: learn from pairs which of two responses people prefer."""
+
+    model: str
+    """Model to start from: the SFT model, any language model, or an encoder."""
+    chat_template: str = ""
+    """Chat template where the model has none: plain, or a Jinja file. Saved with the model."""
+    batch_size: int = 32
+    """Pairs an optimizer step."""
+    epochs: float = 1
+    """Passes over the data. Reward models overfit after one."""
+    max_steps: int | None = None
+    """Optimizer steps; overrides epochs."""
+    max_length: int | None = None
+    """Longest prompt with response in tokens; None is the model's context."""
+    equal_pairs: Literal["error", "drop"] = "error"
+    """What to do with pairs whose chosen and rejected responses are equal (also after truncation)."""
+    center_coef: float = 0.0
+    """Pull of the scores towards mean 0: coefficient of (chosen + rejected)^2. 0.01 is usual."""
+    label_smoothing: float = 0.0
+    """Share of labels taken to be wrong. Raising it makes the model less sure."""
+
+    def __post_init__(self) -> None:
+        self.check_run()
+        self.check_data()
+        self.check_optimizer()
+        positive(self, "batch_size", "epochs", "max_steps", "max_length")
+        not_negative(self, "center_coef")
+        fraction(self, "label_smoothing")

@@ -1,0 +1,33 @@
+"""Settings of supervised fine-tuning."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heedful.configs.checks import positive
+from heedful.configs.options import DataOptions, OptimizerOptions, RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(OptimizerOptions, DataOptions, RunOptions):
+    """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
+
+    model: str
+    """Language model to start from: a folder in Hugging Face format, or a Hub name."""
+    chat_template: str = ""
+    """Chat template where the model has none: plain, or a Jinja file. Saved with the model."""
+    batch_size: int = 16
+    """Demonstrations an optimizer step."""
+    epochs: float = 3
+    """Passes over the data."""
+    max_steps: int | None = None
+    """Optimizer steps; overrides epochs."""
+    max_length: int | None = None
+    """Longest demonstration in tokens, prompt included; None is the model's context."""
+    loss_on: Literal["response", "all"] = "response"
+    """Which tokens are learned: the response, or the prompt as well. Plain text is learned whole either way."""
+
+    def __post_init__(self) -> None:
+        self.check_run()
+        self.check_data()
+        self.check_optimizer()
+        positive(self, "batch_size", "epochs", "max_steps", "max_length")

@@ -1,0 +1,21 @@
+"""Text on disk to records in memory: read a file, check every record, split by prompt, visit in a restorable order.
+
+Importing this package loads neither torch nor the readers' libraries.
+"""
+
+from heedful.data.readers import Record, parse_columns, read_records
+from heedful.data.sampler import BatchSampler
+from heedful.data.schemas import read_demonstrations, read_prompts, read_rankings
+from heedful.data.splits import prompt_key, split_by_prompt
+
+__all__ = [
+    "BatchSampler",
+    "Record",
+    "parse_columns",
+    "prompt_key",
+    "read_demonstrations",
+    "read_prompts",
+    "read_rankings",
+    "read_records",
+    "split_by_prompt",
+]

@@ -1,0 +1,142 @@
+"""From prompts and responses to token ids.
+
+Prompt and response are tokenised separately and concatenated, so that a response's tokens are the same in training as
+when the model wrote them. Raw text stays raw; conversations go through the model's chat template. What a person typed
+is never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
+"""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from heedful.errors import CheckpointError
+from heedful.types import Conversation, Message, Text
+
+SENTINEL = "\ue000{}\ue001"
+"""Stands in for a special token's text while a template is rendered (private-use characters)."""
+
+
+def plain_text(prompt: Text) -> str:
+    """A prompt as text for a model that has no template: one user message is itself, longer ones get role names."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return prompt[0].content
+    return "\n".join(f"{message.role}: {message.content}" for message in prompt)
+
+
+class Renderer:
+    """A tokenizer's way to write prompts and responses.
+
+    ``thinking`` renders the generation prompt of thinking models with thinking on; by default it is off.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> None:
+        self.tokenizer = tokenizer
+        self.thinking = thinking
+        self.special_texts = sorted((t.content for t in tokenizer.added_tokens_decoder.values() if t.special), key=len)
+        plain = tokenizer("a").input_ids
+        adds_bos = tokenizer.bos_token_id is not None and plain[:1] == [tokenizer.bos_token_id]
+        self.bos = [tokenizer.bos_token_id] if adds_bos else []
+        self.pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        """Fills padding. Masks tell padding from text, so EOS is safe where there is no token of its own."""
+        self.turn_end_id = self._find_turn_end() if tokenizer.chat_template else tokenizer.eos_token_id
+
+    def prompt_ids(self, prompt: Text) -> list[int]:
+        """Ids of a prompt: raw text with exactly one BOS where the model uses one, or the template's rendering.
+
+        Raises CheckpointError where messages are given and the tokenizer has no chat template.
+        """
+        if isinstance(prompt, str):
+            return self.bos + self._literal(prompt)
+        return self._rendered(prompt, add_generation_prompt=True)
+
+    def response_ids(self, response: str, *, prompt: Text, truncated: bool = False) -> list[int]:
+        """Ids of a response to ``prompt`` with the end that belongs to it, unless it is ``truncated``.
+
+        Raw text ends with EOS, an answer in a conversation with the template's end of turn.
+        """
+        if truncated:
+            return self._literal(response)
+        end = self.tokenizer.eos_token_id if isinstance(prompt, str) else self.turn_end_id
+        return [*self._literal(response), end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included: what the model wrote is shown as it is."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _literal(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+
+    def _rendered(self, messages: Conversation, *, add_generation_prompt: bool) -> list[int]:
+        """Ids of the template's rendering; special-token texts inside the messages are encoded literally."""
+        typed = [s for s in reversed(self.special_texts) if any(s in m.content for m in messages)]
+        if not typed:
+            text = self._apply_template(messages, add_generation_prompt=add_generation_prompt)
+            return self.tokenizer(text, add_special_tokens=False).input_ids
+        marked = messages
+        for i, special in enumerate(typed):
+            marked = tuple(Message(m.role, m.content.replace(special, SENTINEL.format(i))) for m in marked)
+        text = self._apply_template(marked, add_generation_prompt=add_generation_prompt)
+        ids: list[int] = []
+        first, *pieces = text.split(SENTINEL[0])
+        ids += self.tokenizer(first, add_special_tokens=False).input_ids
+        for piece in pieces:
+            number, _, rest = piece.partition(SENTINEL[-1])
+            ids += self._literal(typed[int(number)])
+            ids += self.tokenizer(rest, add_special_tokens=False).input_ids
+        return ids
+
+    def _apply_template(self, messages: Conversation, *, add_generation_prompt: bool) -> str:
+        if not self.tokenizer.chat_template:
+            raise CheckpointError(
+                f"{self.tokenizer.name_or_path or 'the tokenizer'} has no chat template, but the data has messages; "
+                "use --chat-template plain (User: ... Assistant: ...), --chat-template FILE.jinja, "
+                "or data whose prompts are strings"
+            )
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self.tokenizer.apply_chat_template(
+                turns,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=self.thinking,
+            )
+        except Exception as error:
+            raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
+
+    def _find_turn_end(self) -> int:
+        """The special token that closes an assistant's turn in the template, else EOS."""
+        probe = "heedful"
+        turns = (Message("user", "a"), Message("assistant", probe))
+        text = self._apply_template(turns, add_generation_prompt=False)
+        after = self.tokenizer(text.rpartition(probe)[2], add_special_tokens=False).input_ids
+        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return next((i for i in after if i in special), self.tokenizer.eos_token_id)
+
+
+class RewardInputs:
+    """How a reward model reads a prompt and a response, always with its own tokenizer.
+
+    A decoder reads them as one text, rendered as for a policy. An encoder (its tokenizer has CLS and SEP tokens) reads
+    a text pair.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        reads_pairs = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+        self.renderer = None if reads_pairs else Renderer(tokenizer)
+
+    def encode(self, prompt: Text, response: str, *, truncated: bool = False) -> dict[str, list[int]]:
+        """Token ids (and token types) of one prompt and response; a decoder's end of turn unless ``truncated``."""
+        if self.renderer is None:
+            encoded = self.tokenizer(plain_text(prompt), response, split_special_tokens=True)
+            return {name: list(ids) for name, ids in encoded.items() if name != "attention_mask"}
+        response_ids = self.renderer.response_ids(response, prompt=prompt, truncated=truncated)
+        return {"input_ids": self.renderer.prompt_ids(prompt) + response_ids}
+
+
+def stop_ids(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Every token that ends a response: the generation config's, the tokenizer's EOS and the template's end of turn."""
+    configured = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or [])
+    return tuple(sorted({*configured, renderer.tokenizer.eos_token_id, renderer.turn_end_id}))

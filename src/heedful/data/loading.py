@@ -1,0 +1,218 @@
+"""Training and held-out records from files, and records to token ids, with everything that is left out counted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from heedful.configs.options import DataOptions
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.fitting import TooLong, check_share, too_long
+from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
+from heedful.errors import DataError
+from heedful.types import Demonstration, Prompt, Ranking
+
+Item = TypeVar("Item", bound=HasPrompt)
+Encoded = TypeVar("Encoded")
+Row = dict[str, list[int]]
+
+
+class Reader(Protocol[Item]):
+    """One of ``read_demonstrations``, ``read_rankings``, ``read_prompts``."""
+
+    def __call__(self, path: str, *, columns: str, system_prompt: str | None) -> list[Item]: ...
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and a response as token ids; only the response is learned."""
+
+    prompt: list[int]
+    response: list[int]
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """A preference pair as a reward model reads it."""
+
+    ranking: Ranking
+    chosen: Row
+    rejected: Row
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt and its token ids."""
+
+    prompt: Prompt
+    ids: list[int]
+
+
+Counts = dict[str, int]
+"""What was done with the records of a file: ``records``, ``dropped``, ``truncated`` and so on; goes into the summary."""
+
+
+def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
+    """Training and held-out records. The latter come from ``eval_data``, or are split off by prompt.
+
+    Raises DataError.
+    """
+    items = read(options.data, columns=options.columns, system_prompt=options.system_prompt)
+    if options.eval_data is None:
+        train, held_out = split_by_prompt(items, options.eval_fraction)
+        return train, held_out, {"records": len(items), "train": len(train), "held_out": len(held_out)}
+    held_out = read(options.eval_data, columns=options.columns, system_prompt=options.system_prompt)
+    seen = {prompt_key(item.prompt) for item in items if item.prompt}
+    shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
+    counts = {"records": len(items) + len(held_out), "train": len(items), "held_out": len(held_out)}
+    return items, held_out, counts | ({"held_out_prompts_also_trained_on": shared} if shared else {})
+
+
+def encode_split(
+    encode: Callable[[list[Item]], tuple[list[Encoded], Counts]], split: tuple[list[Item], list[Item], Counts]
+) -> tuple[list[Encoded], list[Encoded], Counts]:
+    """Training and held-out records of `load_split` as token ids, and the counts of both added up. Raises DataError."""
+    train, held_out, counts = split
+    encoded_train, done_train = encode(train)
+    encoded_held_out, done_held_out = encode(held_out) if held_out else ([], {})
+    added = {name: done_train[name] + done_held_out.get(name, 0) for name in done_train}
+    return encoded_train, encoded_held_out, counts | {name: count for name, count in added.items() if count}
+
+
+def encode_demonstrations(
+    demonstrations: Sequence[Demonstration],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    action: TooLong,
+    max_dropped: float,
+    learn_prompt: bool = False,
+) -> tuple[list[Example], Counts]:
+    """Demonstrations as token ids.
+
+    Plain text (no prompt) is cut into pieces of ``max_length`` that overlap by one token, so that every token but the
+    first is learned once. ``learn_prompt`` treats prompts the same way, as text to learn. Of the others, those longer
+    than ``max_length`` are handled by ``action``: truncation shortens the response (its end is then not learned), and a
+    prompt that leaves no room for a response is dropped.
+
+    Raises DataError.
+    """
+    pieces = [example for d in demonstrations if not d.prompt for example in _text_pieces(d, renderer, max_length)]
+    prompted = [d for d in demonstrations if d.prompt]
+    pairs = [
+        Example(
+            renderer.prompt_ids(d.prompt), renderer.response_ids(d.response, prompt=d.prompt, truncated=d.truncated)
+        )
+        for d in prompted
+    ]
+    lengths = [len(pair.prompt) + len(pair.response) for pair in pairs]
+    sources = [d.source for d in prompted]
+    offenders = set(
+        too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="demonstrations")
+    )
+    without_room = [i for i in offenders if len(pairs[i].prompt) >= max_length]
+    if action == "truncate" and without_room:
+        found = f"{len(without_room)} prompts fill all {max_length} tokens, first {sources[without_room[0]]}"
+        check_share(len(without_room), len(pairs), max_dropped=max_dropped, found=found)
+    dropped = offenders if action == "drop" else set(without_room)
+    kept = [
+        Example(pair.prompt, pair.response[: max_length - len(pair.prompt)])
+        for i, pair in enumerate(pairs)
+        if i not in dropped
+    ]
+    if learn_prompt:
+        kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response) for pair in kept]
+    counts = {
+        "dropped_too_long": len(dropped),
+        "truncated": len(offenders - dropped),
+        "text_pieces": len(pieces),
+    }
+    return pieces + kept, counts
+
+
+def encode_pairs(
+    rankings: Sequence[Ranking],
+    inputs: RewardInputs,
+    *,
+    max_length: int,
+    action: TooLong,
+    equal_pairs: str,
+    max_dropped: float,
+) -> tuple[list[PairRows], Counts]:
+    """Pairs as rows of token ids. Truncation shortens the end of prompt and response together.
+
+    Raises DataError, also where chosen and rejected are equal, before or after truncation, and ``equal_pairs`` is
+    "error", or where a ranking is not a pair.
+    """
+    for ranking in rankings:
+        if len(ranking.responses) != 2:
+            raise DataError(
+                f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
+                "(prompt, chosen, rejected)"
+            )
+    rows = []
+    for ranking in rankings:
+        best = min(range(2), key=ranking.ranks.__getitem__)
+        chosen, rejected = (inputs.encode(ranking.prompt, ranking.responses[i]) for i in (best, 1 - best))
+        rows.append(PairRows(ranking, chosen, rejected))
+    lengths = [max(len(row.chosen["input_ids"]), len(row.rejected["input_ids"])) for row in rows]
+    sources = [ranking.source for ranking in rankings]
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="pairs"))
+    if action == "drop":
+        rows = [row for i, row in enumerate(rows) if i not in offenders]
+    else:
+        rows = [
+            PairRows(row.ranking, _cut(row.chosen, max_length), _cut(row.rejected, max_length))
+            if i in offenders
+            else row
+            for i, row in enumerate(rows)
+        ]
+    different = [row for row in rows if row.chosen["input_ids"] != row.rejected["input_ids"]]
+    equal = [row.ranking.source for row in rows if row.chosen["input_ids"] == row.rejected["input_ids"]]
+    if equal:
+        after = " after truncation" if action == "truncate" and offenders else ""
+        found = (
+            f"{len(equal)} of {len(rows)} pairs have equal chosen and rejected responses{after}: {', '.join(equal[:5])}"
+        )
+        if equal_pairs == "error":
+            raise DataError(f"{found}. Mend the data, or use --equal-pairs drop")
+        check_share(len(equal), len(rows), max_dropped=max_dropped, found=found)
+    counts = {
+        "dropped_too_long": len(offenders) if action == "drop" else 0,
+        "truncated": len(offenders) if action == "truncate" else 0,
+        "dropped_equal": len(equal),
+    }
+    return different, counts
+
+
+def encode_prompts(
+    prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong, max_dropped: float
+) -> tuple[list[EncodedPrompt], Counts]:
+    """Prompts as token ids; truncation keeps the end of a prompt, which the response continues.
+
+    Raises DataError.
+    """
+    encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+    lengths = [len(e.ids) for e in encoded]
+    sources = [prompt.source for prompt in prompts]
+    offenders = set(
+        too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="prompts")
+    )
+    counts = {
+        "dropped_too_long": len(offenders) if action == "drop" else 0,
+        "truncated": len(offenders) if action == "truncate" else 0,
+    }
+    if action == "drop":
+        return [e for i, e in enumerate(encoded) if i not in offenders], counts
+    return [EncodedPrompt(e.prompt, e.ids[-max_length:]) for e in encoded], counts
+
+
+def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: int) -> list[Example]:
+    ids = renderer.prompt_ids("") + renderer.response_ids(
+        demonstration.response, prompt="", truncated=demonstration.truncated
+    )
+    starts = range(0, len(ids) - 1, max_length - 1)
+    return [Example(ids[start : start + 1], ids[start + 1 : start + max_length]) for start in starts]
+
+
+def _cut(row: Row, max_length: int) -> Row:
+    return {name: ids[:max_length] for name, ids in row.items()}

@@ -1,0 +1,294 @@
+"""Data files to records: a dict of fields, and where it was read, for messages about it.
+
+Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, and data sets on the Hugging Face Hub. Text is UTF-8. What
+Python's JSON reader lets through and a training run would trip over later is refused here: duplicate keys, NaN and
+infinity, lone surrogates.
+"""
+
+import codecs
+import difflib
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from heedful.errors import ConfigError, DataError
+
+CANONICAL_NAMES = (
+    "text",
+    "messages",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "margin",
+    "responses",
+    "ranks",
+)
+"""The column names that the schemas know; ``--columns`` maps a file's own names to them."""
+
+ACCEPTED_SOURCES = (
+    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz or .parquet file, or a Hub data set as org/name or org/name:split"
+)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
+FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
+"""What ends like this is a file that is missing, not a data set on the Hub."""
+
+Row = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a data file, its columns under their canonical names where ``--columns`` gave one."""
+
+    source: str
+    """``file:line``, or ``file: row 12`` (from 1) where the format has no lines."""
+    fields: dict[str, Any]
+
+
+def read_records(path: str, *, columns: Mapping[str, str]) -> list[Record]:
+    """Every record of ``path``, in order; ``columns`` maps canonical names to the file's (see `parse_columns`).
+
+    A mapped column stands under its canonical name alone, in place of a column that had that name. Blank lines are
+    skipped. Raises DataError for anything that cannot be read, with the file and line, and for an empty data set.
+    """
+    records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in _rows(path)]
+    if not records:
+        raise DataError(f"{path}: the data set is empty. Expected at least one record; check how the file was written.")
+    return records
+
+
+def parse_columns(columns: str) -> dict[str, str]:
+    """``"prompt=question,chosen=answer"`` to ``{"prompt": "question", "chosen": "answer"}``; ``""`` to ``{}``.
+
+    Raises ConfigError for a piece that is not NAME=COLUMN, an unknown NAME, or a NAME given twice.
+    """
+    mapping: dict[str, str] = {}
+    for piece in columns.split(",") if columns.strip() else []:
+        name, equals, column = (part.strip() for part in piece.partition("="))
+        if not (name and equals and column):
+            raise ConfigError(
+                f"--columns: {piece!r} in {columns!r} is not NAME=COLUMN. Write for example "
+                "--columns prompt=question,completion=answer"
+            )
+        if name not in CANONICAL_NAMES:
+            raise ConfigError(
+                f"--columns: unknown name {name!r}{_perhaps(name, CANONICAL_NAMES)}. Left of '=' stands one of "
+                f"{', '.join(CANONICAL_NAMES)}; right of it the file's own column"
+            )
+        if name in mapping:
+            raise ConfigError(f"--columns: {name!r} is given twice, as {mapping[name]!r} and {column!r}. Keep one")
+        mapping[name] = column
+    return mapping
+
+
+def kind_of(value: Any) -> str:
+    """What a field holds, in the words of JSON, for messages."""
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
+    if isinstance(value, list):
+        return f"list of {kind_of(value[0])}s" if value else "empty list"
+    return names.get(type(value), type(value).__name__)
+
+
+def _rows(path: str) -> Iterator[Row]:
+    file = Path(path).expanduser()
+    if not file.exists():
+        if HUB_NAME.fullmatch(path) and not path.lower().endswith(FILE_ENDINGS):
+            return _hub_rows(path)
+        raise _missing(path, file)
+    if file.is_dir():
+        found = ", ".join(sorted(p.name for p in file.iterdir())[:8]) or "nothing"
+        raise DataError(f"{path}: a folder, not a data file. It holds {found}: name one file. {ACCEPTED_SOURCES}.")
+    name = file.name.lower()
+    if not file.is_file():
+        raise DataError(
+            f"{path}: not a regular file (a pipe or a device). Write it to a file first. {ACCEPTED_SOURCES}."
+        )
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return _json_lines(path, file)
+    if name.endswith((".json", ".json.gz")):
+        return _json_list(path, file)
+    if name.endswith(".parquet"):
+        return _parquet_rows(path, file)
+    raise DataError(f"{path}: the ending {file.suffix!r} is not a known format. {ACCEPTED_SOURCES}.")
+
+
+def _missing(path: str, file: Path) -> DataError:
+    if not file.parent.is_dir():
+        return DataError(f"{path}: no such file: there is no folder {str(file.parent)!r}. {ACCEPTED_SOURCES}.")
+    near = difflib.get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=3)
+    perhaps = f" Perhaps you meant {' or '.join(repr(name) for name in near)}." if near else ""
+    return DataError(f"{path}: no such file.{perhaps} {ACCEPTED_SOURCES}.")
+
+
+def _json_lines(path: str, file: Path) -> Iterator[Row]:
+    for number, raw in _lines(path, file):
+        if raw.strip():
+            text = _decoded(raw, path, number).rstrip("\r\n")
+            yield f"{path}:{number}", _object(_parsed(text, path, f"{path}:{number}", number), f"{path}:{number}")
+
+
+def _json_list(path: str, file: Path) -> Iterator[Row]:
+    text = "".join(_decoded(raw, path, number) for number, raw in _lines(path, file))
+    value = _parsed(text, path, path, 1) if text.strip() else []
+    if not isinstance(value, list):
+        raise DataError(f"{path}: found a JSON {kind_of(value)}; a .json file must hold one list of objects.")
+    for number, item in enumerate(value, 1):
+        yield f"{path}: row {number}", _object(item, f"{path}: row {number}")
+
+
+def _lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with _opened(file) as stream:
+            # Lines end at "\n" alone: str.splitlines would also cut at U+2028, which JSON allows inside a string.
+            for number, raw in enumerate(stream, 1):
+                yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: the gzip stream is cut short or corrupt ({error}). Copy or download the file again; `gzip -t` "
+            "checks it."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.") from error
+
+
+def _opened(file: Path) -> io.BytesIO | io.BufferedReader:
+    if not file.name.lower().endswith(".gz"):
+        return file.open("rb")
+    with gzip.open(file, "rb") as packed:  # whole, up to its checksum: else damage would pass for faults in a line
+        return io.BytesIO(packed.read())
+
+
+def _decoded(raw: bytes, path: str, number: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line. Save "
+            "the file as UTF-8, for example: iconv -f GB18030 -t UTF-8"
+        ) from error
+
+
+def _parsed(text: str, path: str, source: str, first_line: int) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        excerpt = text[max(0, error.pos - 20) : error.pos + 20]
+        raise DataError(
+            f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}, near {excerpt!r}. "
+            "A .jsonl file holds one whole JSON object a line; a .json file holds one list of objects."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{source}: nested too deeply to be a record. Records are flat objects.") from error
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"the key {key!r} appears twice in one object. Keep one: which was meant is not known.")
+        fields[key] = value
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"found {name}, which is not JSON. Numbers must be finite; write null for a missing one.")
+
+
+def _object(value: Any, source: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{source}: found a JSON {kind_of(value)}; every record must be an object: {{...}}.")
+    return value
+
+
+def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            _require_distinct_columns(names, path)
+            for batch in table.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Write it again.") from error
+
+
+def _require_distinct_columns(names: list[str], path: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: the column {twice[0]!r} appears twice. Keep one: which was meant is not known.")
+
+
+def _hub_rows(path: str) -> Iterator[Row]:
+    import datasets
+
+    name, _, split = path.partition(":")
+    try:
+        dataset = datasets.load_dataset(name, split=split or "train")
+    except Exception as error:  # datasets raises its own, huggingface_hub's, requests', pyarrow's and OSError
+        raise DataError(
+            f"{path}: the Hub data set {name!r}, split {split or 'train'!r}, could not be loaded: "
+            f"{type(error).__name__}: {error}\nCheck the name, the split (org/name:split) and the network; a gated "
+            "data set needs `hf auth login`. Or download it and give a .jsonl or .parquet file. If a local file was "
+            "meant: there is none of that name."
+        ) from error
+    return ((f"{path}: row {number}", dict(row)) for number, row in enumerate(dataset, 1))
+
+
+def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) -> dict[str, Any]:
+    for name, column in columns.items():
+        if column not in fields:
+            raise DataError(
+                f"{source}: no column {column!r}, which --columns {name}={column} asks for"
+                f"{_perhaps(column, list(fields))}. This record has {', '.join(fields) or 'no columns'}."
+            )
+    kept = {name: value for name, value in fields.items() if name not in columns.values()}
+    return kept | {name: fields[column] for name, column in columns.items()}
+
+
+def _usable(fields: dict[str, Any], source: str) -> dict[str, Any]:
+    """``fields`` as they are. Raises DataError for NaN, infinity or a lone surrogate in them, however deep."""
+    todo: list[tuple[str, Any]] = [("", fields)]
+    while todo:  # a stack, not recursion: the depth is the file's choice
+        place, value = todo.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DataError(f"{source}: {place} is {value}. Numbers must be finite; leave a missing one out.")
+        if isinstance(value, str) and not _is_unicode(value):
+            raise DataError(
+                f"{source}: {place} holds a lone surrogate (half of a character) in {value[:60]!a}, which no "
+                "tokenizer can encode. Text was cut inside an emoji, or written by a broken encoder: repair it there."
+            )
+        if isinstance(value, dict):
+            todo += [(f"a key in {place or 'the record'}", key) for key in value]
+            todo += [(f"{place}.{key}" if place else f"{key}", item) for key, item in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+    return fields
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _perhaps(name: str, known: tuple[str, ...] | list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (perhaps {near[0]!r})" if near else ""

@@ -1,0 +1,323 @@
+"""Records to demonstrations, rankings and prompts: the column conventions, and what is said about other shapes.
+
+Strings are raw text and message lists are conversations, everywhere. A null column counts as absent (Parquet has no
+other way to leave one out). Where a record fits several shapes, the one that ``--columns`` names most columns of wins
+(``--columns messages=messages`` picks the conversation), then the one named first in the reader's docstring.
+Every function raises DataError for a record it cannot use, with its file and line, and ConfigError where
+``system_prompt`` meets raw text; `read_records` and `parse_columns` say what else they raise.
+"""
+
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, parse_columns, read_records
+from heedful.errors import ConfigError, DataError
+from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking, Text
+
+ROLES = ("system", "user", "assistant", "tool")
+HH_MARKER = "\n\nAssistant:"
+
+Shape = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    shapes: tuple[Shape, ...]
+    accepted: str
+
+
+DEMONSTRATIONS = _Task(
+    "demonstration",
+    (("prompt", "completion"), ("messages",), ("text",)),
+    "`prompt` and `completion`; or `messages`; or `text`",
+)
+RANKINGS = _Task(
+    "ranking",
+    (("prompt", "chosen", "rejected"), ("prompt", "responses", "ranks"), ("chosen", "rejected")),
+    "`prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or `chosen` and `rejected` alone, as "
+    "conversations that share all but the last message or as Anthropic HH dialogues",
+)
+PROMPTS = _Task("prompt", (("prompt",), ("messages",)), "`prompt`; or `messages`")
+
+STAND_INS = {
+    "text": ("sentence", "document", "content", "story", "body"),
+    "messages": ("conversation", "conversations", "dialogue", "chat", "turns"),
+    "prompt": ("question", "instruction", "query", "problem", "input", "context"),
+    "completion": ("answer", "response", "output", "solution", "target", "reply", "chosen"),
+    "chosen": ("preferred", "accepted", "winner", "better", "chosen_response", "response_chosen"),
+    "rejected": ("dispreferred", "loser", "worse", "rejected_response", "response_rejected"),
+    "responses": ("answers", "candidates", "completions", "outputs"),
+    "ranks": ("rank", "ranking", "rankings"),
+}
+"""What other data sets call a column, for hints alone: nothing is ever mapped without being asked for."""
+
+
+def read_demonstrations(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Demonstration]:
+    """Demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
+
+    Of ``messages`` every assistant turn becomes one demonstration, whose prompt is the conversation before it. Of
+    ``text`` the prompt is empty. A boolean ``truncated`` says that the (last) response was cut. ``completion`` is a
+    string, one assistant message, or the whole conversation again with one assistant message more.
+    """
+    mapping = parse_columns(columns)
+    records = read_records(path, columns=mapping)
+    return [item for record in records for item in _demonstrations(record, mapping, system_prompt)]
+
+
+def read_rankings(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Ranking]:
+    """Rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair alone.
+
+    A pair has ranks (0, 1) and may have a ``margin``. Responses are strings, one assistant message, or the whole
+    conversation with one assistant message more. Without ``prompt``, two conversations must share all but the last
+    message, which is the prompt; two strings must be Anthropic HH dialogues that agree up to and including their last
+    ``"\\n\\nAssistant:"``, which is the prompt, raw; the responses are what follows, with the space they begin with.
+    """
+    mapping = parse_columns(columns)
+    return [_ranking(record, mapping, system_prompt) for record in read_records(path, columns=mapping)]
+
+
+def read_prompts(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Prompt]:
+    """Prompts from ``prompt`` or ``messages``; the record's other fields go to ``Prompt.columns`` under their names.
+
+    Where ``messages`` ends with an assistant turn, the prompt is what comes before, and the turn's text goes to
+    ``columns["completion"]`` as the reference answer.
+    """
+    mapping = parse_columns(columns)
+    return [_prompt(record, mapping, system_prompt) for record in read_records(path, columns=mapping)]
+
+
+def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
+    shape = _shape(record, mapping, DEMONSTRATIONS)
+    truncated = _truncated(record)
+    if shape == ("messages",):
+        return _assistant_turns(record, system_prompt, truncated)
+    if shape == ("text",):
+        response = _text(record, "text", record.fields["text"])
+        return [Demonstration(_with_system("", system_prompt, record), response, record.source, truncated)]
+    prompt = _prompt_text(record)
+    response = _response(record, "completion", record.fields["completion"], prompt)
+    return [Demonstration(_with_system(prompt, system_prompt, record), response, record.source, truncated)]
+
+
+def _assistant_turns(record: Record, system_prompt: str | None, truncated: bool) -> list[Demonstration]:
+    turns = _conversation(record, "messages", record.fields["messages"])
+    ends = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    if not ends:
+        raise _wrong(record, f"`messages` has no assistant turn, only {_roles(turns)}", "at least one to learn from")
+    for end in ends:
+        _require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
+    return [
+        Demonstration(
+            _with_system(turns[:end], system_prompt, record),
+            turns[end].content,
+            record.source,
+            truncated and end == ends[-1],
+        )
+        for end in ends
+    ]
+
+
+def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Ranking:
+    shape = _shape(record, mapping, RANKINGS)
+    if "ranks" in shape:
+        return _k_wise(record, system_prompt)
+    prompt = _prompt_text(record) if "prompt" in shape else _shared_prompt(record)
+    if "prompt" not in shape and isinstance(prompt, str):
+        responses = tuple(_text(record, name, record.fields[name][len(prompt) :]) for name in ("chosen", "rejected"))
+    else:
+        responses = tuple(_response(record, name, record.fields[name], prompt) for name in ("chosen", "rejected"))
+    return Ranking(_with_system(prompt, system_prompt, record), responses, (0, 1), record.source, _margin(record))
+
+
+def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
+    prompt, responses, ranks = _prompt_text(record), record.fields["responses"], record.fields["ranks"]
+    if not isinstance(responses, list) or len(responses) < 2:
+        raise _wrong(record, f"`responses` is {_shown(responses)}", "a list of two or more responses")
+    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+        raise _wrong(record, f"`ranks` is {_shown(ranks)}", "a list of integers, 0 the best; equal ranks tie")
+    if len(ranks) != len(responses):
+        raise _wrong(record, f"{len(responses)} `responses` but {len(ranks)} `ranks`", "one rank for each response")
+    if len(set(ranks)) < 2:
+        raise _wrong(record, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
+    if record.fields.get("margin") is not None:
+        raise _wrong(record, "`margin` beside `ranks`", "`margin` with `chosen` and `rejected` alone")
+    texts = tuple(_response(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
+    return Ranking(_with_system(prompt, system_prompt, record), texts, tuple(ranks), record.source)
+
+
+def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Prompt:
+    if _shape(record, mapping, PROMPTS) == ("prompt",):
+        columns = {name: value for name, value in record.fields.items() if name != "prompt"}
+        return Prompt(_with_system(_prompt_text(record), system_prompt, record), record.source, columns)
+    turns = _conversation(record, "messages", record.fields["messages"])
+    columns = {name: value for name, value in record.fields.items() if name != "messages"}
+    if turns[-1].role == "assistant":
+        if columns.get("completion") is not None:
+            raise _wrong(record, "two reference answers: `messages` ends with one and `completion` is another", "one")
+        turns, columns["completion"] = turns[:-1], turns[-1].content
+    _require_question(record, "`messages`, without a last assistant turn,", turns)
+    return Prompt(_with_system(turns, system_prompt, record), record.source, columns)
+
+
+def _shape(record: Record, mapping: Mapping[str, str], task: _Task) -> Shape:
+    present = {name for name, value in record.fields.items() if value is not None}
+    fitting = [shape for shape in task.shapes if present.issuperset(shape)]
+    if fitting:
+        return max(fitting, key=lambda shape: sum(name in mapping for name in shape))
+    found = ", ".join(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
+    raise DataError(
+        f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}.{_hint(record, present, task)}"
+    )
+
+
+def _hint(record: Record, present: set[str], task: _Task) -> str:
+    for shape in task.shapes:
+        missing = {name: _stand_in(name, record.fields) for name in shape if name not in present}
+        if all(missing.values()):
+            return f" Perhaps: --columns {','.join(f'{name}={column}' for name, column in missing.items())}"
+    if task is PROMPTS and "text" in present:
+        return " `text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text"
+    return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
+
+
+def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
+    known = [column for column in STAND_INS[name] if fields.get(column) is not None]
+    others = [column for column, value in fields.items() if value is not None and column not in CANONICAL_NAMES]
+    return next(iter(known + difflib.get_close_matches(name, others, n=1, cutoff=0.75)), None)
+
+
+def _text(record: Record, name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(record, f"`{name}` is {_shown(value)}", "a string")
+    if not value.strip():
+        raise _wrong(record, f"`{name}` is empty or only white space ({value[:20]!r})", "text; remove the record")
+    return value
+
+
+def _conversation(record: Record, name: str, value: Any) -> Conversation:
+    if not isinstance(value, list) or not value:
+        raise _wrong(record, f"`{name}` is {_shown(value)}", "a list of messages, each {role, content}")
+    return tuple(_message(record, f"{name}[{index}]", item) for index, item in enumerate(value))
+
+
+def _message(record: Record, name: str, item: Any) -> Message:
+    # A null key is what Parquet writes for a message without it; any other key would be lost, so it is refused.
+    fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
+    if set(fields) != {"role", "content"}:
+        found = f"an object with {', '.join(fields) or 'no keys'}" if isinstance(item, dict) else _shown(item)
+        raise _wrong(record, f"`{name}` is {found}", "an object with exactly role and content")
+    role, content = fields["role"], fields["content"]
+    if role not in ROLES:
+        raise _wrong(record, f"`{name}.role` is {_shown(role)}", f"one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise _wrong(record, f"`{name}.content` is {_shown(content)}", "a string")
+    # A tool may return nothing, and an empty system message keeps a template from adding its own.
+    return Message(role, _text(record, f"{name}.content", content) if role in ("user", "assistant") else content)
+
+
+def _prompt_text(record: Record) -> Text:
+    value = record.fields["prompt"]
+    if isinstance(value, str):
+        return _text(record, "prompt", value)
+    if not isinstance(value, list):
+        raise _wrong(record, f"`prompt` is {_shown(value)}", "a string or a list of messages")
+    turns = _conversation(record, "prompt", value)
+    _require_question(record, "`prompt`", turns)
+    return turns
+
+
+def _response(record: Record, name: str, value: Any, prompt: Text) -> str:
+    if isinstance(value, str):
+        return _text(record, name, value)
+    if isinstance(prompt, str):
+        raise _wrong(
+            record, f"`prompt` is a string but `{name}` is {_shown(value)}", "both strings, or both lists of messages"
+        )
+    turns = _conversation(record, name, value)
+    if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
+        raise _wrong(
+            record,
+            f"`{name}` has the turns {_roles(turns)} after a prompt of {_roles(prompt)}",
+            "a string, one assistant message, or the prompt's messages again and one assistant message more",
+        )
+    return turns[-1].content
+
+
+def _shared_prompt(record: Record) -> Text:
+    chosen, rejected = record.fields["chosen"], record.fields["rejected"]
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        return _shared_dialogue(record, chosen, rejected)
+    before = [_conversation(record, name, record.fields[name])[:-1] for name in ("chosen", "rejected")]
+    if before[0] != before[1]:
+        raise _wrong(
+            record,
+            "without `prompt`, and `chosen` and `rejected` differ before their last message",
+            "two conversations that share all but the last message, or a `prompt`",
+        )
+    _require_question(record, "what `chosen` and `rejected` share (there is no `prompt`)", before[0])
+    return before[0]
+
+
+def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
+    (prompt, marker, _), (other, *_) = chosen.rpartition(HH_MARKER), rejected.rpartition(HH_MARKER)
+    if not marker or HH_MARKER not in rejected or prompt != other:
+        fault = "differ before their last Assistant turn" if marker and HH_MARKER in rejected else "are not dialogues"
+        raise _wrong(
+            record,
+            f"without `prompt`, and the strings `chosen` {_shown(chosen)} and `rejected` {_shown(rejected)} {fault}",
+            "Anthropic HH dialogues (\\n\\nHuman: ...\\n\\nAssistant: ...) that agree up to and including the last "
+            "\\n\\nAssistant:, or a `prompt`. Repair or remove the record",
+        )
+    return prompt + marker
+
+
+def _require_question(record: Record, what: str, turns: Conversation) -> None:
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise _wrong(
+            record, f"{what} has the turns {_roles(turns)}", "a conversation that ends with a user or tool turn"
+        )
+
+
+def _with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text:
+    if system_prompt is None:
+        return prompt
+    if isinstance(prompt, str):
+        raise ConfigError(
+            f"--system-prompt is set, but {record.source} is raw text, which has no place for one. Leave "
+            "--system-prompt out, or write the prompt as messages: [{role: user, content: ...}]"
+        )
+    return prompt if prompt[0].role == "system" else (Message("system", system_prompt), *prompt)
+
+
+def _truncated(record: Record) -> bool:
+    value = record.fields.get("truncated")
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(record, f"`truncated` is {_shown(value)}", "true or false")
+    return bool(value)
+
+
+def _margin(record: Record) -> float | None:
+    value = record.fields.get("margin")
+    if value is None:
+        return None
+    largest = sys.float_info.max  # an integer may be too large for a float
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
+        raise _wrong(record, f"`margin` is {_shown(value)}", "a finite number")
+    return float(value)
+
+
+def _wrong(record: Record, found: str, accepted: str) -> DataError:
+    return DataError(f"{record.source}: {found}. Accepted: {accepted}.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kind_of(value)})"
+
+
+def _roles(turns: Text) -> str:
+    return "/".join(turn.role for turn in turns if isinstance(turn, Message)) or "(none)"

@@ -1,0 +1,82 @@
+"""What a person sees while a run goes on: a progress bar with the numbers that matter, tables of samples, notes."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text as RichText
+
+PLAIN_LINES = 20
+"""How many progress lines a run prints where standard error is no terminal."""
+
+
+class Display:
+    """A run's progress on standard error: a live bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str, total_steps: int, shown: Mapping[str, str]) -> None:
+        """``shown`` maps names of metrics to the short labels they are shown under."""
+        self.console = Console(stderr=True, soft_wrap=not _is_terminal())
+        self.title = title
+        self.total_steps = total_steps
+        self.shown = shown
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=total_steps, numbers="")
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step's numbers."""
+        numbers = "  ".join(f"{label} {metrics[name]:.4g}" for name, label in self.shown.items() if name in metrics)
+        self._progress.update(self._task, completed=step, numbers=numbers)
+        every = max(1, self.total_steps // PLAIN_LINES)
+        if not self.console.is_terminal and (step % every == 0 or step == self.total_steps):
+            self.note(f"{self.title} {step}/{self.total_steps}  {numbers}")
+
+    def note(self, text: str) -> None:
+        """A line of text above the bar."""
+        self.console.print(text, markup=False, highlight=False)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table of samples above the bar."""
+        print_table(self.console, title, rows)
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of samples; line breaks and control characters are shown as escapes, long texts end in an ellipsis."""
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold", ratio=None if isinstance(rows[0][name], float | int) else 1)
+    for row in rows:
+        table.add_row(*(RichText(shown(value)) for value in row.values()))
+    console.print(table, soft_wrap=False)
+
+
+def shown(value: Any, limit: int = 300) -> str:
+    """A value as text for a table."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _is_terminal() -> bool:
+    return Console(stderr=True).is_terminal

@@ -1,0 +1,70 @@
+"""How well a reward model orders pairs."""
+
+from typing import Any, TypeVar
+
+from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
+from heedful.data.chat import RewardInputs
+from heedful.data.schemas import read_rankings
+from heedful.data.splits import HasPrompt, split_by_prompt
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.policy import freeze
+from heedful.models.reward_model import load_reward_model
+from heedful.rewards.model import score_texts
+
+Item = TypeVar("Item", bound=HasPrompt)
+
+
+def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
+    """Share of pairs whose better response scores strictly higher, with its 95 % interval.
+
+    Rankings of more than two responses count all their pairs; equal ranks make none.
+
+    Raises DataError, CheckpointError, RewardError.
+    """
+    device = resolve_device(config.device)
+    rankings = held_out(read_rankings(config.data, columns=config.columns, system_prompt=config.system_prompt), config)
+    tokenizer = load_tokenizer(config.reward_model, chat_template=config.chat_template)
+    model = load_reward_model(
+        config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
+    )
+    freeze(model)
+    prompts = [ranking.prompt for ranking in rankings for _ in ranking.responses]
+    responses = [response for ranking in rankings for response in ranking.responses]
+    scores = iter(
+        score_texts(
+            model,
+            RewardInputs(tokenizer),
+            prompts,
+            responses,
+            [False] * len(responses),
+            micro_batch_size=config.micro_batch_size,
+        )
+    )
+    margins = []
+    all_scores = []
+    for ranking in rankings:
+        own = [next(scores) for _ in ranking.responses]
+        all_scores += own
+        margins += [
+            own[i] - own[j]
+            for i, better in enumerate(ranking.ranks)
+            for j, worse in enumerate(ranking.ranks)
+            if better < worse
+        ]
+    accuracy = sum(margin > 0 for margin in margins) / len(margins)
+    return {
+        "accuracy": accuracy,
+        "interval_95": 1.96 * (accuracy * (1 - accuracy) / len(margins)) ** 0.5,
+        "margin_mean": sum(margins) / len(margins),
+        "score_mean": sum(all_scores) / len(all_scores),
+        "pairs": len(margins),
+        "prompts": len(rankings),
+    }
+
+
+def held_out(items: list[Item], options: EvaluationOptions) -> list[Item]:
+    """The prompts to measure on: all, or those that trainers with the same ``eval_fraction`` hold out. Raises DataError."""
+    if options.eval_fraction >= 1:
+        return items
+    return split_by_prompt(items, options.eval_fraction)[1]

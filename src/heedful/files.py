@@ -1,0 +1,34 @@
+"""Files and folders that are complete or absent, whatever happens while they are written."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def complete_or_absent(folder: Path) -> Iterator[Path]:
+    """Write into a temporary sibling and rename it at the end, so that ``folder`` is complete or does not exist."""
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    temporary.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Indented UTF-8 JSON, complete or absent."""
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,143 @@
+"""Models and tokenizers on disk, in Hugging Face format."""
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from heedful.errors import CheckpointError, ConfigError
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
+    "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+"""``--chat-template plain``: ``User: ...``, ``System: ...`` and ``Assistant: ...`` lines, answers closed by EOS."""
+
+transformers.utils.logging.disable_progress_bar()
+
+
+def check_model_folder(name: str) -> None:
+    """Refuse a local path that is missing or holds no model, before anything heavy is loaded.
+
+    Raises CheckpointError. A name of the form ``org/model`` that is no local path is left to the Hub.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            models = sorted(str(p.parent) for p in path.glob("*/config.json"))
+            hint = f"; did you mean {' or '.join(models)}?" if models else ""
+            raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
+    elif path.exists():
+        raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
+    elif name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(path.parts[0]).is_dir():
+        parent = path.parent
+        siblings = [p.name for p in parent.iterdir()] if parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"; did you mean {parent / near[0]}?" if near else ""
+        raise CheckpointError(f"model {name} does not exist{hint}")
+
+
+def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. ``chat_template`` replaces its template: ``plain`` or the path of a Jinja file.
+
+    Raises CheckpointError where there is none, or where it has no end-of-sequence token.
+    """
+    check_model_folder(name)
+    with explained(name, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer.eos_token_id is None:
+        raise CheckpointError(
+            f"{name}: the tokenizer has no end-of-sequence token, so a response could never end; "
+            'set "eos_token" in its tokenizer_config.json'
+        )
+    if chat_template == "plain":
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    elif chat_template:
+        if not Path(chat_template).is_file():
+            raise ConfigError(f"--chat-template: {chat_template!r} is neither 'plain' nor an existing Jinja file")
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_causal_lm(name: str) -> PreTrainedModel:
+    """A causal language model with float32 weights. Raises CheckpointError where weights are missing."""
+    check_model_folder(name)
+    with explained(name, "causal language model"):
+        model, info = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"{name}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
+            f"first {sorted(info['missing_keys'])[0]}"
+        )
+    return model
+
+
+def load_trunk(name: str) -> PreTrainedModel:
+    """The trunk of a model, without its head, with float32 weights. Raises CheckpointError where weights are missing."""
+    check_model_folder(name)
+    with explained(name, "model"):
+        model, info = AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise CheckpointError(f"{name}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
+    return model
+
+
+def load_config(name: str) -> Any:
+    """A model's configuration alone. Raises CheckpointError."""
+    check_model_folder(name)
+    with explained(name, "configuration"):
+        return AutoConfig.from_pretrained(name)
+
+
+def context_length(config: Any) -> int:
+    """How many tokens a model can read at once; a very large number where its configuration sets no limit."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, key, None)
+        if value:
+            return int(value)
+    return 2**31
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """A few named tensors as a safetensors file."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The named tensors of a safetensors file. Raises CheckpointError where it cannot be read."""
+    with explained(str(path), "safetensors file"):
+        return load_file(path)
+
+
+@contextlib.contextmanager
+def explained(name: str, kind: str) -> Iterator[None]:
+    """Turn what a library raises while it reads ``name`` into a CheckpointError that says what was wanted.
+
+    transformers' own report of missing weights is silenced meanwhile: every caller checks them itself.
+    """
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)

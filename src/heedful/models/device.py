@@ -1,0 +1,55 @@
+"""Where models run and in which precision. Master weights are always float32; only the compute dtype varies."""
+
+import contextlib
+from typing import Literal
+
+import torch
+
+from heedful.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a flag names; ``auto`` is CUDA, else Apple's MPS, else the CPU.
+
+    Raises ConfigError where the named device does not exist here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device: {name!r} is not a device; choose auto, cpu, mps, cuda or cuda:N") from None
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not available.get(device.type):
+        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto picks what is")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device: {name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    return device
+
+
+def resolve_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
+    """The compute dtype: ``auto`` is bfloat16 where the hardware is fast at it, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.bfloat16 if _fast_bfloat16(device) else torch.float32
+
+
+def _fast_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """Compute in ``dtype`` on float32 weights; nothing changes for float32 and float64."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.autocast(device.type, dtype=dtype)
+    return contextlib.nullcontext()

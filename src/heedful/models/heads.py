@@ -1,0 +1,84 @@
+"""Scalar heads, dropout, and the parts of a causal language model."""
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from heedful.errors import CheckpointError
+
+
+def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
+    """A linear map from a hidden state to one number: weights N(0, std^2), bias 0."""
+    head = nn.Linear(hidden_size, 1)
+    nn.init.normal_(head.weight, std=std) if std else nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout to 0, modules and float attributes alike.
+
+    Ratios and KL compare two passes of one policy, so those passes must be the same function. ``model.eval()`` would not
+    do: it also switches gradient checkpointing off, and some attentions read a float attribute instead of a module.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def positions(attention_mask: Tensor) -> Tensor:
+    """Position ids: the exclusive cumulative sum of the attention mask, so that left padding shifts nothing."""
+    mask = attention_mask.long()
+    return mask.cumsum(dim=1) - mask
+
+
+def hidden_states(trunk: nn.Module, ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Last hidden states ``[batch, time, hidden]`` of a trunk, without building a cache."""
+    optional = {"position_ids": positions(attention_mask), "use_cache": False}
+    accepted = inspect.signature(trunk.forward).parameters
+    arguments = {name: value for name, value in optional.items() if name in accepted}
+    return trunk(input_ids=ids, attention_mask=attention_mask.long(), **arguments).last_hidden_state
+
+
+def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
+    """The trunk and the output head of a causal language model, checked to give its logits together.
+
+    Some architectures rescale or cap the logits after the head; computing log-probs from trunk and head would then be
+    silently wrong. Raises CheckpointError for those.
+    """
+    trunk, head = lm.base_model, lm.get_output_embeddings()
+    if head is None or trunk is lm:
+        raise CheckpointError(f"{type(lm).__name__}: no separate trunk and output head were found in it")
+    device = next(lm.parameters()).device
+    ids = torch.arange(1, 5, device=device).unsqueeze(0)
+    was_training = lm.training
+    lm.eval()
+    with torch.no_grad():
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        whole = lm(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
+        parts = head(hidden_states(trunk, ids, mask)).float()
+    lm.train(was_training)
+    if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+        raise CheckpointError(
+            f"{type(lm).__name__} changes its logits after the output head (scaling or capping), which heedful does not "
+            "support yet; gpt2, llama, qwen2 and qwen3 shapes work"
+        )
+    return trunk, head
+
+
+def check_causal(trunk: PreTrainedModel, name: str) -> None:
+    """Refuse a trunk that looks ahead: its values would know the rest of the response. Raises CheckpointError."""
+    ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
+    changed = ids.clone()
+    changed[0, -1] = 1
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        before = hidden_states(trunk.eval(), ids, mask)[:, :-1]
+        after = hidden_states(trunk, changed, mask)[:, :-1]
+    if not torch.allclose(before, after, atol=1e-4):
+        raise CheckpointError(f"{name}: {type(trunk).__name__} reads tokens to come; a value model must be causal")

@@ -1,0 +1,116 @@
+"""Reward models: Hugging Face sequence classifiers with one output, decoders and encoders alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from heedful.core.masking import at_least_float32
+from heedful.errors import CheckpointError
+from heedful.models.checkpoints import check_model_folder, context_length, explained
+from heedful.models.device import autocast
+
+HEADS = ("score", "classifier")
+"""Names of the last linear layer of sequence classifiers, decoder and encoder."""
+
+
+class RewardModel(nn.Module):
+    """A sequence classifier with one output: token ids in, one score a row out."""
+
+    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.compute_dtype = compute_dtype
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens it can read."""
+        return context_length(self.classifier.config)
+
+    def forward(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
+        """Scores ``[batch]`` in at least float32 of encoded rows (`heedful.data.chat.RewardInputs.encode`).
+
+        A decoder is read at its last token that is not padding, as every tool that loads the folder does. Scores do not
+        depend on what else is in the batch.
+        """
+        device = self.classifier.device
+        longest = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, value: int) -> Tensor:
+            return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows], device=device)
+
+        arguments = {"input_ids": padded("input_ids", self.classifier.config.pad_token_id)}
+        if "token_type_ids" in rows[0]:
+            arguments["token_type_ids"] = padded("token_type_ids", 0)
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows], device=device)
+        mask = torch.arange(longest, device=device) < lengths.unsqueeze(1)
+        with autocast(device, self.compute_dtype):
+            logits = self.classifier(attention_mask=mask.long(), **arguments).logits
+        return at_least_float32(logits.squeeze(-1))
+
+
+def load_reward_model(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    seed: int | None = None,
+) -> RewardModel:
+    """A reward model from a folder or Hub name.
+
+    With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
+    missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
+    token is added where the tokenizer has none of its own, because the score is read at the last token that is not
+    padding.
+
+    Raises CheckpointError where the model has more than one output, no head, or no padding token.
+    """
+    check_model_folder(name)
+    with explained(name, "sequence classifier"):
+        classifier, info = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float32, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    if info["mismatched_keys"]:
+        raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
+    missing = set(info["missing_keys"])
+    head_missing = any(key.split(".")[0] in HEADS for key in missing)
+    if head_missing and seed is None:
+        raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+    if head_missing and seed is not None:
+        _init_head(classifier, seed)
+    if seed is not None:
+        ensure_distinct_pad(tokenizer, classifier)
+    elif classifier.config.pad_token_id is None:
+        if tokenizer.pad_token_id is None:
+            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+        classifier.config.pad_token_id = tokenizer.pad_token_id
+    return RewardModel(classifier, compute_dtype=compute_dtype).to(device)
+
+
+def _init_head(classifier: PreTrainedModel, seed: int) -> None:
+    head = next(getattr(classifier, name) for name in HEADS if hasattr(classifier, name))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> bool:
+    """Give tokenizer and classifier a padding token that is not the end-of-sequence token; True where one was added."""
+    added = tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id
+    if added:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
+            classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    classifier.config.pad_token_id = tokenizer.pad_token_id
+    return added
+
+
+def save_reward_model(model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer."""
+    model.classifier.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,113 @@
+"""Tiny models with random weights and a byte-level tokenizer, made on the spot: real architectures without a download.
+
+The tokenizer has one token a UTF-8 byte, so any text in any language is encoded exactly. (A ``qwen2`` folder reloads as
+transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    DebertaV2Config,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from heedful.files import complete_or_absent
+
+Architecture = Literal["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"]
+DECODERS: tuple[Architecture, ...] = ("gpt2", "qwen2", "qwen3", "llama")
+PAD, END_OF_TEXT, TURN_START, TURN_END, CLS, SEP = (
+    "<|pad|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|cls|>",
+    "<|sep|>",
+)
+SPECIALS = [PAD, END_OF_TEXT, TURN_START, TURN_END, CLS, SEP]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
+    """One token a byte (BPE over the byte-level alphabet without merges), special tokens first, and a chat template."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    names = {"pad_token": PAD, "eos_token": END_OF_TEXT}
+    if encoder:
+        ids = [(token, vocabulary[token]) for token in (CLS, SEP)]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ids
+        )
+        names |= {"cls_token": CLS, "sep_token": SEP}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, additional_special_tokens=[TURN_START, TURN_END], **names
+    )
+    if not encoder:
+        fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def tiny_config(
+    architecture: Architecture, *, vocab_size: int, hidden_size: int, num_layers: int, max_length: int
+) -> PreTrainedConfig:
+    """A small configuration of a real architecture."""
+    common = {"vocab_size": vocab_size, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    shape = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": 4}
+    rest = {"intermediate_size": 2 * hidden_size, "max_position_embeddings": max_length}
+    if architecture == "gpt2":
+        return GPT2Config(**common, n_embd=hidden_size, n_layer=num_layers, n_head=4, n_positions=max_length)
+    if architecture == "deberta-v2":
+        relative = {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 32,
+            "norm_rel_ebd": "layer_norm",
+        }
+        return DebertaV2Config(**common, **shape, **rest, type_vocab_size=0, share_att_key=True, **relative)
+    decoders = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+    extra = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    if architecture == "qwen3":
+        extra["head_dim"] = hidden_size // 4
+    return decoders[architecture](**common, **shape, **rest, **extra)
+
+
+def make_tiny_model(
+    architecture: Architecture,
+    folder: Path,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    max_length: int = 512,
+    seed: int = 0,
+) -> None:
+    """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier."""
+    tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
+    config = tiny_config(
+        architecture, vocab_size=len(tokenizer), hidden_size=hidden_size, num_layers=num_layers, max_length=max_length
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if architecture == "deberta-v2":
+            config.num_labels = 1
+            model = AutoModelForSequenceClassification.from_config(config)
+        else:
+            model = AutoModelForCausalLM.from_config(config)
+            model.generation_config.eos_token_id = [1, SPECIALS.index(TURN_END)]
+    with complete_or_absent(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)

@@ -1,0 +1,51 @@
+"""A value model of its own: a trunk and a scalar head, when the critic does not share the policy's trunk."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from heedful.models.checkpoints import load_trunk, save_tensors
+from heedful.models.device import autocast
+from heedful.models.heads import check_causal, hidden_states, scalar_head
+from heedful.models.policy import load_head
+
+
+class ValueModel(nn.Module):
+    """A trunk with a scalar head, zero at the start, that gives the value of the state before each response token."""
+
+    def __init__(self, trunk: PreTrainedModel, hidden_size: int, *, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.compute_dtype = compute_dtype
+        self.value_head = scalar_head(hidden_size, std=0.0).to(trunk.dtype)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
+        """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
+        with autocast(ids.device, self.compute_dtype):
+            hidden = hidden_states(self.trunk, ids, attention_mask)
+        time = response_mask.shape[1]
+        values = self.value_head(hidden[:, -time - 1 : -1].to(self.value_head.weight.dtype)).squeeze(-1)
+        return torch.where(response_mask, values, 0.0)
+
+
+def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dtype) -> ValueModel:
+    """A value model on the trunk of any causal model; a ``value_head.safetensors`` beside it is loaded too.
+
+    Raises CheckpointError where the model is missing, incomplete or looks ahead.
+    """
+    trunk = load_trunk(name)
+    check_causal(trunk, name)
+    model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
+    head_file = Path(name) / "value_head.safetensors"
+    if head_file.is_file():
+        load_head(model.value_head, head_file)
+    return model.to(device)
+
+
+def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the trunk in Hugging Face format with ``value_head.safetensors`` beside it."""
+    model.trunk.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_tensors(model.value_head.state_dict(), folder / "value_head.safetensors")

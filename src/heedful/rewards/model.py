@@ -1,0 +1,64 @@
+"""A reward model as a reward function: text in, so that any tokenizer and any architecture will do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heedful.data.chat import RewardInputs
+from heedful.errors import RewardError
+from heedful.models.reward_model import RewardModel
+from heedful.rewards.rules import response_text
+from heedful.types import Message, Text
+
+
+def score_texts(
+    model: RewardModel,
+    inputs: RewardInputs,
+    prompts: Sequence[Text],
+    responses: Sequence[str],
+    truncated: Sequence[bool],
+    *,
+    micro_batch_size: int = 32,
+) -> list[float]:
+    """Scores of responses, computed in batches of similar length and returned in the order given.
+
+    Raises RewardError where a prompt and its response are longer than the reward model can read.
+    """
+    rows = [
+        inputs.encode(prompt, response, truncated=cut)
+        for prompt, response, cut in zip(prompts, responses, truncated, strict=True)
+    ]
+    lengths = [len(row["input_ids"]) for row in rows]
+    if max(lengths) > model.max_length:
+        too_long = [i for i, length in enumerate(lengths) if length > model.max_length]
+        raise RewardError(
+            f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {model.max_length} tokens "
+            f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
+            "lower --max-new-tokens or use shorter prompts"
+        )
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
+    scores = [0.0] * len(rows)
+    with torch.no_grad():
+        for start in range(0, len(rows), micro_batch_size):
+            chosen = order[start : start + micro_batch_size]
+            for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
+                scores[i] = one
+    return scores
+
+
+class ModelReward:
+    """A frozen reward model behind the interface of reward functions."""
+
+    def __init__(self, model: RewardModel, inputs: RewardInputs) -> None:
+        self.model = model
+        self.inputs = inputs
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
+    ) -> list[float]:
+        texts = [
+            prompt if isinstance(prompt, str) else tuple(Message(m["role"], m["content"]) for m in prompt)
+            for prompt in prompts
+        ]
+        return score_texts(self.model, self.inputs, texts, [response_text(c) for c in completions], truncated)

@@ -1,0 +1,1 @@
+"""From a model to experience: sampling, and the teacher-forced pass over what was sampled."""

@@ -1,0 +1,52 @@
+"""Sampling responses to encoded prompts, and reading them as text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from heedful.configs.options import SamplingOptions
+from heedful.data.chat import Renderer, stop_ids
+from heedful.data.loading import EncodedPrompt
+from heedful.models.policy import Policy
+from heedful.rewards.interface import Completion
+from heedful.rollout.generate import sample
+from heedful.rollout.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Everything that sampling needs besides a policy and prompts."""
+
+    options: SamplingOptions
+    renderer: Renderer
+    stop_ids: tuple[int, ...]
+    micro_batch_size: int
+
+    def respond(
+        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
+    ) -> tuple[Rollouts, list[Completion]]:
+        """One sampled response to each prompt, as tensors and as text (without the stop token that ended it)."""
+        rollouts = sample(
+            policy,
+            [prompt.ids for prompt in prompts],
+            self.options,
+            stop_ids=self.stop_ids,
+            pad_id=self.renderer.pad_id,
+            generator=generator,
+            micro_batch_size=self.micro_batch_size,
+        )
+        truncated = rollouts.truncated.tolist()
+        completions = []
+        for row, prompt in enumerate(prompts):
+            ids = rollouts.response_ids(row, with_stop=False)
+            completions.append(Completion(prompt.prompt, self.renderer.decode(ids), ids, truncated[row]))
+        return rollouts, completions
+
+
+def make_sampler(
+    options: SamplingOptions, renderer: Renderer, policy: Policy, *, micro_batch_size: int = 64
+) -> Sampler:
+    """A sampler that stops where the policy's generation config, tokenizer or template end a response."""
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    return Sampler(options, renderer, stops, micro_batch_size)

@@ -1,0 +1,44 @@
+"""What sampling produces."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from heedful.data.collate import Batch
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Prompts and sampled responses in the one batch layout (prompts left-padded, responses right-padded).
+
+    ``response_mask`` covers every sampled token up to and including the stop token.
+    """
+
+    batch: Batch
+    lengths: Int[Tensor, " batch"]
+    """Response tokens of each row, the stop token included."""
+    truncated: Bool[Tensor, " batch"]
+    """True = no stop token was sampled: the response was cut by length."""
+    sampler_logprobs: Float[Tensor, "batch time"]
+    """Log-probs taken while sampling, unfiltered, temperature applied; for diagnosis, never in a loss."""
+
+    def response_ids(self, row: int, *, with_stop: bool) -> list[int]:
+        """Ids of one response, with or without the stop token that ended it."""
+        length = int(self.lengths[row])
+        if not with_stop and not bool(self.truncated[row]):
+            length -= 1
+        time = self.batch.response_mask.shape[1]
+        start = self.batch.ids.shape[1] - time
+        return self.batch.ids[row, start : start + length].tolist()
+
+    def select(self, rows: Tensor) -> "Rollouts":
+        """The given rows, in the given order."""
+        batch = Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows])
+        return Rollouts(batch, self.lengths[rows], self.truncated[rows], self.sampler_logprobs[rows])
+
+    def to(self, device: torch.device) -> "Rollouts":
+        return Rollouts(
+            self.batch.to(device), self.lengths.to(device), self.truncated.to(device), self.sampler_logprobs.to(device)
+        )

@@ -1,0 +1,35 @@
+"""Drawing the next token from logits."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
+    """Keep the ``top_k`` most likely tokens (0: all), then the smallest set with probability ``top_p``; others get -inf.
+
+    The token that crosses ``top_p`` is kept, as in transformers (Holtzman et al. 2020, section 3.1), and so are ties with
+    the k-th token.
+    """
+    if 0 < top_k < logits.shape[-1]:
+        kth = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        logits = logits.masked_fill(outside, -torch.inf)
+    return logits
+
+
+def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """One token a row from ``softmax(logits)`` by inverting its cumulative distribution at a uniform number in [0, 1).
+
+    The result is a function of the row's logits and its own uniform number: what else is in the batch changes nothing,
+    and a token of probability 0 is never drawn. The distribution is summed in float64.
+    """
+    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = torch.minimum(uniforms.double().unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)

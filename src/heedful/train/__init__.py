@@ -1,0 +1,1 @@
+"""Optimisation: one file an algorithm; what they share are functions."""

@@ -1,0 +1,192 @@
+"""From prompts to experience: sample, score, shape rewards, estimate advantages."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from heedful import core
+from heedful.configs.ppo import PPOConfig
+from heedful.data.collate import Batch
+from heedful.data.loading import EncodedPrompt
+from heedful.errors import RewardError
+from heedful.models.policy import Policy
+from heedful.models.value_model import ValueModel
+from heedful.rewards import Completion, Reward, score
+from heedful.rollout.responses import Sampler
+from heedful.rollout.rollouts import Rollouts
+from heedful.rollout.teacher_forced import token_outputs, token_values
+
+KLControl = core.FixedKL | core.AdaptiveKL
+
+
+@dataclass(frozen=True)
+class Models:
+    """The networks of PPO. ``value_model`` is None where the policy carries the value head."""
+
+    policy: Policy
+    reference: Policy
+    value_model: ValueModel | None
+
+    @property
+    def trained(self) -> list[nn.Module]:
+        return [self.policy] if self.value_model is None else [self.policy, self.value_model]
+
+
+@dataclass(frozen=True)
+class ScoreNorm:
+    """Scores are shifted and scaled by these before they become rewards: ``(score - mean) / std``."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A rollout batch with all that the losses hold constant; ``[batch, time]`` unless said."""
+
+    batch: Batch
+    old_logprobs: Float[Tensor, "batch time"]
+    old_values: Float[Tensor, "batch time"]
+    advantages: Float[Tensor, "batch time"]
+    returns: Float[Tensor, "batch time"]
+    kl: Float[Tensor, " batch"]
+    """KL to the reference of each response: k1 summed over its tokens."""
+    completions: list[Completion]
+    scores: list[float]
+    """As the rewards gave them, before normalisation and penalties."""
+
+    def select(self, rows: Tensor) -> "Experience":
+        """The given rows, in the given order, without their texts."""
+        return replace(
+            self,
+            batch=Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows]),
+            old_logprobs=self.old_logprobs[rows],
+            old_values=self.old_values[rows],
+            advantages=self.advantages[rows],
+            returns=self.returns[rows],
+            kl=self.kl[rows],
+            completions=[],
+            scores=[],
+        )
+
+
+def collect(
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    score_norm: ScoreNorm,
+    kl_coef: float,
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> tuple[Experience, dict[str, float]]:
+    """Experience on one batch of prompts, and its metrics.
+
+    prompts -> responses -> scores -> old log-probs and values, reference log-probs -> per-token rewards -> advantages
+
+    Raises RewardError.
+    """
+    started = time.perf_counter()
+    rollouts, completions = sampler.respond(models.policy, prompts, generator)
+    sampled = time.perf_counter()
+    scores, means = score(rewards, completions)
+    batch = rollouts.batch
+    old_logprobs, old_values, entropy = _old_outputs(models, batch, config)
+    ref_logprobs = token_outputs(
+        models.reference, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+    ).logprobs
+    shaped = _shaped_scores(scores, rollouts, score_norm, config)
+    mask = batch.response_mask
+    token_rewards = core.kl_shaped_rewards(shaped, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef)
+    if config.whiten_rewards:
+        token_rewards = core.rescale(token_rewards, mask)
+    advantages, returns = core.gae(token_rewards, old_values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
+    kl = core.kl_estimate(old_logprobs, ref_logprobs, kind="k1")
+    experience = Experience(
+        batch=batch,
+        old_logprobs=old_logprobs,
+        old_values=old_values,
+        advantages=core.whiten(advantages, mask),
+        returns=returns,
+        kl=torch.where(mask, kl, 0.0).sum(dim=1),
+        completions=completions,
+        scores=scores,
+    )
+    metrics = {
+        **_metrics(experience, rollouts, entropy, shaped),
+        **{f"reward/{name}": mean for name, mean in means.items() if len(means) > 1},
+        "time/rollout": sampled - started,
+        "time/score": time.perf_counter() - sampled,
+    }
+    return experience, metrics
+
+
+def reference_score_norm(
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> ScoreNorm:
+    """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
+
+    Raises RewardError, also where all scores are equal and so have no scale.
+    """
+    _, completions = sampler.respond(models.reference, prompts, generator)
+    scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
+    std = float(scores.std(correction=0))
+    if std < 1e-8:
+        raise RewardError(
+            f"all {len(completions)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
+            "by; use --score-norm-samples 0 or a reward that tells responses apart"
+        )
+    return ScoreNorm(float(scores.mean()), std)
+
+
+def _old_outputs(models: Models, batch: Batch, config: PPOConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Old log-probs, values and entropy from the modules in training, as they are before the update."""
+    outputs = token_outputs(
+        models.policy,
+        batch,
+        temperature=config.temperature,
+        micro_batch_size=config.micro_batch_size,
+        with_entropy=True,
+    )
+    values = outputs.values
+    if models.value_model is not None:
+        values = token_values(models.value_model, batch, micro_batch_size=config.micro_batch_size)
+    assert values is not None
+    return outputs.logprobs, values, outputs.entropy
+
+
+def _shaped_scores(scores: list[float], rollouts: Rollouts, norm: ScoreNorm, config: PPOConfig) -> Tensor:
+    """Normalised scores minus the penalty of responses without an end."""
+    raw = torch.tensor(scores, device=rollouts.truncated.device)
+    return (raw - norm.mean) / norm.std - config.missing_eos_penalty * rollouts.truncated
+
+
+def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor) -> dict[str, float]:
+    mask = experience.batch.response_mask
+    scores = torch.tensor(experience.scores, dtype=torch.float64)
+    returns_var = core.masked_var(experience.returns, mask)
+    residual_var = core.masked_var(experience.returns - experience.old_values, mask)
+    mismatch = (rollouts.sampler_logprobs - experience.old_logprobs).abs()
+    metrics = {
+        "reward/score_mean": scores.mean(),
+        "reward/score_std": scores.std(correction=0),
+        "reward/shaped_mean": shaped.mean(),
+        "reference/kl": experience.kl.mean(),
+        "policy/entropy": core.masked_mean(entropy, mask),
+        "value/mean": core.masked_mean(experience.old_values, mask),
+        "value/explained_variance": 1 - residual_var / returns_var.clamp_min(1e-12),
+        "rollout/response_length": rollouts.lengths.double().mean(),
+        "rollout/eos_frac": 1 - rollouts.truncated.double().mean(),
+        "rollout/sampler_mismatch": core.masked_mean(mismatch, mask),
+    }
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,123 @@
+"""Optimizer, schedule and step, shared by every trainer."""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heedful.configs.options import OptimizerOptions
+from heedful.core.policy_losses import Metrics
+from heedful.errors import TrainingError
+
+
+def seed_everything(seed: int) -> torch.Generator:
+    """Seed Python's and torch's generators and return a CPU generator of its own for sampling."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
+
+
+def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: OptimizerOptions) -> torch.optim.AdamW:
+    """AdamW over modules, each with its own peak learning rate; weight decay acts on matrices alone."""
+    parameter_groups = []
+    seen: set[int] = set()
+    for module, learning_rate in groups:
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen] if module else []
+        seen |= {id(p) for p in parameters}
+        for decay, chosen in (
+            (options.weight_decay, [p for p in parameters if p.dim() >= 2]),
+            (0.0, [p for p in parameters if p.dim() < 2]),
+        ):
+            if chosen:
+                parameter_groups.append(
+                    {"params": chosen, "lr": learning_rate, "peak_lr": learning_rate, "weight_decay": decay}
+                )
+    return torch.optim.AdamW(parameter_groups, eps=options.adam_eps)
+
+
+def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:
+    """What multiplies the peak learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
+    if step < options.warmup_steps:
+        return (step + 1) / (options.warmup_steps + 1)
+    progress = (step - options.warmup_steps) / max(1, total_steps - options.warmup_steps)
+    if options.lr_schedule == "linear":
+        return 1 - progress
+    if options.lr_schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Set every group's learning rate to its peak times ``factor``; returns the first group's."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+    learning_rate: float = optimizer.param_groups[0]["lr"]
+    return learning_rate
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
+    """Clip the gradient norm of each module, step, and clear. Returns the first module's norm before clipping.
+
+    Raises TrainingError where a norm is not finite; the weights are then those before the step.
+    """
+    norms = [
+        torch.nn.utils.clip_grad_norm_(
+            [p for p in module.parameters() if p.grad is not None], max_grad_norm or math.inf
+        )
+        for module in modules
+    ]
+    for norm in norms:
+        if not math.isfinite(float(norm)):
+            raise TrainingError(
+                f"the gradient norm is {float(norm)}, so training cannot go on; lower --learning-rate, or try --dtype float32"
+            )
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norms[0])
+
+
+class MetricSums:
+    """Adds up metrics of micro-batches, which are shares of a step, and averages over steps."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self.totals[name] = self.totals.get(name, torch.zeros((), device=value.device)) + value
+
+    def means(self, steps: int) -> dict[str, float]:
+        """Sums divided by the number of optimizer steps they were taken over."""
+        return {name: float(total) / steps for name, total in self.totals.items()}
+
+
+def weighted_mean(parts: Iterable[tuple[float, float]]) -> float:
+    """Mean of values with weights."""
+    pairs = list(parts)
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+class Patience:
+    """Keeps the best evaluation so far and says when to stop."""
+
+    def __init__(self, patience: int, *, higher_is_better: bool) -> None:
+        self.patience = patience
+        self.sign = 1.0 if higher_is_better else -1.0
+        self.best: float | None = None
+        self.best_step = 0
+        self.without_improvement = 0
+
+    def update(self, value: float, step: int) -> bool:
+        """True where ``value`` is the best so far."""
+        improved = self.best is None or self.sign * value > self.sign * self.best
+        if improved:
+            self.best, self.best_step, self.without_improvement = value, step, 0
+        else:
+            self.without_improvement += 1
+        return improved
+
+    @property
+    def exhausted(self) -> bool:
+        return self.patience > 0 and self.without_improvement >= self.patience

@@ -1,0 +1,291 @@
+"""Proximal policy optimisation on human feedback, one token one action (Ouyang et al. 2022; Schulman et al. 2017).
+
+Left out of the papers: nothing is bootstrapped after the last token, and there is no pretraining mix.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.configs.ppo import PPOConfig
+from heedful.data.chat import Renderer, plain_text
+from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.sampler import BatchSampler
+from heedful.data.schemas import read_prompts
+from heedful.display import Display
+from heedful.errors import ConfigError
+from heedful.models.checkpoints import context_length, load_config, load_tokenizer
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import freeze, load_policy, save_policy
+from heedful.models.value_model import load_value_model, save_value_model
+from heedful.rewards import Reward, RewardFunction, score
+from heedful.rewards.resolve import resolve_rewards
+from heedful.rollout.responses import Sampler, make_sampler
+from heedful.rollout.teacher_forced import micro_batches, token_outputs
+from heedful.train.experience import (
+    Experience,
+    KLControl,
+    Models,
+    ScoreNorm,
+    collect,
+    reference_score_norm,
+)
+from heedful.train.loop import Numbers, Trainer, run_loop
+from heedful.train.optimization import (
+    MetricSums,
+    lr_factor,
+    make_optimizer,
+    optimizer_step,
+    seed_everything,
+    set_learning_rate,
+)
+from heedful.train.run_folder import RunFolder, check_output
+
+SHOWN = {
+    "reward/score_mean": "score",
+    "reference/kl": "kl",
+    "policy/entropy": "entropy",
+    "rollout/response_length": "length",
+    "rollout/eos_frac": "eos",
+}
+
+
+def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """Optimise a policy against rewards and write a run folder. Returns what summary.json holds.
+
+    ``rewards`` are added to the config's: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError and TrainingError while it
+    trains.
+    """
+    check_output(config)
+    wanted = [*config.rewards, *rewards]
+    if not wanted:
+        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
+    generator = seed_everything(config.seed)
+    renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
+    train, held_out, counts = _load_prompts(config, renderer)
+    prompt_sampler = BatchSampler(
+        len(train),
+        config.rollout_batch_size // config.samples_per_prompt,
+        config.seed,
+        batch_flag="--rollout-batch-size",
+    )
+    models = _load_models(config)
+    sampler = make_sampler(config, renderer, models.policy)
+    device = models.policy.device
+    functions = resolve_rewards(wanted, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    control = kl_control(config)
+    policy_rate = config.learning_rate
+    value_rate = config.value_learning_rate or policy_rate
+    optimizer = make_optimizer(
+        [(models.policy.lm, policy_rate), (models.policy.value_head, value_rate), (models.value_model, value_rate)],
+        config,
+    )
+    score_norm = ScoreNorm()
+    if config.score_norm_samples:
+        cycled = [train[i % len(train)] for i in range(config.score_norm_samples)]
+        score_norm = reference_score_norm(models, cycled, rewards=functions, sampler=sampler, generator=generator)
+    latest: list[Experience] = []
+
+    def step(i: int) -> Numbers:
+        learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=config.steps, options=config))
+        prompts = [train[row] for row in next(prompt_sampler) for _ in range(config.samples_per_prompt)]
+        experience, metrics = collect(
+            models,
+            prompts,
+            rewards=functions,
+            sampler=sampler,
+            score_norm=score_norm,
+            kl_coef=control.coef,
+            config=config,
+            generator=generator,
+        )
+        latest[:] = [experience]
+        started = time.perf_counter()
+        learned = learn(models, experience, optimizer, config, generator)
+        seconds = time.perf_counter() - started
+        metrics |= learned | {"reference/kl_coef": control.coef, "optimizer/learning_rate": learning_rate}
+        control.update(metrics["reference/kl"], config.rollout_batch_size)
+        tokens = float(experience.batch.response_mask.sum())
+        total = seconds + metrics["time/rollout"] + metrics["time/score"]
+        return {**metrics, "time/update": seconds, "perf/tokens_per_second": tokens / total}
+
+    def save(folder: Path) -> None:
+        save_policy(models.policy, renderer.tokenizer, folder)
+        if models.value_model is not None:
+            save_value_model(models.value_model, renderer.tokenizer, folder / "value_model")
+
+    trainer = Trainer(
+        step=step,
+        save=save,
+        evaluate=(lambda: evaluate_policy(models, held_out, functions, sampler, config)) if held_out else None,
+        samples=lambda: sample_rows(latest[0], config.num_samples, every=config.samples_per_prompt),
+        objective="eval/score_mean",
+        higher_is_better=True,
+    )
+    data_files = [path for path in (config.data, config.eval_data) if path]
+    parents = [path for path in (config.model, config.reference, config.value_model) if path]
+    parents += [reward.name.removeprefix("model:") for reward in functions if reward.name.startswith("model:")]
+    with (
+        RunFolder(config, "ppo", data=data_files, models=parents) as folder,
+        Display("ppo", config.steps, SHOWN) as display,
+    ):
+        display.note(f"data: {counts}")
+        if config.top_k or config.top_p < 1:
+            display.note(
+                "--top-k and --top-p shape what is sampled, not the policy's log-probs: PPO becomes off-policy"
+            )
+        summary = {
+            "algorithm": "ppo",
+            "data": counts,
+            "score_norm": {"mean": score_norm.mean, "std": score_norm.std},
+            **run_loop(trainer, config, total_steps=config.steps, folder=folder, display=display),
+        }
+        folder.finish(summary)
+    return summary
+
+
+def learn(
+    models: Models,
+    experience: Experience,
+    optimizer: torch.optim.Optimizer,
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each. Returns mean metrics."""
+    sums = MetricSums()
+    norms = []
+    for _ in range(config.ppo_epochs):
+        order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
+        for rows in order.split(config.minibatch_size):
+            accumulate(models, experience.select(rows), config, sums)
+            norms.append(optimizer_step(optimizer, models.trained, config.max_grad_norm))
+    return {**sums.means(len(norms)), "optimizer/grad_norm": sum(norms) / len(norms)}
+
+
+def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> None:
+    """Gradients of one minibatch's loss, ``micro_batch_size`` rows at a time.
+
+        L = L_policy + value_coef * L_value - entropy_coef * H
+
+    A separate critic has parameters and learning rate of its own, so its loss is not weighted. Every term is divided by
+    the minibatch's token count: the micro-batch size does not change the gradient.
+    """
+    num_tokens = minibatch.batch.response_mask.sum()
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch_size):
+        mask = batch.response_mask
+        outputs = models.policy(
+            batch.ids,
+            batch.attention_mask,
+            mask,
+            temperature=config.temperature,
+            with_entropy=config.entropy_coef > 0,
+        )
+        loss, metrics = core.ppo_policy_loss(
+            outputs.logprobs,
+            minibatch.old_logprobs[rows],
+            minibatch.advantages[rows],
+            mask,
+            clip_range=config.clip_range,
+            num_tokens=num_tokens,
+        )
+        sums.add(metrics)
+        if config.entropy_coef > 0:
+            loss = loss - config.entropy_coef * core.masked_mean(outputs.entropy, mask, count=num_tokens)
+        values, weight = outputs.values, config.value_coef
+        if models.value_model is not None:
+            values, weight = models.value_model(batch.ids, batch.attention_mask, mask), 1.0
+        value_loss, metrics = core.value_loss(
+            values,
+            minibatch.old_values[rows],
+            minibatch.returns[rows],
+            mask,
+            clip_range=config.value_clip_range,
+            num_tokens=num_tokens,
+        )
+        sums.add(metrics)
+        (loss + weight * value_loss).backward()
+
+
+def kl_control(config: PPOConfig) -> KLControl:
+    """A fixed coefficient, or one steered to ``kl_target``."""
+    if config.kl_target is None:
+        return core.FixedKL(config.kl_coef)
+    return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
+
+
+def evaluate_policy(
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    config: PPOConfig,
+) -> Numbers:
+    """Mean score, KL, length and share of ended responses on held-out prompts, with the same random numbers each time."""
+    chosen = prompts[: config.eval_prompts]
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    rollouts, completions = sampler.respond(models.policy, chosen, generator)
+    scores, _ = score(rewards, completions)
+    logprobs, ref_logprobs = (
+        token_outputs(
+            model, rollouts.batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+        ).logprobs
+        for model in (models.policy, models.reference)
+    )
+    kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)
+    return {
+        "eval/score_mean": sum(scores) / len(scores),
+        "eval/kl": float(kl.mean()),
+        "eval/response_length": float(rollouts.lengths.double().mean()),
+        "eval/eos_frac": 1 - float(rollouts.truncated.double().mean()),
+    }
+
+
+def sample_rows(experience: Experience, num_samples: int, *, every: int) -> list[dict[str, Any]]:
+    """Rows for the table of samples, from the latest rollout batch: one of ``every`` consecutive responses."""
+    kl = experience.kl.tolist()
+    rows = range(0, len(kl), every)[:num_samples]
+    return [
+        {
+            "prompt": plain_text(experience.completions[row].prompt.prompt),
+            "response": experience.completions[row].response,
+            "score": experience.scores[row],
+            "kl": kl[row],
+        }
+        for row in rows
+    ]
+
+
+def _load_prompts(config: PPOConfig, renderer: Renderer) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
+    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
+    room = context_length(load_config(config.model)) - config.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt in the model's context"
+        )
+    return encode_split(
+        lambda prompts: encode_prompts(
+            prompts, renderer, max_length=room, action=config.too_long, max_dropped=config.max_dropped
+        ),
+        load_split(read_prompts, config),
+    )
+
+
+def _load_models(config: PPOConfig) -> Models:
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    policy = load_policy(config.model, device=device, compute_dtype=dtype, with_value_head=config.critic == "shared")
+    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
+    value_model = None
+    if config.critic == "separate":
+        value_model = load_value_model(config.value_model or config.model, device=device, compute_dtype=dtype)
+        disable_dropout(value_model)
+    disable_dropout(policy)
+    freeze(reference)
+    return Models(policy, reference, value_model)

@@ -1,0 +1,133 @@
+"""The folder of a run: configuration, environment, metrics, samples, models, summary."""
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from heedful.configs.options import RunOptions
+from heedful.configs.parse import to_yaml
+from heedful.errors import ConfigError
+from heedful.files import write_json
+
+LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
+
+
+def check_output(config: RunOptions) -> None:
+    """Refuse an output folder that is in use, before any work is done. Raises ConfigError."""
+    output = config.output
+    if output.is_file():
+        raise ConfigError(f"--output {output} is a file; name a folder")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    is_run = (output / "environment.json").is_file()
+    if is_run and not config.overwrite:
+        raise ConfigError(
+            f"--output {output} already holds a run; choose another folder, or add --overwrite to replace it"
+        )
+    if not is_run:
+        raise ConfigError(
+            f"--output {output} holds files that are no heedful run, so it is left alone; choose another folder"
+        )
+
+
+class RunFolder:
+    """An open run folder. Made when everything that a user can get wrong has been checked; replaces an older run.
+
+    ``data`` and ``models`` are the files and folders the run was made from: their hashes are written down.
+    """
+
+    def __init__(self, config: RunOptions, command: str, *, data: Sequence[str], models: Sequence[str]) -> None:
+        check_output(config)
+        self.path = config.output
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True)
+        (self.path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
+        write_json(self.path / "environment.json", environment(command, config.seed, data=data, models=models))
+        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._samples = (self.path / "samples.jsonl").open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl, and the same numbers for TensorBoard."""
+        self._write_line(self._metrics, {"step": step, **metrics})
+        for name, value in metrics.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Lines of samples.jsonl."""
+        for sample in samples:
+            self._write_line(self._samples, {"step": step, **sample})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json: the run is complete."""
+        write_json(self.path / "summary.json", summary)
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+        self._samples.close()
+        self._tensorboard.close()
+
+    @staticmethod
+    def _write_line(file: Any, record: Mapping[str, Any]) -> None:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+
+
+def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+    """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": f"heedful {command}",
+        "seed": seed,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "revision": _git_revision(),
+        "platform": platform.platform(),
+        "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
+        "gpus": gpus,
+        "arguments": sys.argv[1:],
+        "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
+        "models": {path: _sha256(_weight_files(Path(path))) for path in models if Path(path).is_dir()},
+    }
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("tokenizer.json")])
+
+
+def _sha256(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _git_revision() -> str | None:
+    """Revision of the checkout that heedful runs from; None for an installed package."""
+    source = Path(__file__).resolve().parent
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None

@@ -1,0 +1,150 @@
+"""Supervised fine-tuning: maximise the likelihood of demonstrations."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.configs.options import SamplingOptions
+from heedful.configs.sft import SFTConfig
+from heedful.data.chat import Renderer
+from heedful.data.collate import collate
+from heedful.data.fitting import max_length
+from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
+from heedful.data.sampler import BatchSampler
+from heedful.data.schemas import read_demonstrations
+from heedful.display import Display
+from heedful.models.checkpoints import context_length, load_config, load_tokenizer
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.policy import Policy, load_policy, save_policy
+from heedful.rollout.responses import make_sampler
+from heedful.train.loop import Numbers, Trainer, run_loop
+from heedful.train.optimization import (
+    MetricSums,
+    lr_factor,
+    make_optimizer,
+    optimizer_step,
+    seed_everything,
+    set_learning_rate,
+)
+from heedful.train.run_folder import RunFolder, check_output
+from heedful.types import Prompt
+
+SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
+SAMPLED_TOKENS = 64
+"""Longest response in the table of samples."""
+
+
+def train_sft(config: SFTConfig) -> dict[str, Any]:
+    """Fine-tune a language model on demonstrations and write a run folder. Returns what summary.json holds.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains.
+    """
+    check_output(config)
+    generator = seed_everything(config.seed)
+    device = resolve_device(config.device)
+    tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
+    renderer = Renderer(tokenizer)
+    limit = max_length(config.max_length, context_length(load_config(config.model)))
+    split = load_split(read_demonstrations, config)
+    train, held_out, counts = encode_split(
+        lambda records: encode_demonstrations(
+            records,
+            renderer,
+            max_length=limit,
+            action=config.too_long,
+            max_dropped=config.max_dropped,
+            learn_prompt=config.loss_on == "all",
+        ),
+        split,
+    )
+    sampler = BatchSampler(len(train), config.batch_size, config.seed)
+    total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
+    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    optimizer = make_optimizer([(policy, config.learning_rate)], config)
+    shown = [record for record in (split[1] or split[0]) if record.prompt][: config.num_samples]
+    prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)[-limit:]) for d in shown]
+    table = make_sampler(SamplingOptions(max_new_tokens=SAMPLED_TOKENS), renderer, policy)
+
+    def step(i: int) -> Numbers:
+        started = time.perf_counter()
+        learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=total_steps, options=config))
+        policy.train()
+        metrics = accumulate(policy, [train[row] for row in next(sampler)], renderer.pad_id, config.micro_batch_size)
+        grad_norm = optimizer_step(optimizer, [policy], config.max_grad_norm)
+        seconds = time.perf_counter() - started
+        return {
+            "loss/sft": metrics["loss/sft"],
+            "optimizer/grad_norm": grad_norm,
+            "optimizer/learning_rate": learning_rate,
+            "time/update": seconds,
+            "perf/tokens_per_second": metrics["tokens"] / seconds,
+        }
+
+    def samples() -> list[dict[str, Any]]:
+        if not shown:
+            return []
+        _, completions = table.respond(policy, prompts, generator)
+        return [
+            {
+                "prompt": record.prompt if isinstance(record.prompt, str) else record.prompt[-1].content,
+                "demonstration": record.response,
+                "response": completion.response,
+            }
+            for record, completion in zip(shown, completions, strict=True)
+        ]
+
+    trainer = Trainer(
+        step=step,
+        save=lambda folder: save_policy(policy, tokenizer, folder),
+        evaluate=(lambda: evaluate_loss(policy, held_out, renderer.pad_id, config.micro_batch_size))
+        if held_out
+        else None,
+        samples=samples,
+        objective="eval/loss",
+        higher_is_better=False,
+    )
+    data_files = [path for path in (config.data, config.eval_data) if path]
+    with (
+        RunFolder(config, "sft", data=data_files, models=[config.model]) as folder,
+        Display("sft", total_steps, SHOWN) as display,
+    ):
+        display.note(f"data: {counts}")
+        summary = {
+            "algorithm": "sft",
+            "data": counts,
+            **run_loop(trainer, config, total_steps=total_steps, folder=folder, display=display),
+        }
+        folder.finish(summary)
+    return summary
+
+
+def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> dict[str, float]:
+    """Gradients of the SFT loss over a step's examples, ``micro_batch_size`` rows at a time, and its metrics.
+
+    Every micro-batch is divided by the step's token count, so their size does not change the gradient. Rows are taken in
+    the order of their lengths, to pad less.
+    """
+    ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.response))
+    num_tokens = sum(len(example.response) for example in ordered)
+    sums = MetricSums()
+    for start in range(0, len(ordered), micro_batch_size):
+        part = ordered[start : start + micro_batch_size]
+        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
+        outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
+        loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
+        if loss.requires_grad:
+            loss.backward()
+        sums.add(metrics)
+    return {**sums.means(1), "tokens": float(num_tokens)}
+
+
+def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> Numbers:
+    """Mean negative log-likelihood a token of held-out demonstrations, and its exponential, the perplexity."""
+    policy.eval()
+    with torch.no_grad():
+        loss = accumulate(policy, examples, pad_id, micro_batch_size)["loss/sft"]
+    return {"eval/loss": loss, "eval/perplexity": math.exp(loss) if loss < 700 else math.inf}

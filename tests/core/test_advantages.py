@@ -1,0 +1,428 @@
+"""Per-token rewards, generalised advantage estimation, and advantages relative to a group."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.core import gae, group_advantages, kl_shaped_rewards, rloo_advantages
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual, expected, rtol=1e-9):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
+
+
+def mask(*rows):
+    """Rows written as strings: 'x' counts, '.' does not."""
+    return torch.tensor([[c == "x" for c in row] for row in rows])
+
+
+# ---------------------------------------------------------------------------------------------------- shaped rewards
+
+LOGPROBS = f64([[-1.0, -2.0, -0.5, -3.0], [-0.2, -0.4, -0.6, -0.8]])
+REF_LOGPROBS = f64([[-1.5, -1.0, -0.75, -1.0], [-0.1, -0.5, -0.3, -1.8]])
+SHORT_AND_LONG = mask("xxx.", "xxxx")
+
+
+def test_golden_score_lands_on_the_last_real_token():
+    """Differences of the first row: 0.5, -1, 0.25; of the second: -0.1, 0.1, -0.3, 1."""
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.1)
+    expected = [
+        [-0.1 * 0.5, -0.1 * -1.0, 2.0 - 0.1 * 0.25, 0],
+        [-0.1 * -0.1, -0.1 * 0.1, -0.1 * -0.3, -1.0 - 0.1 * 1.0],
+    ]
+    close(rewards, expected)
+
+
+def test_golden_score_lands_on_the_last_token_behind_a_hole():
+    """A tool's tokens are not the response's: no reward on them, and the last response token keeps its score."""
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, mask("x.x.", ".x.x"), kl_coef=0.1)
+    close(rewards, [[-0.1 * 0.5, 0, 2.0 - 0.1 * 0.25, 0], [0, -0.1 * 0.1, 0, -1.0 - 0.1 * 1.0]])
+
+
+def test_golden_shaped_rewards_with_k2():
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.1, kind="k2")
+    close(rewards[0], [-0.1 * 0.5 * 0.5**2, -0.1 * 0.5 * 1.0**2, 2.0 - 0.1 * 0.5 * 0.25**2, 0])
+
+
+def test_golden_shaped_rewards_with_k3():
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.1, kind="k3")
+    k3 = [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0, math.exp(-0.25) - 1 + 0.25]
+    close(rewards[0], [-0.1 * k3[0], -0.1 * k3[1], 2.0 - 0.1 * k3[2], 0])
+
+
+def test_golden_dense_scores_are_added_token_by_token():
+    dense = f64([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    rewards = kl_shaped_rewards(dense, LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.1)
+    close(rewards[0], [1 - 0.1 * 0.5, 2 + 0.1 * 1.0, 3 - 0.1 * 0.25, 0])
+    close(rewards[1], [5 + 0.1 * 0.1, 6 - 0.1 * 0.1, 7 + 0.1 * 0.3, 8 - 0.1 * 1.0])
+
+
+def test_golden_no_penalty_leaves_the_score_alone():
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.0)
+    close(rewards, [[0, 0, 2, 0], [0, 0, 0, -1]])
+
+
+def test_golden_a_row_without_a_response_may_have_dense_scores():
+    dense = f64([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    close(kl_shaped_rewards(dense, LOGPROBS, REF_LOGPROBS, mask("....", "x..."), kl_coef=0.0), [[0] * 4, [5, 0, 0, 0]])
+
+
+def test_identity_shaped_rewards_sum_to_the_score_minus_the_penalty():
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
+    kl = torch.where(SHORT_AND_LONG, LOGPROBS - REF_LOGPROBS, 0.0).sum(1)
+    close(rewards.sum(1), f64([2.0, -1.0]) - 0.3 * kl)
+
+
+def test_identity_a_dense_score_on_the_last_token_is_a_score():
+    dense = f64([[0, 0, 2.0, 0], [0, 0, 0, -1.0]])
+    one = kl_shaped_rewards(dense, LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
+    close(one, kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3))
+
+
+def test_identity_shaped_rewards_at_the_reference_are_the_scores_alone():
+    for kind in ("k1", "k2", "k3"):
+        rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, LOGPROBS, SHORT_AND_LONG, kl_coef=5.0, kind=kind)
+        close(rewards, [[0, 0, 2, 0], [0, 0, 0, -1]])
+
+
+def test_a_score_without_a_response_token_is_refused():
+    with pytest.raises(ValueError, match="kl_shaped_rewards: a row has no response token"):
+        kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, mask("xxx.", "...."), kl_coef=0.1)
+
+
+# --------------------------------------------------------------------------------------------------------------- gae
+
+REWARDS = f64([[1.0, 2.0, 3.0]])
+VALUES = f64([[0.5, -0.25, 0.75]])
+
+
+def test_golden_gae():
+    d2 = 3.0 - 0.75
+    d1 = 2.0 + 0.9 * 0.75 - -0.25
+    d0 = 1.0 + 0.9 * -0.25 - 0.5
+    a1 = d1 + 0.9 * 0.8 * d2
+    a0 = d0 + 0.9 * 0.8 * a1
+    advantages, returns = gae(REWARDS, VALUES, mask("xxx"), gamma=0.9, gae_lambda=0.8)
+    close(advantages, [[a0, a1, d2]])
+    close(returns, [[a0 + 0.5, a1 - 0.25, d2 + 0.75]])
+
+
+def test_golden_gae_defaults_are_gamma_one_lambda_095():
+    d2 = 3.0 - 0.75
+    a1 = (2.0 + 0.75 + 0.25) + 0.95 * d2
+    a0 = (1.0 - 0.25 - 0.5) + 0.95 * a1
+    close(gae(REWARDS, VALUES, mask("xxx"))[0], [[a0, a1, d2]])
+
+
+def test_golden_gae_bootstraps_nothing_from_right_padding():
+    """V after the last response token is 0, whatever the padded position holds."""
+    a1 = 2.0 - -0.25
+    a0 = (1.0 + 0.9 * -0.25 - 0.5) + 0.9 * 0.8 * a1
+    advantages, returns = gae(REWARDS, VALUES, mask("xx."), gamma=0.9, gae_lambda=0.8)
+    close(advantages, [[a0, a1, 0]])
+    close(returns, [[a0 + 0.5, 2.0, 0]])
+
+
+def test_golden_gae_ignores_left_padding():
+    a2 = 3.0 - 0.75
+    a1 = (2.0 + 0.9 * 0.75 + 0.25) + 0.9 * 0.8 * a2
+    advantages, returns = gae(REWARDS, VALUES, mask(".xx"), gamma=0.9, gae_lambda=0.8)
+    close(advantages, [[0, a1, a2]])
+    close(returns, [[0, a1 - 0.25, 3.0]])
+
+
+def test_golden_gae_carries_value_and_advantage_across_a_hole():
+    """Token 0 is followed by token 2: its next value is V_2, and one factor of gamma lambda lies between them."""
+    a2 = 3.0 - 0.75
+    a0 = (1.0 + 0.9 * 0.75 - 0.5) + 0.9 * 0.8 * a2
+    advantages, returns = gae(REWARDS, VALUES, mask("x.x"), gamma=0.9, gae_lambda=0.8)
+    close(advantages, [[a0, 0, a2]])
+    close(returns, [[a0 + 0.5, 0, 3.0]])
+
+
+def test_golden_gae_of_an_empty_row_is_zero():
+    advantages, returns = gae(REWARDS, VALUES, mask("..."))
+    close(advantages, [[0, 0, 0]])
+    close(returns, [[0, 0, 0]])
+
+
+def test_golden_gae_half_precision_is_computed_in_float32():
+    advantages, returns = gae(
+        torch.tensor([[256.0, 1.0]]).bfloat16(), torch.zeros(1, 2).bfloat16(), mask("xx"), gae_lambda=1.0
+    )
+    assert advantages.dtype == returns.dtype == torch.float32
+    close(advantages, [[257, 1]])
+
+
+def random_episode(rows=5, time=8, ragged=True):
+    rewards, values = torch.randn(2, rows, time, dtype=torch.float64)
+    inside = torch.rand(rows, time) < 0.7 if ragged else torch.ones(rows, time, dtype=torch.bool)
+    inside[0] = True
+    return rewards, values, inside
+
+
+def reward_to_go(rewards, inside, discount):
+    """Sum over later response tokens, one factor of the discount per response token between."""
+    total = torch.zeros_like(rewards)
+    for b in range(rewards.shape[0]):
+        steps = inside[b].nonzero().flatten().tolist()
+        for i, t in enumerate(steps):
+            total[b, t] = sum(discount**j * rewards[b, k] for j, k in enumerate(steps[i:]))
+    return total
+
+
+def test_identity_gae_lambda_one_is_reward_to_go_minus_value():
+    rewards, values, inside = random_episode()
+    advantages, returns = gae(rewards, values, inside, gamma=0.9, gae_lambda=1.0)
+    expected = reward_to_go(rewards, inside, 0.9)
+    close(returns, expected)
+    close(advantages, torch.where(inside, expected - values, 0.0))
+
+
+def test_identity_gae_lambda_zero_is_the_one_step_error():
+    rewards, values, inside = random_episode(ragged=False)
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.0)[0], rewards + 0.9 * next_values - values)
+
+
+def test_identity_gae_with_zero_values_is_a_discounted_sum():
+    rewards, _, inside = random_episode()
+    advantages, returns = gae(rewards, torch.zeros_like(rewards), inside, gamma=0.9, gae_lambda=0.8)
+    close(advantages, reward_to_go(rewards, inside, 0.9 * 0.8))
+    close(returns, advantages)
+
+
+def test_identity_gae_equals_the_double_sum_of_its_docstring():
+    """``A_t = sum_{k >= t} (gamma gae_lambda)^(k - t) delta_k``, evaluated as written."""
+    rewards, values, inside = random_episode(ragged=False)
+    padded = torch.nn.functional.pad(values, (0, 1))
+    delta = rewards + 0.9 * padded[:, 1:] - values
+    unrolled = [sum((0.9 * 0.8) ** (k - t) * delta[:, k] for k in range(t, 8)) for t in range(8)]
+    close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.8)[0], torch.stack(unrolled, 1))
+
+
+def test_identity_gae_is_linear_in_rewards_and_values():
+    (r1, v1, inside), (r2, v2, _) = random_episode(), random_episode()
+    combined = gae(2 * r1 - 3 * r2, 2 * v1 - 3 * v2, inside)[0]
+    close(combined, 2 * gae(r1, v1, inside)[0] - 3 * gae(r2, v2, inside)[0])
+
+
+def test_identity_gae_across_holes_is_gae_of_the_row_without_them():
+    rewards, values, inside = random_episode(rows=6)
+    advantages, returns = gae(rewards, values, inside)
+    for b in range(6):
+        keep = inside[b]
+        squeezed = gae(rewards[b : b + 1, keep], values[b : b + 1, keep], keep[keep].unsqueeze(0))
+        close(advantages[b : b + 1, keep], squeezed[0])
+        close(returns[b : b + 1, keep], squeezed[1])
+
+
+def test_identity_gae_of_perfect_values_is_zero():
+    """Where V is the discounted reward to go there is nothing to be surprised by."""
+    rewards, _, inside = random_episode()
+    values = reward_to_go(rewards, inside, 0.9)
+    close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.8)[0], torch.zeros_like(rewards))
+
+
+def test_identity_returns_are_advantages_plus_values():
+    rewards, values, inside = random_episode()
+    advantages, returns = gae(rewards, values, inside)
+    close(returns, torch.where(inside, advantages + values, 0.0))
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30])
+def test_invariance_gae_and_rewards_under_poison_outside_the_mask(poison):
+    rewards, values, inside = random_episode()
+    clean = gae(rewards, values, inside)
+    dirty = gae(rewards.masked_fill(~inside, poison), values.masked_fill(~inside, poison), inside)
+    for d, c in zip(dirty, clean, strict=True):
+        assert torch.equal(d, c)
+    inside[:, 3] = True
+    shaped = kl_shaped_rewards(f64([1.0, 2, 3, 4, 5]), rewards, values, inside, kl_coef=0.2)
+    rewards, values = rewards.masked_fill(~inside, poison), values.masked_fill(~inside, poison)
+    assert torch.equal(kl_shaped_rewards(f64([1.0, 2, 3, 4, 5]), rewards, values, inside, kl_coef=0.2), shaped)
+
+
+def test_invariance_gae_and_rewards_under_extra_padding_and_row_order():
+    rewards, values, inside = random_episode()
+    inside[:, 3] = True
+    scores = f64([1.0, 2, 3, 4, 5])
+
+    def pad(x):
+        return torch.nn.functional.pad(x, (2, 3), value=9.0 if x.is_floating_point() else False)
+
+    order = torch.tensor([3, 0, 4, 2, 1])
+    for part in (0, 1):
+        plain = gae(rewards, values, inside)[part]
+        close(gae(pad(rewards), pad(values), pad(inside))[part][:, 2:-3], plain)
+        close(gae(rewards[order], values[order], inside[order])[part], plain[order])
+    plain = kl_shaped_rewards(scores, rewards, values, inside, kl_coef=0.2)
+    close(kl_shaped_rewards(scores, pad(rewards), pad(values), pad(inside), kl_coef=0.2)[:, 2:-3], plain)
+    close(kl_shaped_rewards(scores[order], rewards[order], values[order], inside[order], kl_coef=0.2), plain[order])
+
+
+def test_identity_no_gradient_flows_through_rewards_or_advantages():
+    rewards, values, inside = random_episode()
+    rewards.requires_grad_()
+    values.requires_grad_()
+    inside[:, 0] = True
+    scores = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    outputs = [*gae(rewards, values, inside), kl_shaped_rewards(scores[:5], rewards, values, inside, kl_coef=0.1)]
+    outputs += [group_advantages(scores, group_size=3), rloo_advantages(scores, group_size=3)]
+    assert not any(output.requires_grad for output in outputs)
+
+
+# ------------------------------------------------------------------------------------------------------------ groups
+
+SCORES = f64([1.0, 2.0, 6.0, 4.0, 4.0, 4.0])
+
+
+def test_golden_group_advantages_divide_by_the_sample_standard_deviation():
+    """Mean 3, deviations -2, -1, 3: variance (4 + 1 + 9) / 2. The group of equal scores is exactly 0."""
+    std = math.sqrt((4 + 1 + 9) / 2)
+    advantages = group_advantages(SCORES, group_size=3)
+    close(advantages, [-2 / (std + 1e-4), -1 / (std + 1e-4), 3 / (std + 1e-4), 0, 0, 0])
+    assert (advantages[3:] == 0).all()
+
+
+def test_golden_group_advantages_eps():
+    std = math.sqrt((4 + 1 + 9) / 2)
+    close(group_advantages(SCORES, group_size=3, eps=0.5)[:3], [-2 / (std + 0.5), -1 / (std + 0.5), 3 / (std + 0.5)])
+
+
+def test_golden_group_advantages_unscaled():
+    close(group_advantages(SCORES, group_size=3, scale="none"), [-2, -1, 3, 0, 0, 0])
+
+
+def test_golden_group_of_equal_scores_is_exactly_zero():
+    """The mean of seven times 0.1 is not 0.1 in binary; divided by eps, the dust would be a gradient."""
+    assert (group_advantages(f64([0.1] * 7), group_size=7, eps=1e-30) == 0).all()
+    assert (group_advantages(torch.full((7,), 0.1), group_size=7, scale="none") == 0).all()
+
+
+def test_golden_groups_are_consecutive_rows():
+    close(group_advantages(f64([0.0, 2.0, 10.0, 14.0]), group_size=2, scale="none"), [-1, 1, -2, 2])
+    close(rloo_advantages(f64([0.0, 2.0, 10.0, 14.0]), group_size=2), [-2, 2, -4, 4])
+
+
+def test_golden_rloo_advantages():
+    close(rloo_advantages(SCORES, group_size=3), [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2, 0, 0, 0])
+
+
+def test_golden_group_functions_compute_half_precision_in_float32():
+    scores = torch.tensor([256.0, 1.0]).bfloat16()
+    close(rloo_advantages(scores, group_size=2), [255, -255])
+    close(group_advantages(scores, group_size=2, scale="none"), [127.5, -127.5])
+    assert rloo_advantages(scores, group_size=2).dtype == torch.float32
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 6])
+def test_identity_rloo_is_the_deviation_from_the_mean_scaled(k):
+    scores = torch.randn(12, dtype=torch.float64)
+    close(rloo_advantages(scores, group_size=k), k / (k - 1) * group_advantages(scores, group_size=k, scale="none"))
+
+
+def test_identity_group_advantages_sum_to_zero_and_ignore_a_shift():
+    scores = torch.randn(12, dtype=torch.float64)
+    for function in (group_advantages, rloo_advantages):
+        close(function(scores, group_size=4).view(3, 4).sum(1), [0, 0, 0])
+        close(function(scores + 5, group_size=4), function(scores, group_size=4))
+
+
+def test_identity_group_advantages_ignore_scale_and_have_sample_variance_one():
+    scores = torch.randn(12, dtype=torch.float64)
+    advantages = group_advantages(scores, group_size=4, eps=0.0)
+    close(group_advantages(7 * scores, group_size=4, eps=0.0), advantages)
+    close(advantages.view(3, 4).var(1), [1, 1, 1])
+
+
+def test_invariance_group_advantages_under_order_of_groups_and_within():
+    scores = torch.randn(3, 4, dtype=torch.float64)
+    groups, rows = torch.tensor([2, 0, 1]), torch.tensor([3, 1, 0, 2])
+    for function in (group_advantages, rloo_advantages):
+        plain = function(scores.flatten(), group_size=4).view(3, 4)
+        close(function(scores[groups][:, rows].flatten(), group_size=4).view(3, 4), plain[groups][:, rows])
+
+
+@pytest.mark.parametrize("function", [group_advantages, rloo_advantages], ids=lambda f: f.__name__)
+def test_groups_that_cannot_be_compared_are_refused(function):
+    with pytest.raises(ValueError, match=f"{function.__name__}: group_size is 1; a group needs at least 2"):
+        function(SCORES, group_size=1)
+    with pytest.raises(ValueError, match=f"{function.__name__}: 6 scores do not divide into groups of 4"):
+        function(SCORES, group_size=4)
+
+
+def test_another_scale_is_refused():
+    """Past the run-time type check, which refuses it first in these tests."""
+    with pytest.raises(ValueError, match="group_advantages: scale is 'batch'; choose 'std' or 'none'"):
+        inspect.unwrap(group_advantages)(SCORES, group_size=3, scale="batch")
+
+
+# -------------------------------------------------------------------------------------------------------- properties
+
+
+@st.composite
+def episodes(draw):
+    rows, time = draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    size = rows * time
+    numbers = st.lists(st.floats(-10, 10), min_size=size, max_size=size)
+    inside = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    tensors = [f64(draw(numbers)).view(rows, time) for _ in range(2)]
+    return *tensors, torch.tensor(inside).view(rows, time)
+
+
+@given(episodes(), st.floats(0, 1), st.floats(0, 1))
+def test_property_gae_equals_a_double_sum_over_response_tokens(drawn, gamma, gae_lambda):
+    rewards, values, inside = drawn
+    expected = torch.zeros_like(rewards)
+    for b in range(rewards.shape[0]):
+        steps = [t for t in range(rewards.shape[1]) if inside[b, t]]
+        v = [values[b, t].item() for t in steps] + [0.0]
+        delta = [rewards[b, t].item() + gamma * v[i + 1] - v[i] for i, t in enumerate(steps)]
+        for i, t in enumerate(steps):
+            expected[b, t] = sum((gamma * gae_lambda) ** (k - i) * delta[k] for k in range(i, len(steps)))
+    advantages, returns = gae(rewards, values, inside, gamma=gamma, gae_lambda=gae_lambda)
+    torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(returns, torch.where(inside, expected + values, 0.0), rtol=1e-9, atol=1e-9)
+
+
+@given(episodes(), st.floats(0, 1), st.sampled_from(["k1", "k2", "k3"]))
+def test_property_shaped_rewards_equal_a_loop(drawn, kl_coef, kind):
+    logprobs, ref_logprobs, inside = drawn
+    inside[:, 0] |= ~inside.any(dim=1)
+    estimate = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}[kind]
+    scores = [0.5 - b for b in range(len(inside))]
+    expected = torch.zeros_like(logprobs)
+    for b, score in enumerate(scores):
+        for t in range(inside.shape[1]):
+            if inside[b, t]:
+                expected[b, t] = -kl_coef * estimate((logprobs[b, t] - ref_logprobs[b, t]).item())
+                if not inside[b, t + 1 :].any():
+                    expected[b, t] += score
+    rewards = kl_shaped_rewards(f64(scores), logprobs, ref_logprobs, inside, kl_coef=kl_coef, kind=kind)
+    torch.testing.assert_close(rewards, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(1, 3), st.integers(2, 5), st.data())
+def test_property_group_advantages_equal_a_loop(num_groups, k, data):
+    scores = data.draw(
+        st.lists(st.integers(-8, 8).map(lambda i: i / 4), min_size=num_groups * k, max_size=num_groups * k)
+    )
+    expected, leave_one_out = [], []
+    for g in range(num_groups):
+        group = scores[g * k : (g + 1) * k]
+        mean = sum(group) / k
+        std = math.sqrt(sum((s - mean) ** 2 for s in group) / (k - 1))
+        expected += [(s - mean) / (std + 1e-4) if max(group) > min(group) else 0.0 for s in group]
+        leave_one_out += [s - (sum(group) - s) / (k - 1) for s in group]
+    close(group_advantages(f64(scores), group_size=k), expected)
+    close(rloo_advantages(f64(scores), group_size=k), leave_one_out)

@@ -1,0 +1,249 @@
+"""Log-probabilities of tokens, entropy, and estimates of the KL divergence."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.core import entropy, kl_estimate, token_logprobs
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual, expected, rtol=1e-9):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
+
+
+LOG3 = math.log(3)
+KINDS = ["k1", "k2", "k3"]
+
+
+def test_golden_token_logprobs():
+    """Logits 0 and log 3 are probabilities 1/4 and 3/4."""
+    logits = f64([[0.0, LOG3], [0.0, LOG3], [LOG3, 0.0]])
+    close(token_logprobs(logits, torch.tensor([0, 1, 1])), [math.log(1 / 4), math.log(3 / 4), math.log(1 / 4)])
+
+
+def test_golden_token_logprobs_at_temperature_one_half():
+    """Dividing by 1/2 squares the odds: 1 to 9."""
+    logits = f64([[0.0, LOG3], [0.0, LOG3]])
+    close(token_logprobs(logits, torch.tensor([0, 1]), temperature=0.5), [math.log(1 / 10), math.log(9 / 10)])
+
+
+def test_golden_token_logprobs_of_uniform_logits():
+    close(token_logprobs(f64([[7.0] * 5]), torch.tensor([3])), [-math.log(5)])
+
+
+def test_golden_token_logprobs_beside_a_masked_vocabulary():
+    logits = f64([[0.0, -math.inf, LOG3]])
+    close(token_logprobs(logits, torch.tensor([2])), [math.log(3 / 4)])
+    assert token_logprobs(logits, torch.tensor([1])) == -math.inf
+
+
+def test_golden_token_logprobs_of_huge_logits():
+    """exp(1000) overflows; the difference does not."""
+    close(token_logprobs(f64([[1000.0, 1000.0 + LOG3]]), torch.tensor([0])), [-math.log(4)])
+
+
+def test_golden_entropy():
+    close(entropy(f64([0.0, LOG3])), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_golden_entropy_at_temperature_one_half():
+    close(entropy(f64([[0.0, LOG3]]), temperature=0.5), [-(0.1 * math.log(0.1) + 0.9 * math.log(0.9))])
+
+
+def test_golden_entropy_of_a_uniform_distribution():
+    close(entropy(torch.full((2, 3, 7), 1.5, dtype=torch.float64)), [[math.log(7)] * 3] * 2)
+
+
+def test_golden_entropy_of_a_certain_token_is_zero():
+    close(entropy(f64([0.0, -1e4, -math.inf])), 0)
+
+
+def test_golden_entropy_with_masked_vocabulary():
+    """Two equal tokens left: log 2. The gradient is finite, and 0 on what is masked."""
+    logits = f64([0.4, -math.inf, 0.4, -math.inf]).requires_grad_()
+    h = entropy(logits)
+    h.backward()
+    close(h.detach(), math.log(2))
+    close(logits.grad, [0, 0, 0, 0])
+    uneven = f64([0.0, -math.inf, LOG3]).requires_grad_()
+    entropy(uneven).backward()
+    h = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    close(uneven.grad, [-0.25 * (math.log(0.25) + h), 0, -0.75 * (math.log(0.75) + h)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("k1", [0.5, -1.0, 0.0]),
+        ("k2", [0.5 * 0.5**2, 0.5 * 1.0**2, 0.0]),
+        ("k3", [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0, 0.0]),
+    ],
+)
+def test_golden_kl_estimate(kind, expected):
+    close(kl_estimate(f64([-1.0, -2.0, -0.3]), f64([-1.5, -1.0, -0.3]), kind=kind), expected)
+
+
+def test_golden_k3_of_a_tiny_difference_keeps_its_digits():
+    """exp(-d) - 1 cancels in float32 at d = 1e-4: the value d^2 / 2 would have one digit left."""
+    d = torch.tensor([1e-4])
+    close(kl_estimate(d, torch.zeros(1), kind="k3"), [0.5e-8], rtol=1e-2)
+
+
+def test_golden_half_precision_is_computed_in_float32():
+    logits = torch.randn(4, 33).bfloat16()
+    ids = torch.randint(33, (4,))
+    for temperature in (1.0, 0.7):
+        exact = token_logprobs(logits.float(), ids, temperature=temperature)
+        assert torch.equal(token_logprobs(logits, ids, temperature=temperature), exact)
+        assert torch.equal(entropy(logits, temperature=temperature), entropy(logits.float(), temperature=temperature))
+    assert exact.dtype == torch.float32
+    a, b = torch.tensor([-1.0]).bfloat16(), torch.tensor([-1.0078125]).bfloat16()
+    for kind in KINDS:
+        assert torch.equal(kl_estimate(a, b, kind=kind), kl_estimate(a.float(), b.float(), kind=kind))
+        assert kl_estimate(a, b, kind=kind).dtype == torch.float32
+
+
+def test_golden_float64_stays_float64():
+    logits = torch.randn(2, 5, dtype=torch.float64)
+    assert token_logprobs(logits, torch.tensor([1, 2])).dtype == torch.float64
+    assert entropy(logits).dtype == torch.float64
+    assert all(kl_estimate(logits, logits, kind=kind).dtype == torch.float64 for kind in KINDS)
+
+
+def test_identity_probabilities_sum_to_one():
+    logits = torch.randn(3, 11, dtype=torch.float64)
+    every = torch.stack([token_logprobs(logits, torch.full((3,), v), temperature=0.6) for v in range(11)])
+    close(every.exp().sum(0), [1, 1, 1])
+
+
+def test_identity_token_logprobs_is_minus_cross_entropy():
+    logits, ids = torch.randn(8, 11, dtype=torch.float64), torch.randint(11, (8,))
+    close(token_logprobs(logits, ids), -torch.nn.functional.cross_entropy(logits, ids, reduction="none"))
+
+
+def test_identity_gradient_of_a_logprob_is_one_hot_minus_softmax_over_temperature():
+    logits, ids = torch.randn(1, 6, dtype=torch.float64, requires_grad=True), torch.tensor([4])
+    token_logprobs(logits, ids, temperature=0.7).sum().backward()
+    one_hot = torch.nn.functional.one_hot(ids, 6)
+    close(logits.grad, (one_hot - torch.softmax(logits.detach() / 0.7, -1)) / 0.7)
+
+
+def test_identity_temperature_is_a_division_of_the_logits():
+    logits, ids = torch.randn(5, 6, dtype=torch.float64), torch.randint(6, (5,))
+    close(token_logprobs(logits, ids, temperature=0.7), token_logprobs(logits / 0.7, ids))
+    close(entropy(logits, temperature=0.7), entropy(logits / 0.7))
+
+
+def test_identity_adding_a_constant_to_logits_changes_nothing():
+    logits, ids = torch.randn(5, 6, dtype=torch.float64), torch.randint(6, (5,))
+    close(token_logprobs(logits + 3, ids), token_logprobs(logits, ids))
+    close(entropy(logits + 3), entropy(logits))
+
+
+def test_identity_entropy_is_the_expected_surprise():
+    logits = torch.randn(6, dtype=torch.float64)
+    expand = logits.expand(6, 6)
+    logp = token_logprobs(expand, torch.arange(6), temperature=1.3)
+    close(entropy(logits, temperature=1.3), -(logp.exp() * logp).sum())
+
+
+def test_identity_entropy_lies_between_zero_and_log_vocabulary():
+    h = entropy(4 * torch.randn(200, 9, dtype=torch.float64))
+    assert (h > 0).all()
+    assert (h < math.log(9)).all()
+
+
+def distributions():
+    logits = torch.randn(2, 12, dtype=torch.float64)
+    logp, logq = torch.log_softmax(logits, -1)
+    return logp, logq, (logp.exp() * (logp - logq)).sum()
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_identity_estimate_is_unbiased(kind):
+    """The expectation over the whole vocabulary is the KL divergence: no sampling in this test."""
+    logp, logq, kl = distributions()
+    close((logp.exp() * kl_estimate(logp, logq, kind=kind)).sum(), kl)
+
+
+def test_identity_k2_is_biased():
+    """Negative control of the enumeration: k2 does not pass it."""
+    logp, logq, kl = distributions()
+    assert abs((logp.exp() * kl_estimate(logp, logq, kind="k2")).sum() - kl) > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identity_estimate_is_zero_where_the_policies_agree(kind):
+    logp, _, _ = distributions()
+    assert (kl_estimate(logp, logp.clone(), kind=kind) == 0).all()
+
+
+def test_identity_k3_is_never_negative_and_k1_may_be():
+    a, b = torch.randn(2, 500, dtype=torch.float64)
+    assert (kl_estimate(a, b, kind="k3") > 0).all()
+    assert (kl_estimate(a, b, kind="k1") < 0).any()
+
+
+def test_identity_k1_is_odd_and_k2_is_even_under_a_swap():
+    a, b = torch.randn(2, 50, dtype=torch.float64)
+    close(kl_estimate(a, b, kind="k1"), -kl_estimate(b, a, kind="k1"))
+    close(kl_estimate(a, b, kind="k2"), kl_estimate(b, a, kind="k2"))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradcheck_token_logprobs(temperature):
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(5, (2, 3))
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, temperature=temperature), (logits,))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradcheck_entropy(temperature):
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: entropy(x, temperature=temperature), (logits,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_kl_estimate(kind):
+    a, b = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda a, b: kl_estimate(a, b, kind=kind), (a, b))
+
+
+@st.composite
+def logits_and_ids(draw):
+    rows, vocab = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    logits = draw(st.lists(st.floats(-30, 30), min_size=rows * vocab, max_size=rows * vocab))
+    ids = draw(st.lists(st.integers(0, vocab - 1), min_size=rows, max_size=rows))
+    return f64(logits).view(rows, vocab), torch.tensor(ids), draw(st.sampled_from([0.5, 0.7, 1.0, 2.0]))
+
+
+@given(logits_and_ids())
+def test_property_logprobs_and_entropy_equal_a_loop(drawn):
+    logits, ids, temperature = drawn
+    logprobs, entropies = [], []
+    for row, token in zip(logits.tolist(), ids.tolist(), strict=True):
+        top = max(row)
+        weights = [math.exp((x - top) / temperature) for x in row]
+        probabilities = [w / sum(weights) for w in weights]
+        logprobs.append((row[token] - top) / temperature - math.log(sum(weights)))
+        entropies.append(-sum(p * math.log(p) for p in probabilities if p > 0))
+    torch.testing.assert_close(
+        token_logprobs(logits, ids, temperature=temperature), f64(logprobs), rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(entropy(logits, temperature=temperature), f64(entropies), rtol=1e-9, atol=1e-9)
+
+
+def test_another_kind_is_refused():
+    """Past the run-time type check, which refuses it first in these tests."""
+    plain = inspect.unwrap(kl_estimate)
+    with pytest.raises(ValueError, match=r"kl_estimate: kind is 'k4'; choose 'k1', 'k2' or 'k3'"):
+        plain(f64([0.0]), f64([0.0]), kind="k4")

@@ -1,0 +1,307 @@
+"""What holds of every loss: gradients, constants, dtypes, and all that must not change the result.
+
+Each loss is one row of a table: tensors whose first axis is rows, the call, which of the tensors are trained, and how
+the rows split into micro-batches. A memory knob, the order of the rows, the padding and what lies in it are all
+invisible.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import torch
+
+from heedful.core import (
+    a2c_policy_loss,
+    best_of_k_reward_loss,
+    dpo_loss,
+    grpo_loss,
+    pairwise_reward_loss,
+    ppo_policy_loss,
+    ranking_reward_loss,
+    sequence_policy_loss,
+    sft_loss,
+    value_loss,
+)
+
+ROWS, TIME = 6, 7
+SPLIT = ([0, 1], [2, 3, 4], [5])
+GROUPS_SPLIT = ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9])
+
+
+@dataclass(frozen=True)
+class Loss:
+    name: str
+    call: Callable
+    """Tensors by name and counts of the step by keyword -> (loss, metrics)."""
+    tensors: tuple[str, ...]
+    trained: tuple[str, ...]
+    counts: tuple[str, ...]
+    split: tuple[list[int], ...] = SPLIT
+    options: dict = field(default_factory=dict)
+
+    def __call__(self, batch, **counts):
+        return self.call(*(batch[name] for name in self.tensors), **self.options, **counts)
+
+
+def policy(name, call, tensors, trained, counts=("num_tokens",), **options):
+    return Loss(name, call, (*tensors.split(), "response_mask"), (trained,), counts, options=options)
+
+
+CLIP = {"clip_range": 0.2}
+OLD = "logprobs old_logprobs"
+POLICY_LOSSES = [
+    policy("sft", sft_loss, "logprobs", "logprobs"),
+    policy("ppo", ppo_policy_loss, f"{OLD} advantages", "logprobs", **CLIP),
+    policy(
+        "ppo-dual-clip", ppo_policy_loss, f"{OLD} advantages", "logprobs", **CLIP, dual_clip=1.3, clip_range_high=0.3
+    ),
+    policy("a2c", a2c_policy_loss, "logprobs advantages", "logprobs"),
+    policy("value", value_loss, "values old_values returns", "values", **CLIP),
+    policy("value-unclipped", value_loss, "values old_values returns", "values", clip_range=None),
+    policy("sequence", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP),
+    policy(
+        "gspo", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP, length_normalise=True
+    ),
+    *(
+        policy(
+            f"grpo-{aggregate}",
+            grpo_loss,
+            f"{OLD} ref_logprobs scores",
+            "logprobs",
+            ("num_tokens", "num_sequences"),
+            **CLIP,
+            kl_coef=0.1,
+            aggregate=aggregate,
+            max_new_tokens=9,
+        )
+        for aggregate in ("sequence", "token", "fixed")
+    ),
+]
+FOUR = ("chosen", "rejected", "ref_chosen", "ref_rejected")
+PAIR = ("chosen", "rejected")
+
+
+def pairwise_with_margin(chosen, rejected, margin, **options):
+    return pairwise_reward_loss(chosen, rejected, margin=margin, **options)
+
+
+PREFERENCE_LOSSES = [
+    Loss("pairwise", pairwise_reward_loss, PAIR, PAIR, ("num_pairs",)),
+    Loss(
+        "pairwise-options",
+        pairwise_with_margin,
+        (*PAIR, "margin"),
+        PAIR,
+        ("num_pairs",),
+        options={"center_coef": 0.1, "label_smoothing": 0.2},
+    ),
+    Loss("ranking", ranking_reward_loss, ("ranked", "ranks", "groups"), ("ranked",), ("num_prompts",), GROUPS_SPLIT),
+    Loss("best-of-k", best_of_k_reward_loss, ("of_k", "best"), ("of_k",), ("num_prompts",)),
+    Loss("dpo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7}),
+    Loss("cdpo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "label_smoothing": 0.2}),
+    Loss("ipo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "kind": "ipo"}),
+    Loss("hinge", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "kind": "hinge"}),
+]
+LOSSES = POLICY_LOSSES + PREFERENCE_LOSSES
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+every_policy_loss = pytest.mark.parametrize("loss", POLICY_LOSSES, ids=lambda loss: loss.name)
+
+
+@pytest.fixture
+def batch():
+    """Ragged responses with holes; one row has no response token. Ratios fall on both sides of the clip."""
+    randn = partial(torch.randn, dtype=torch.float64)
+    mask = torch.zeros(ROWS, TIME, dtype=torch.bool)
+    for row, length in enumerate([2, 7, 4, 0, 5, 3]):
+        mask[row, :length] = True
+    mask[1, 3] = mask[4, 1] = False
+    old, old_values = -1 + 0.5 * randn(ROWS, TIME), randn(ROWS, TIME)
+    return {
+        "old_logprobs": old,
+        "logprobs": old + 0.3 * randn(ROWS, TIME),
+        "ref_logprobs": old + 0.3 * randn(ROWS, TIME),
+        "advantages": randn(ROWS, TIME),
+        "scores": randn(ROWS),
+        "old_values": old_values,
+        "values": old_values + 0.3 * randn(ROWS, TIME),
+        "returns": randn(ROWS, TIME),
+        "response_mask": mask,
+        **{name: randn(ROWS) for name in (*FOUR, "margin")},
+        "of_k": randn(ROWS, 4),
+        "best": torch.tensor([0, 3, 1, 2, 2, 0]),
+        "ranked": randn(10),
+        "ranks": torch.tensor([0, 1, 2, 0, 1, 1, 3, 2, 5, 4]),
+        "groups": torch.tensor([4, 4, 4, 1, 1, 1, 1, 1, 9, 9]),
+    }
+
+
+def step_counts(loss, batch):
+    counts = {
+        "num_tokens": int(batch["response_mask"].sum()),
+        "num_sequences": int(batch["response_mask"].any(1).sum()),
+        "num_pairs": ROWS,
+        "num_prompts": 3 if loss.name == "ranking" else ROWS,
+    }
+    return {name: counts[name] for name in loss.counts}
+
+
+def take(loss, batch, rows):
+    return {name: batch[name][rows] for name in loss.tensors}
+
+
+def evaluate(loss, batch, **counts):
+    """Loss, metrics and the gradients of the trained tensors, together in one dictionary."""
+    batch = {name: batch[name].detach().clone() for name in loss.tensors}
+    for name in loss.trained:
+        batch[name].requires_grad_()
+    value, metrics = loss(batch, **counts)
+    value.backward()
+    gradients = {f"gradient of {name}": batch[name].grad for name in loss.trained}
+    return {"loss": value.detach(), **metrics, **gradients}
+
+
+def assert_same(actual, expected, rtol=1e-9):
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value.isfinite().all(), name
+        # Shares of counts may be held in float32.
+        share = name.endswith(("accuracy", "clip_frac"))
+        torch.testing.assert_close(
+            actual[name].double(),
+            value.double(),
+            rtol=1e-6 if share else rtol,
+            atol=1e-12,
+            msg=lambda message, name=name: f"{name}: {message}",
+        )
+
+
+@every_loss
+def test_gradcheck_loss(loss, batch):
+    trained = [batch[name].clone().requires_grad_() for name in loss.trained]
+    assert torch.autograd.gradcheck(lambda *t: loss({**batch, **dict(zip(loss.trained, t, strict=True))})[0], trained)
+
+
+@every_loss
+def test_invariance_micro_batches_add_up(loss, batch):
+    """With the counts of the step: loss, metrics and gradient are those of the undivided batch."""
+    counts = step_counts(loss, batch)
+    whole = evaluate(loss, batch, **counts)
+    parts = [evaluate(loss, take(loss, batch, rows), **counts) for rows in loss.split]
+    joined = {
+        name: torch.cat([part[name] for part in parts]) if "gradient" in name else sum(part[name] for part in parts)
+        for name in whole
+    }
+    assert_same(joined, whole)
+    assert_same(evaluate(loss, batch), whole)
+
+
+@every_loss
+def test_invariance_needs_the_counts_of_the_step(loss, batch):
+    """Negative control: a mean of the micro-batches' own means is another loss, with another gradient."""
+    whole = evaluate(loss, batch)
+    parts = [evaluate(loss, take(loss, batch, rows)) for rows in loss.split]
+    mean_of_means = sum(part["loss"] for part in parts) / len(parts)
+    assert not torch.isclose(mean_of_means, whole["loss"], rtol=1e-4)
+    for name in loss.trained:
+        gradient = torch.cat([part[f"gradient of {name}"] for part in parts]) / len(parts)
+        assert not torch.allclose(gradient, whole[f"gradient of {name}"], rtol=1e-4)
+
+
+@every_loss
+def test_invariance_row_order(loss, batch):
+    rows = len(batch[loss.tensors[0]])
+    order = torch.randperm(rows)
+    assert (order != torch.arange(rows)).any()
+    expected = evaluate(loss, batch)
+    for name in loss.trained:
+        expected[f"gradient of {name}"] = expected[f"gradient of {name}"][order]
+    assert_same(evaluate(loss, take(loss, batch, order)), expected)
+
+
+@every_policy_loss
+def test_invariance_extra_padding_columns(loss, batch):
+    """Two columns of numbers in front and three behind, outside the mask."""
+    wide = {
+        name: torch.cat([x.new_full((ROWS, 2), fill), x, x.new_full((ROWS, 3), fill)], 1) if x.dim() == 2 else x
+        for name, x, fill in ((n, batch[n], 0 if n == "response_mask" else -3.5) for n in loss.tensors)
+    }
+    result, expected = evaluate(loss, wide), evaluate(loss, batch)
+    for name in loss.trained:
+        gradient = result[f"gradient of {name}"]
+        assert (gradient[:, :2] == 0).all()
+        assert (gradient[:, -3:] == 0).all()
+        result[f"gradient of {name}"] = gradient[:, 2:-3]
+    assert_same(result, expected)
+
+
+@every_policy_loss
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_invariance_poison_outside_the_mask(loss, batch, poison):
+    """Also in the score of a row without response tokens. NaN times 0 is NaN, so a product with the mask fails here."""
+    outside = ~batch["response_mask"]
+    dirty = dict(batch)
+    for name in loss.tensors:
+        if name != "response_mask":
+            dirty[name] = batch[name].masked_fill(outside.all(1) if name == "scores" else outside, poison)
+    assert_same(evaluate(loss, dirty), evaluate(loss, batch))
+
+
+@every_policy_loss
+def test_invariance_poison_inside_the_mask_is_seen(loss, batch):
+    """Negative control: a NaN on a token that counts reaches the loss, so the test above can fail."""
+    unused = {"old_values"} if loss.name == "value-unclipped" else set()
+    for name in set(loss.tensors) - {"response_mask", "scores"} - unused:
+        poisoned = batch[name].clone()
+        poisoned[0, 1] = math.nan
+        assert loss({**batch, name: poisoned})[0].isnan(), name
+
+
+@every_loss
+def test_invariance_constants_get_no_gradient(loss, batch):
+    """Old and reference log-probs, old values, advantages, returns and margins are targets: nothing flows into them."""
+    tensors = {
+        name: x.clone().requires_grad_() if x.is_floating_point() else x
+        for name, x in ((n, batch[n]) for n in loss.tensors)
+    }
+    value, metrics = loss(tensors)
+    value.backward()
+    got_gradient = {name for name, x in tensors.items() if x.grad is not None}
+    assert got_gradient == set(loss.trained)
+    assert all((tensors[name].grad != 0).any() for name in loss.trained)
+    assert not any(metric.requires_grad for metric in metrics.values())
+
+
+@every_loss
+def test_invariance_half_precision_is_float32_of_the_same_numbers(loss, batch):
+    half = {n: batch[n].bfloat16() if batch[n].is_floating_point() else batch[n] for n in loss.tensors}
+    single = {n: x.float() if x.is_floating_point() else x for n, x in half.items()}
+    result, expected = loss(half), loss(single)
+    assert result[0].dtype == torch.float32
+    assert torch.equal(result[0], expected[0])
+    for name, metric in expected[1].items():
+        assert torch.equal(result[1][name], metric)
+
+
+@every_loss
+def test_invariance_float64_stays_float64(loss, batch):
+    value, metrics = loss(batch)
+    assert value.dtype == torch.float64
+    assert {name: metric.dtype for name, metric in metrics.items()} == dict.fromkeys(metrics, torch.float64)
+
+
+@every_loss
+def test_identity_the_loss_is_among_its_metrics(loss, batch):
+    value, metrics = loss(batch)
+    (name,) = (name for name in metrics if name.startswith("loss/"))
+    assert metrics[name] == value
+
+
+def test_every_loss_of_the_core_is_in_the_table():
+    import heedful.core
+
+    losses = {name for name in heedful.core.__all__ if name.endswith("_loss")}
+    listed = {pairwise_reward_loss if loss.call is pairwise_with_margin else loss.call for loss in LOSSES}
+    assert {function.__name__ for function in listed} == losses

@@ -1,0 +1,936 @@
+"""The tests of the tests: every mistake below is put into `heedful.core`, and the tests named beside it must fail.
+
+A mutant replaces a text that occurs once in a module's source. The mutated functions take the place of the real ones by
+their code object, so every reference sees them; the named tests run in this process; then the real code is put back.
+A mutant counts as killed where a test fails by an assertion. Run with ``-s`` to see the count.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch.autograd.gradcheck import GradcheckError
+
+import heedful.core
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    module: str
+    mistake: str
+    old: str
+    new: str
+    killers: tuple[str, ...]
+
+    def kills_with(self, file, test):
+        return any(killer in (f"{file}::{test}", f"{file}::{test.partition('[')[0]}") for killer in self.killers)
+
+
+def in_module(module, *rows):
+    """Rows of mistake, old text, new text and killers (``::test`` is in the test file of the same name)."""
+    return [
+        Mutant(module, mistake, old, new, tuple(f"test_{module}{k}" if k.startswith("::") else k for k in killers))
+        for mistake, old, new, *killers in rows
+    ]
+
+
+def alike(test, *losses):
+    return tuple(f"test_losses_alike::test_invariance_{test}[{loss}]" for loss in losses)
+
+
+MUTANTS = [
+    *in_module(
+        "masking",
+        (
+            "bfloat16 stays bfloat16",
+            "(torch.float16, torch.bfloat16)",
+            "(torch.float16,)",
+            "::test_golden_half_precision_is_computed_in_float32",
+        ),
+        (
+            "float64 becomes float32",
+            "return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x",
+            "return x.float()",
+            "::test_golden_result_dtypes",
+        ),
+        (
+            "the mask is ignored",
+            "torch.where(mask, at_least_float32(x), 0.0).sum()",
+            "at_least_float32(x).sum()",
+            "::test_golden_masked_sum",
+        ),
+        (
+            "the mask is a factor",
+            "torch.where(mask, at_least_float32(x), 0.0).sum()",
+            "(at_least_float32(x) * mask).sum()",
+            "::test_invariance_value_under_poison_outside_the_mask[masked_sum-nan]",
+        ),
+        (
+            "the mean ignores the count",
+            "(mask.sum() if count is None else count)",
+            "mask.sum()",
+            "::test_identity_masked_mean_with_explicit_counts_adds_up_over_a_split",
+        ),
+        (
+            "the mean counts padding",
+            "(mask.sum() if count is None else count)",
+            "(mask.numel() if count is None else count)",
+            "::test_golden_masked_mean",
+        ),
+        (
+            "Bessel's correction",
+            ".square(), mask)",
+            ".square(), mask, count=mask.sum() - 1)",
+            "::test_golden_masked_var_is_the_population_variance",
+        ),
+        (
+            "whitening does not centre",
+            "- mean) / std, 0.0)",
+            ") / std, 0.0)",
+            "::test_identity_whitened_values_have_mean_zero_and_variance_one",
+        ),
+        ("whitening leaves padding at -mean / std", "/ std, 0.0)", "/ std, -mean / std)", "::test_golden_whiten"),
+        ("rescaling loses the mean", "/ std + mean, 0.0)", "/ std, 0.0)", "::test_golden_rescale"),
+        (
+            "no floor on the standard deviation",
+            ".clamp_min(STD_FLOOR)",
+            "",
+            "::test_golden_whiten_divides_by_the_floor_where_the_spread_is_tiny",
+        ),
+        (
+            "another floor",
+            "STD_FLOOR = 1e-4",
+            "STD_FLOOR = 1e-8",
+            "::test_golden_whiten_divides_by_the_floor_where_the_spread_is_tiny",
+        ),
+        ("division by the variance", "var.sqrt().clamp_min", "var.clamp_min", "::test_golden_whiten"),
+        (
+            "the variance handed in is ignored",
+            "masked_var(x, mask) if var is None else",
+            "masked_var(x, mask) if True else",
+            "::test_golden_whiten_with_statistics_handed_in",
+        ),
+    ),
+    *in_module(
+        "logprobs",
+        (
+            "log-probs without temperature",
+            "scaled = at_least_float32(logits) / temperature",
+            "scaled = at_least_float32(logits)",
+            "::test_golden_token_logprobs_at_temperature_one_half",
+        ),
+        (
+            "log-probs in half precision",
+            "scaled = at_least_float32(logits) / temperature",
+            "scaled = logits / temperature",
+            "::test_golden_half_precision_is_computed_in_float32",
+        ),
+        (
+            "log-probs without normalisation",
+            ".squeeze(-1) - scaled.logsumexp(-1)",
+            ".squeeze(-1)",
+            "::test_golden_token_logprobs",
+        ),
+        (
+            "entropy at the inverse temperature",
+            "at_least_float32(logits) / temperature, dim=-1",
+            "at_least_float32(logits) * temperature, dim=-1",
+            "::test_golden_entropy_at_temperature_one_half",
+        ),
+        ("entropy with its sign flipped", "return -(p *", "return (p *", "::test_golden_entropy"),
+        (
+            "entropy of masked vocabulary is NaN",
+            "torch.where(p > 0, logp, 0.0)",
+            "logp",
+            "::test_golden_entropy_with_masked_vocabulary",
+        ),
+        (
+            "the entropy's gradient misses a term",
+            "p = logp.exp()",
+            "p = logp.exp().detach()",
+            "::test_gradcheck_entropy",
+        ),
+        (
+            "KL from the wrong side",
+            "at_least_float32(logprobs) - at_least_float32(ref_logprobs)",
+            "at_least_float32(ref_logprobs) - at_least_float32(logprobs)",
+            "::test_identity_estimate_is_unbiased",
+        ),
+        (
+            "k2 for k1",
+            'if kind == "k1":\n        return d',
+            'if kind == "k1":\n        return 0.5 * d.square()',
+            "::test_identity_estimate_is_unbiased",
+        ),
+        ("k2 without its half", "0.5 * d.square()", "d.square()", "::test_golden_kl_estimate"),
+        (
+            "k3 with the sign of d flipped",
+            "torch.expm1(-d) + d",
+            "torch.expm1(d) - d",
+            "::test_identity_estimate_is_unbiased",
+        ),
+        (
+            "k3 without its -1",
+            "torch.expm1(-d) + d",
+            "torch.exp(-d) + d",
+            "::test_identity_estimate_is_zero_where_the_policies_agree",
+        ),
+        (
+            "k3 by a difference that cancels",
+            "torch.expm1(-d) + d",
+            "torch.exp(-d) - 1 + d",
+            "::test_golden_k3_of_a_tiny_difference_keeps_its_digits",
+        ),
+    ),
+    *in_module(
+        "advantages",
+        (
+            "the score on the first token",
+            "torch.where(response_mask, time, -1).amax(",
+            "torch.where(response_mask, time, 10**6).amin(",
+            "::test_golden_score_lands_on_the_last_real_token",
+        ),
+        (
+            "the score one token late",
+            "time == last,",
+            "time == last + 1,",
+            "::test_golden_score_lands_on_the_last_real_token",
+        ),
+        (
+            "the score at the end of the buffer",
+            "time == last,",
+            "time == time.amax(),",
+            "::test_golden_score_lands_on_the_last_real_token",
+        ),
+        (
+            "the score in the middle of a response with holes",
+            "torch.where(response_mask, time, -1).amax(dim=1, keepdim=True)",
+            "response_mask.sum(dim=1, keepdim=True) - 1",
+            "::test_golden_score_lands_on_the_last_token_behind_a_hole",
+        ),
+        (
+            "the penalty is a bonus",
+            "placed - kl_coef * kl",
+            "placed + kl_coef * kl",
+            "::test_identity_shaped_rewards_sum_to_the_score_minus_the_penalty",
+        ),
+        (
+            "rewards on padding",
+            "torch.where(response_mask, placed - kl_coef * kl, 0.0)",
+            "placed - kl_coef * kl",
+            "::test_golden_score_lands_on_the_last_real_token",
+        ),
+        (
+            "a score without a place is lost",
+            "if not bool(response_mask.any(dim=1).all()):",
+            "if False:",
+            "::test_a_score_without_a_response_token_is_refused",
+        ),
+        (
+            "the value is not carried over a hole",
+            "torch.where(inside, values[:, t], next_value)",
+            "torch.where(inside, values[:, t], 0.0)",
+            "::test_golden_gae_carries_value_and_advantage_across_a_hole",
+        ),
+        (
+            "the advantage is not carried over a hole",
+            "torch.where(inside, advantage, next_advantage)",
+            "torch.where(inside, advantage, 0.0)",
+            "::test_golden_gae_carries_value_and_advantage_across_a_hole",
+        ),
+        (
+            "padding is bootstrapped from",
+            "torch.where(inside, values[:, t], next_value)",
+            "values[:, t]",
+            "::test_golden_gae_bootstraps_nothing_from_right_padding",
+        ),
+        (
+            "the next value is not discounted",
+            "+ gamma * next_value",
+            "+ next_value",
+            "::test_identity_gae_lambda_zero_is_the_one_step_error",
+        ),
+        (
+            "lambda is forgotten",
+            "gamma * gae_lambda * next_advantage",
+            "gamma * next_advantage",
+            "::test_identity_gae_equals_the_double_sum_of_its_docstring",
+        ),
+        (
+            "gamma is forgotten in the recursion",
+            "gamma * gae_lambda * next_advantage",
+            "gae_lambda * next_advantage",
+            "::test_identity_gae_with_zero_values_is_a_discounted_sum",
+        ),
+        (
+            "the value is added to the error",
+            "next_value - values[:, t]",
+            "next_value + values[:, t]",
+            "::test_identity_gae_lambda_one_is_reward_to_go_minus_value",
+        ),
+        (
+            "returns are advantages",
+            "advantages + values, 0.0",
+            "advantages, 0.0",
+            "::test_identity_returns_are_advantages_plus_values",
+        ),
+        (
+            "advantages on padding",
+            "advantages[:, t] = torch.where(inside, advantage, 0.0)",
+            "advantages[:, t] = advantage",
+            "::test_golden_gae_ignores_left_padding",
+        ),
+        ("time runs forward", "reversed(range(values.shape[1]))", "range(values.shape[1])", "::test_golden_gae"),
+        (
+            "another default lambda",
+            "gae_lambda: float = 0.95",
+            "gae_lambda: float = 1.0",
+            "::test_golden_gae_defaults_are_gamma_one_lambda_095",
+        ),
+        (
+            "population standard deviation in a group",
+            "groups.std(dim=1, keepdim=True)",
+            "groups.std(dim=1, keepdim=True, correction=0)",
+            "::test_golden_group_advantages_divide_by_the_sample_standard_deviation",
+        ),
+        (
+            "another default eps",
+            "eps: float = 1e-4",
+            "eps: float = 1e-6",
+            "::test_golden_group_advantages_divide_by_the_sample_standard_deviation",
+        ),
+        (
+            "rounding dust of equal scores is divided by eps",
+            "torch.where(tied, 0.0, centred)",
+            "centred",
+            "::test_golden_group_of_equal_scores_is_exactly_zero",
+        ),
+        (
+            "groups are strided",
+            ".view(-1, group_size)",
+            ".view(group_size, -1).T",
+            "::test_golden_groups_are_consecutive_rows",
+        ),
+        (
+            "leave-one-out divides by the whole group",
+            "/ (group_size - 1)",
+            "/ group_size",
+            "::test_identity_rloo_is_the_deviation_from_the_mean_scaled",
+        ),
+        (
+            "leave-one-out leaves nothing out",
+            "groups.sum(dim=1, keepdim=True) - groups)",
+            "groups.sum(dim=1, keepdim=True))",
+            "::test_golden_rloo_advantages",
+        ),
+        (
+            "groups of one",
+            "group_size < 2",
+            "group_size < 1",
+            "::test_groups_that_cannot_be_compared_are_refused[rloo_advantages]",
+        ),
+    ),
+    *in_module(
+        "kl_control",
+        (
+            "the error is not clipped",
+            "min(max(kl / self.target - 1, -0.2), 0.2)",
+            "kl / self.target - 1",
+            "::test_golden_adaptive_kl_clips_the_error_at_both_ends",
+        ),
+        (
+            "the error is clipped above alone",
+            "min(max(kl / self.target - 1, -0.2), 0.2)",
+            "min(kl / self.target - 1, 0.2)",
+            "::test_golden_adaptive_kl_clips_the_error_at_both_ends",
+        ),
+        (
+            "the controller runs away",
+            "1 + error * num_episodes",
+            "1 - error * num_episodes",
+            "::test_golden_adaptive_kl_raises_the_coefficient_above_the_target",
+        ),
+        (
+            "the horizon counts batches",
+            "error * num_episodes / self.horizon",
+            "error / self.horizon",
+            "::test_golden_adaptive_kl_raises_the_coefficient_above_the_target",
+        ),
+        (
+            "the step is added, not multiplied",
+            "self.coef *= 1 + error * num_episodes",
+            "self.coef += error * num_episodes",
+            "::test_golden_adaptive_kl_compounds",
+        ),
+        (
+            "a target of zero",
+            "if target <= 0",
+            "if target < 0",
+            "::test_targets_and_horizons_that_are_not_positive_are_refused",
+        ),
+        (
+            "the fixed coefficient drifts",
+            '"""Do nothing: the coefficient is fixed."""',
+            "self.coef *= 1.01",
+            "::test_golden_fixed_kl_stays",
+        ),
+    ),
+    *in_module(
+        "policy_losses",
+        ("the likelihood falls", "-masked_mean(logprobs, ", "masked_mean(logprobs, ", "::test_golden_sft_loss"),
+        (
+            "SFT averages averages",
+            "masked_mean(logprobs, response_mask, count=num_tokens)",
+            "masked_mean(logprobs, response_mask)",
+            *alike("micro_batches_add_up", "sft"),
+        ),
+        (
+            "SFT divides by the padded size",
+            "-masked_mean(logprobs, response_mask, count=num_tokens)",
+            "-torch.where(response_mask, logprobs, 0.0).mean()",
+            *alike("extra_padding_columns", "sft"),
+        ),
+        (
+            "half of the value's gradient is cut",
+            "torch.maximum(square, clipped_square)",
+            "torch.maximum(square, clipped_square.detach())",
+            "test_losses_alike::test_gradcheck_loss[value]",
+        ),
+        (
+            "advantages go to another row",
+            "at_least_float32(advantages.detach()).unsqueeze(1)",
+            "at_least_float32(advantages.detach()).flip(0).unsqueeze(1)",
+            *alike("row_order", "grpo-token"),
+        ),
+        (
+            "PPO averages averages",
+            "masked_mean(objective, response_mask, count=num_tokens)",
+            "masked_mean(objective, response_mask)",
+            *alike("micro_batches_add_up", "ppo"),
+        ),
+        (
+            "PPO's sign is flipped",
+            "-masked_mean(objective, response_mask",
+            "masked_mean(objective, response_mask",
+            "::test_identity_ppo_at_ratio_one_is_minus_the_mean_advantage",
+        ),
+        (
+            "the maximum of the surrogates",
+            "torch.minimum(unclipped",
+            "torch.maximum(unclipped",
+            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "always the clipped surrogate",
+            "torch.minimum(unclipped, clipped)",
+            "clipped",
+            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "the bounds are swapped",
+            "clamp(1 - clip_range, 1 + high)",
+            "clamp(1 - high, 1 + clip_range)",
+            "::test_golden_ppo_policy_loss_with_a_higher_upper_bound",
+        ),
+        (
+            "the upper bound is ignored",
+            "high = clip_range if clip_range_high is None else clip_range_high",
+            "high = clip_range",
+            "::test_golden_ppo_policy_loss_with_a_higher_upper_bound",
+        ),
+        (
+            "ties count as clipped",
+            "clipped.detach() < unclipped.detach()",
+            "clipped.detach() <= unclipped.detach()",
+            "::test_golden_ppo_clip_frac_does_not_count_ties",
+        ),
+        (
+            "every ratio out of range counts as clipped",
+            "clipped.detach() < unclipped.detach()",
+            "clipped.detach() != unclipped.detach()",
+            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "the ratio is inverted",
+            "at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())",
+            "at_least_float32(old_logprobs.detach()) - at_least_float32(logprobs)",
+            "::test_golden_ppo_policy_loss_where_the_clip_binds",
+        ),
+        (
+            "gradient into the old log-probs",
+            "at_least_float32(old_logprobs.detach())",
+            "at_least_float32(old_logprobs)",
+            *alike("constants_get_no_gradient", "ppo", "grpo-token"),
+        ),
+        (
+            "the ratio's mask is a factor",
+            "torch.where(mask, at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()), 0.0)",
+            "mask * (at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()))",
+            "test_losses_alike::test_invariance_poison_outside_the_mask[nan-sequence]",
+        ),
+        (
+            "no dual clip",
+            "if dual_clip is not None:",
+            "if False:",
+            "::test_golden_ppo_policy_loss_dual_clip",
+        ),
+        (
+            "the dual clip also raises good tokens",
+            "torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)",
+            "torch.maximum(objective, dual_clip * advantages)",
+            "::test_golden_ppo_policy_loss_dual_clip",
+        ),
+        (
+            "approx_kl of the other direction",
+            "masked_mean(torch.expm1(log_ratio) - log_ratio,",
+            "masked_mean(torch.expm1(-log_ratio) + log_ratio,",
+            "::test_identity_approx_kl_is_k3_of_the_old_policy",
+        ),
+        (
+            "metrics average averages",
+            "masked_mean(torch.expm1(log_ratio) - log_ratio, mask, count=count)",
+            "masked_mean(torch.expm1(log_ratio) - log_ratio, mask)",
+            *alike("micro_batches_add_up", "ppo"),
+        ),
+        (
+            "the value loss loses its half",
+            "0.5 * masked_mean(",
+            "masked_mean(",
+            "::test_golden_value_loss_without_clip",
+        ),
+        (
+            "the smaller square",
+            "torch.maximum(square, clipped_square)",
+            "torch.minimum(square, clipped_square)",
+            "::test_golden_value_loss_takes_the_larger_square",
+        ),
+        (
+            "values are clipped around the returns",
+            "old_values - clip_range, old_values + clip_range",
+            "returns - clip_range, returns + clip_range",
+            "::test_golden_value_loss_takes_the_larger_square",
+        ),
+        (
+            "values are clipped above alone",
+            "old_values - clip_range, old_values + clip_range",
+            "old_values - 1e9, old_values + clip_range",
+            "::test_golden_value_loss_cuts_downward_moves_too",
+        ),
+        (
+            "gradient into the returns",
+            "returns.detach()",
+            "returns",
+            *alike("constants_get_no_gradient", "value"),
+        ),
+        (
+            "values are masked after the square",
+            "values = torch.where(response_mask, at_least_float32(values), 0.0)",
+            "values = at_least_float32(values)",
+            "test_losses_alike::test_invariance_poison_outside_the_mask[nan-value]",
+        ),
+        (
+            "equal squares count as clipped",
+            "clipped_square > square",
+            "clipped_square >= square",
+            "::test_golden_value_loss_without_clip",
+        ),
+        (
+            "A2C's sign is flipped",
+            "-masked_mean(advantages * logprobs,",
+            "masked_mean(advantages * logprobs,",
+            "::test_identity_a2c_gradient_is_ppo_gradient_at_ratio_one",
+        ),
+        (
+            "A2C averages averages",
+            "masked_mean(advantages * logprobs, response_mask, count=num_tokens)",
+            "masked_mean(advantages * logprobs, response_mask)",
+            *alike("micro_batches_add_up", "a2c"),
+        ),
+        (
+            "gradient into A2C's advantages",
+            "advantages.detach()), 0.0)\n    logprobs = ",
+            "advantages), 0.0)\n    logprobs = ",
+            *alike("constants_get_no_gradient", "a2c"),
+        ),
+        (
+            "the mean log-ratio of a sequence",
+            "_log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)",
+            "_log_ratio(logprobs, old_logprobs, response_mask).mean(dim=1)",
+            "::test_golden_sequence_policy_loss",
+        ),
+        (
+            "lengths count padding",
+            "response_mask.sum(dim=1).clamp_min(1)",
+            "response_mask.shape[1]",
+            "::test_golden_sequence_policy_loss_normalised_by_length",
+        ),
+        (
+            "always normalised by length",
+            "if length_normalise:",
+            "if True:",
+            "::test_golden_sequence_policy_loss",
+        ),
+        (
+            "empty responses count",
+            "present = response_mask.any(dim=1)",
+            "present = torch.ones_like(response_mask[:, 0])",
+            "::test_golden_sequence_policy_loss_leaves_empty_rows_out",
+        ),
+        (
+            "sequences average averages",
+            "masked_mean(objective, present, count=num_sequences)",
+            "masked_mean(objective, present)",
+            *alike("micro_batches_add_up", "sequence"),
+        ),
+        (
+            "the reference repels",
+            "surrogate - kl_coef * kl",
+            "surrogate + kl_coef * kl",
+            "::test_golden_grpo_loss_penalises_k3",
+        ),
+        ("k1 in the loss", 'kind="k3"', 'kind="k1"', "::test_golden_grpo_loss_penalises_k3"),
+        (
+            "gradient into GRPO's advantages",
+            "at_least_float32(advantages.detach()).unsqueeze(1)",
+            "at_least_float32(advantages).unsqueeze(1)",
+            *alike("constants_get_no_gradient", "grpo-sequence"),
+        ),
+        (
+            "long responses count more",
+            "/ lengths.clamp_min(1) / sequences",
+            "/ sequences",
+            "::test_golden_grpo_loss_averages_within_then_over_responses",
+        ),
+        (
+            "the number of sequences is ignored",
+            "mask.any(dim=1).sum() if num_sequences is None else num_sequences",
+            "mask.any(dim=1).sum()",
+            *alike("micro_batches_add_up", "grpo-sequence", "grpo-fixed"),
+        ),
+        (
+            "the number of tokens is ignored",
+            "lengths.sum() if num_tokens is None else num_tokens",
+            "lengths.sum()",
+            *alike("micro_batches_add_up", "grpo-token"),
+        ),
+        (
+            "the fixed length alone",
+            "(sequences * max_new_tokens)\n",
+            "max_new_tokens\n",
+            "::test_golden_grpo_loss_over_a_fixed_length",
+        ),
+        (
+            "GRPO's approx_kl of the other direction",
+            "ratio_kl = torch.expm1(log_ratio) - log_ratio",
+            "ratio_kl = torch.expm1(-log_ratio) + log_ratio",
+            "::test_golden_grpo_loss_over_tokens",
+        ),
+    ),
+    *in_module(
+        "preference_losses",
+        (
+            "chosen and rejected are swapped",
+            "difference = chosen - rejected",
+            "difference = rejected - chosen",
+            "::test_golden_pairwise_reward_loss",
+        ),
+        (
+            "the margin is granted",
+            "difference - margin.detach()",
+            "difference + margin.detach()",
+            "::test_golden_pairwise_reward_loss_with_margins",
+        ),
+        (
+            "gradient into the margin",
+            "difference - margin.detach()",
+            "difference - margin",
+            *alike("constants_get_no_gradient", "pairwise-options"),
+        ),
+        (
+            "smoothing towards the label",
+            "label_smoothing * logsigmoid(-logit)",
+            "label_smoothing * logsigmoid(logit)",
+            "::test_golden_pairwise_reward_loss_with_label_smoothing",
+        ),
+        (
+            "pairs average averages",
+            "chosen.shape[0] if num_pairs is None else num_pairs",
+            "chosen.shape[0]",
+            *alike("micro_batches_add_up", "pairwise"),
+        ),
+        (
+            "the difference is centred",
+            "(chosen + rejected).square()",
+            "(chosen - rejected).square()",
+            "::test_golden_pairwise_reward_loss_with_centring",
+        ),
+        (
+            "equal scores are accurate",
+            '"reward/accuracy": (difference.detach() > 0)',
+            '"reward/accuracy": (difference.detach() >= 0)',
+            "::test_golden_pairwise_reward_loss",
+        ),
+        (
+            "a higher rank is better",
+            "ranks.unsqueeze(1) < ranks.unsqueeze(0)",
+            "ranks.unsqueeze(1) > ranks.unsqueeze(0)",
+            "::test_golden_ranking_reward_loss",
+        ),
+        (
+            "ties make pairs",
+            "ranks.unsqueeze(1) < ranks.unsqueeze(0)",
+            "ranks.unsqueeze(1) <= ranks.unsqueeze(0)",
+            "::test_golden_ranking_reward_loss_makes_no_pair_of_a_tie",
+        ),
+        (
+            "pairs across prompts",
+            "(groups.unsqueeze(1) == groups.unsqueeze(0)) & ",
+            "",
+            "::test_golden_ranking_reward_loss",
+        ),
+        (
+            "the mean over pairs, not over prompts",
+            "weight = 1.0 / pairs[pair_group].to(scores.dtype)",
+            "weight = count / pairs.sum().to(scores.dtype)",
+            "::test_golden_ranking_reward_loss",
+        ),
+        (
+            "prompts without pairs count",
+            "(pairs > 0).sum() if",
+            "num_groups if",
+            "::test_golden_ranking_reward_loss_leaves_prompts_without_pairs_out_of_the_count",
+        ),
+        (
+            "equal scores rank accurately",
+            "weight * (difference.detach() > 0)",
+            "weight * (difference.detach() >= 0)",
+            "::test_golden_ranking_equal_scores_are_not_accurate",
+        ),
+        ("the best is pushed down", "-picked.sum()", "picked.sum()", "::test_identity_best_of_two_is_pairwise"),
+        (
+            "the best is not compared",
+            "torch.log_softmax(scores, dim=1)",
+            "scores",
+            "::test_golden_best_of_k_reward_loss",
+        ),
+        (
+            "choices average averages",
+            "scores.shape[0] if num_prompts is None else num_prompts",
+            "scores.shape[0]",
+            *alike("micro_batches_add_up", "best-of-k"),
+        ),
+        (
+            "log-ratios are added",
+            "chosen_ratio - rejected_ratio",
+            "chosen_ratio + rejected_ratio",
+            "::test_golden_dpo_loss",
+        ),
+        (
+            "the reference is left out",
+            "at_least_float32(chosen) - at_least_float32(ref_chosen.detach())",
+            "at_least_float32(chosen)",
+            "::test_identity_dpo_where_the_policy_is_the_reference_is_log_two",
+        ),
+        (
+            "DPO in half precision",
+            "at_least_float32(chosen) - at_least_float32(ref_chosen.detach())",
+            "(chosen - ref_chosen.detach()).float()",
+            *alike("half_precision_is_float32_of_the_same_numbers", "dpo"),
+        ),
+        (
+            "gradient into the reference",
+            "ref_rejected.detach()",
+            "ref_rejected",
+            *alike("constants_get_no_gradient", "dpo"),
+        ),
+        ("DPO without beta", "* logsigmoid(beta * h)", "* logsigmoid(h)", "::test_golden_dpo_loss"),
+        (
+            "implicit rewards without beta",
+            "beta * h.detach().sum()",
+            "h.detach().sum()",
+            "::test_golden_dpo_loss",
+        ),
+        (
+            "conservative DPO is not",
+            "label_smoothing * logsigmoid(-beta * h)",
+            "label_smoothing * logsigmoid(beta * h)",
+            "::test_golden_conservative_dpo_loss",
+        ),
+        ("IPO's target is doubled", "1 / (2 * beta)", "1 / beta", "::test_golden_ipo_loss"),
+        ("the hinge never closes", "torch.relu(1 - beta * h)", "(1 - beta * h)", "::test_golden_hinge_loss"),
+        (
+            "label smoothing is silently ignored",
+            'if label_smoothing and kind != "sigmoid":',
+            "if False:",
+            "::test_dpo_refuses_label_smoothing_that_it_would_ignore",
+        ),
+        (
+            "DPO averages averages",
+            "h.shape[0] if num_pairs is None else num_pairs",
+            "h.shape[0]",
+            *alike("micro_batches_add_up", "dpo"),
+        ),
+    ),
+]
+
+
+HARMLESS = Mutant("masking", "none", "0.0).sum()", "0).sum()", ("test_masking::test_golden_masked_sum",))
+
+
+def source_of(module):
+    return Path(importlib.import_module(f"heedful.core.{module}").__file__).read_text(encoding="utf-8")
+
+
+def own_functions(namespace, module):
+    """The innermost functions that a module defines, by qualified name; classes stand for their methods."""
+    found = {}
+    for name, value in namespace.items():
+        members = {f"{name}.{k}": v for k, v in vars(value).items()} if inspect.isclass(value) else {name: value}
+        for qualified, member in members.items():
+            inner = inspect.unwrap(member) if callable(member) else None
+            if inspect.isfunction(inner) and inner.__module__ == module:
+                found[qualified] = inner
+    return found
+
+
+@contextlib.contextmanager
+def planted(module, source):
+    """Give a core module the functions and constants of another source, for as long as the block runs."""
+    full_name = f"heedful.core.{module}"
+    real = importlib.import_module(full_name)
+    namespace = {"__name__": full_name}
+    exec(compile(source, f"<{module}>", "exec"), namespace)  # the point of this file
+    parts = ("__code__", "__defaults__", "__kwdefaults__")
+    theirs, ours = own_functions(namespace, full_name), own_functions(vars(real), full_name)
+    assert theirs.keys() == ours.keys()
+    saved = {name: [getattr(function, part) for part in parts] for name, function in ours.items()}
+    constants = {k: v for k, v in vars(real).items() if k.isupper() and isinstance(v, int | float | str)}
+    try:
+        for name, function in ours.items():
+            for part in parts:
+                setattr(function, part, getattr(theirs[name], part))
+        for name in constants:
+            setattr(real, name, namespace[name])
+        yield
+    finally:
+        for name, function in ours.items():
+            for part, value in zip(parts, saved[name], strict=True):
+                setattr(function, part, value)
+        for name, value in constants.items():
+            setattr(real, name, value)
+
+
+class Laboratory:
+    """A plugin of the inner pytest run: it replaces the loop over tests by a loop over mutants."""
+
+    def __init__(self):
+        self.errors = []
+        self.problems = {}
+        """Why a mutant was not killed, by mutant; None where it was. The key None is the real code."""
+
+    def pytest_exception_interact(self, call):
+        self.errors.append((call.when, call.excinfo.value))
+
+    def pytest_runtestloop(self, session):
+        everything = [item for m in MUTANTS for item in self.items(session, m)]
+        with contextlib.ExitStack() as stack:
+            for module in sorted({mutant.module for mutant in MUTANTS}):
+                stack.enter_context(planted(module, source_of(module)))
+            errors = [error for item in dict.fromkeys(everything) for error in self.run(session, item)]
+        self.problems[None] = f"the real code fails: {errors}" if errors or session.testsfailed else None
+        for mutant in (*MUTANTS, HARMLESS):
+            self.problems[mutant] = self.examine(session, mutant)
+        return True
+
+    def items(self, session, mutant):
+        return [i for i in session.items if mutant.kills_with(i.path.stem, i.name)]
+
+    def run(self, session, item):
+        self.errors = []
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self.errors
+
+    def examine(self, session, mutant):
+        source = source_of(mutant.module)
+        if source.count(mutant.old) != 1:
+            return f"{mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.module}; mend the mutant"
+        items = self.items(session, mutant)
+        if len(items) < len(mutant.killers):
+            return f"not all of {mutant.killers} exist; mend the mutant"
+        with planted(mutant.module, source.replace(mutant.old, mutant.new)):
+            errors = next(filter(None, (self.run(session, item) for item in items)), [])
+        if not errors:
+            return f"{mutant.killers} passed with this mistake"
+        if all(when == "call" and isinstance(e, DEATHS) for when, e in errors):
+            return None
+        return f"died of {errors}, not of a test's assertion"
+
+
+@pytest.fixture(scope="module")
+def problems():
+    laboratory = Laboratory()
+    files = sorted({str(HERE / f"{killer.partition('::')[0]}.py") for m in MUTANTS for killer in m.killers})
+    options = ["-q", "--capture=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        pytest.main([*options, *files], plugins=[laboratory])
+    assert laboratory.problems, f"the inner run did not get to its tests:\n{output.getvalue()}"
+    return laboratory.problems
+
+
+DEATHS = (AssertionError, pytest.fail.Exception, GradcheckError)
+"""What a test says no with; a mutant that merely crashes is not killed."""
+
+TALLY = {}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.module}: {m.mistake}")
+def test_mutant_is_killed(mutant, problems):
+    TALLY[mutant] = problems[mutant] is None
+    assert problems[mutant] is None
+
+
+def test_without_a_mistake_the_killers_pass(problems):
+    """Negative control: the same machinery, planting the real sources."""
+    assert problems[None] is None
+
+
+def test_a_harmless_change_survives(problems):
+    """Negative control of the other kind: what changes no result is not reported as killed."""
+    assert problems[HARMLESS] == "('test_masking::test_golden_masked_sum',) passed with this mistake"
+
+
+def test_the_real_code_is_put_back():
+    function = inspect.unwrap(heedful.core.masked_sum)
+    before = function.__code__
+    with planted("masking", source_of("masking").replace("0.0).sum()", "1.0).sum()")):
+        assert function.__code__ is not before
+    assert function.__code__ is before
+
+
+def test_every_public_name_of_the_core_has_a_mutant():
+    mutated = set()
+    for mutant in MUTANTS:
+        source = source_of(mutant.module)
+        line = source[: source.index(mutant.old)].count("\n") + 1
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= node.end_lineno:
+                mutated.add(node.name)
+    assert set(heedful.core.__all__) <= mutated
+
+
+def test_mutants_killed_of_tried(record_property):
+    """The count, for whoever runs this file with ``-s``."""
+    killed, tried = sum(TALLY.values()), len(TALLY)
+    record_property("mutants_killed", killed)
+    record_property("mutants_tried", tried)
+    print(f"\nmutants killed: {killed} of {tried}")
+    assert killed == tried
+    assert len(MUTANTS) >= 34

@@ -1,0 +1,567 @@
+"""Losses of the policy and the value function: numbers by hand, identities, gradients in closed form."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.core import (
+    a2c_policy_loss,
+    grpo_loss,
+    ppo_policy_loss,
+    sequence_policy_loss,
+    sft_loss,
+    token_logprobs,
+    value_loss,
+)
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual, expected, rtol=1e-9):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
+
+
+def mask(*rows):
+    """Rows written as strings: 'x' counts, '.' does not."""
+    return torch.tensor([[c == "x" for c in row] for row in rows])
+
+
+def logs(*ratios):
+    return f64([math.log(r) for r in ratios])
+
+
+def random_batch(rows=4, time=6):
+    """Log-probs near each other, as within an epoch, so that some ratios are clipped and some are not."""
+    old = -torch.rand(rows, time, dtype=torch.float64) - 0.5
+    new = old + 0.4 * torch.randn(rows, time, dtype=torch.float64)
+    inside = torch.rand(rows, time) < 0.7
+    inside[:, 0] = True
+    return new.requires_grad_(), old, torch.randn(rows, time, dtype=torch.float64), inside
+
+
+# --------------------------------------------------------------------------------------------------------------- sft
+
+
+def test_golden_sft_loss():
+    loss, metrics = sft_loss(f64([[-1.0, -2.0, -9.0], [-0.5, -9.0, -9.0]]), mask("xx.", "x.."))
+    close(loss, (1.0 + 2.0 + 0.5) / 3)
+    close(metrics["loss/sft"], (1.0 + 2.0 + 0.5) / 3)
+
+
+def test_golden_sft_loss_divides_by_the_count_handed_in():
+    close(sft_loss(f64([-1.0, -2.0]), torch.tensor([True, True]), num_tokens=8)[0], (1.0 + 2.0) / 8)
+
+
+def test_identity_sft_loss_is_cross_entropy_with_ignore_index():
+    logits = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(7, (3, 5))
+    inside = mask("xxx..", "xxxxx", ".x.x.")
+    loss, _ = sft_loss(token_logprobs(logits, ids), inside)
+    (ours,) = torch.autograd.grad(loss, logits)
+    theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.masked_fill(~inside, -100).flatten())
+    close(loss.detach(), theirs.detach())
+    close(ours, torch.autograd.grad(theirs, logits)[0])
+
+
+# --------------------------------------------------------------------------------------------------------------- ppo
+
+
+def test_golden_ppo_policy_loss_where_the_clip_binds():
+    """Ratios 1.5, 0.5, 1.1: the first two are cut to 1.2 and 0.8, the third is inside."""
+    new, a = logs(1.5, 0.5, 1.1), f64([2.0, -1.0, 3.0])
+    loss, metrics = ppo_policy_loss(new, torch.zeros_like(new), a, torch.tensor([True] * 3), clip_range=0.2)
+    close(loss, -(1.2 * 2.0 + 0.8 * -1.0 + 1.1 * 3.0) / 3)
+    close(metrics["loss/policy"], -(1.2 * 2.0 + 0.8 * -1.0 + 1.1 * 3.0) / 3)
+    close(metrics["policy/clip_frac"], 2 / 3)
+    kl = (1.5 - 1 - math.log(1.5)) + (0.5 - 1 - math.log(0.5)) + (1.1 - 1 - math.log(1.1))
+    close(metrics["policy/approx_kl"], kl / 3)
+
+
+def test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake():
+    """Ratios far out on the wrong side are not cut: the minimum takes the unclipped branch, and clip_frac is 0."""
+    new, a = logs(1.5, 0.5), f64([-1.0, 2.0])
+    loss, metrics = ppo_policy_loss(new, torch.zeros_like(new), a, torch.tensor([True] * 2), clip_range=0.2)
+    close(loss, -(1.5 * -1.0 + 0.5 * 2.0) / 2)
+    assert metrics["policy/clip_frac"] == 0
+
+
+def test_golden_ppo_policy_loss_masks_and_counts():
+    new, a = logs(1.5, 0.5, 3.0).view(1, 3), f64([[2.0, -1.0, 3.0]])
+    loss, metrics = ppo_policy_loss(new, torch.zeros_like(new), a, mask("xx."), clip_range=0.2, num_tokens=10)
+    close(loss, -(1.2 * 2.0 + 0.8 * -1.0) / 10)
+    close(metrics["policy/clip_frac"], 2 / 10)
+    close(metrics["policy/approx_kl"], ((0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))) / 10)
+
+
+def test_golden_ppo_policy_loss_with_a_higher_upper_bound():
+    new, a = logs(1.5, 0.5, 1.25), f64([2.0, -1.0, 1.0])
+    loss, metrics = ppo_policy_loss(
+        new, torch.zeros_like(new), a, torch.tensor([True] * 3), clip_range=0.2, clip_range_high=0.3
+    )
+    close(loss, -(1.3 * 2.0 + 0.8 * -1.0 + 1.25 * 1.0) / 3)
+    close(metrics["policy/clip_frac"], 2 / 3)
+
+
+def test_golden_ppo_policy_loss_dual_clip():
+    """Only where the advantage is negative, and only past c: -4 becomes -3; -2 and the positive ones stay."""
+    new, a = logs(4.0, 2.0, 4.0, 0.5), f64([-1.0, -1.0, 1.0, 1.0])
+    inside = torch.tensor([True] * 4)
+    close(ppo_policy_loss(new, torch.zeros_like(new), a, inside, clip_range=0.2)[0], -(-4 - 2 + 1.2 + 0.5) / 4)
+    loss, _ = ppo_policy_loss(new, torch.zeros_like(new), a, inside, clip_range=0.2, dual_clip=3.0)
+    close(loss, -(-3 - 2 + 1.2 + 0.5) / 4)
+
+
+def test_golden_ppo_clip_frac_does_not_count_ties():
+    """An advantage of 0 makes both branches equal, wherever the ratio is."""
+    new = logs(1.5, 0.5)
+    metrics = ppo_policy_loss(new, torch.zeros_like(new), f64([0.0, 0.0]), torch.tensor([True] * 2), clip_range=0.2)[1]
+    assert metrics["policy/clip_frac"] == 0
+
+
+def test_identity_ppo_at_ratio_one_is_minus_the_mean_advantage():
+    new, _, a, inside = random_batch()
+    loss, metrics = ppo_policy_loss(new, new.detach().clone(), a, inside, clip_range=0.2)
+    close(loss.detach(), -a[inside].mean())
+    assert metrics["policy/clip_frac"] == 0
+    assert metrics["policy/approx_kl"] == 0
+
+
+def test_identity_ppo_gradient_is_zero_where_the_clip_binds_and_minus_r_a_over_n_elsewhere():
+    new, old, a, inside = random_batch(rows=20, time=20)
+    loss, metrics = ppo_policy_loss(new, old, a, inside, clip_range=0.2)
+    loss.backward()
+    ratio = (new.detach() - old).exp()
+    binds = inside & (((a > 0) & (ratio > 1.2)) | ((a < 0) & (ratio < 0.8)))
+    free = inside & ~binds
+    assert binds.sum() > 20
+    assert free.sum() > 20
+    assert (new.grad[binds] == 0).all()
+    assert (new.grad[~inside] == 0).all()
+    close(new.grad[free], (-ratio * a / inside.sum())[free])
+    close(metrics["policy/clip_frac"], binds.sum() / inside.sum(), rtol=1e-6)
+
+
+def test_identity_dual_clip_has_no_gradient_past_the_bound():
+    new = logs(4.0, 2.0).requires_grad_()
+    inside = torch.tensor([True, True])
+    ppo_policy_loss(new, f64([0.0, 0.0]), f64([-1.0, -1.0]), inside, clip_range=0.2, dual_clip=3.0)[0].backward()
+    close(new.grad, [0, 2.0 / 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identity_ppo_gradient_is_zero_also_where_the_ratio_overflows(dtype):
+    """exp(1000) is infinite; the clip binds, so the token counts 1.2 A and moves nothing (0 times infinity is NaN)."""
+    new = torch.tensor([1000.0, 0.0], dtype=dtype, requires_grad=True)
+    old, a = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
+    loss, _ = ppo_policy_loss(new, old, a, torch.tensor([True, True]), clip_range=0.2)
+    loss.backward()
+    close(loss.detach(), -(1.2 + 1) / 2, rtol=1e-6)
+    close(new.grad, [0, -1 / 2])
+
+
+def test_identity_symmetric_bounds_are_the_default():
+    new, old, a, inside = random_batch()
+    one = ppo_policy_loss(new, old, a, inside, clip_range=0.1)[0]
+    close(ppo_policy_loss(new, old, a, inside, clip_range=0.1, clip_range_high=0.1)[0].detach(), one.detach())
+
+
+def test_identity_a_wide_clip_is_importance_sampling():
+    new, old, a, inside = random_batch()
+    loss, _ = ppo_policy_loss(new, old, a, inside, clip_range=0.9, clip_range_high=1e6)
+    close(loss.detach(), -(((new - old).exp() * a)[inside]).mean().detach())
+
+
+def test_identity_approx_kl_is_k3_of_the_old_policy():
+    """With d = old - new: exp(-d) - 1 + d = (r - 1) - log r. Tokens come from the old policy, so it is unbiased."""
+    new, old, a, inside = random_batch()
+    metrics = ppo_policy_loss(new, old, a, inside, clip_range=0.2)[1]
+    d = (old - new.detach())[inside]
+    close(metrics["policy/approx_kl"], ((-d).exp() - 1 + d).mean())
+
+
+# --------------------------------------------------------------------------------------------------------------- a2c
+
+
+def test_golden_a2c_policy_loss():
+    loss, metrics = a2c_policy_loss(f64([[-1.0, -2.0, -9.0]]), f64([[0.5, -3.0, 9.0]]), mask("xx."))
+    close(loss, -(0.5 * -1.0 + -3.0 * -2.0) / 2)
+    close(metrics["loss/policy"], -(0.5 * -1.0 + -3.0 * -2.0) / 2)
+
+
+def test_golden_a2c_policy_loss_divides_by_the_count_handed_in():
+    close(a2c_policy_loss(f64([[-1.0, -2.0]]), f64([[0.5, -3.0]]), mask("xx"), num_tokens=8)[0], -(-0.5 + 6.0) / 8)
+
+
+def test_identity_a2c_gradient_is_ppo_gradient_at_ratio_one():
+    new, _, a, inside = random_batch()
+    (a2c,) = torch.autograd.grad(a2c_policy_loss(new, a, inside)[0], new)
+    (ppo,) = torch.autograd.grad(ppo_policy_loss(new, new.detach().clone(), a, inside, clip_range=0.2)[0], new)
+    close(a2c, ppo)
+    close(a2c, torch.where(inside, -a / inside.sum(), 0.0))
+
+
+def test_identity_a2c_with_unit_advantages_is_sft():
+    new, _, a, inside = random_batch()
+    close(a2c_policy_loss(new, torch.ones_like(a), inside)[0].detach(), sft_loss(new, inside)[0].detach())
+
+
+# ------------------------------------------------------------------------------------------------------------- value
+
+
+def test_golden_value_loss_takes_the_larger_square():
+    """V 1.0 moved 0.5 from 0.5: cut to 0.7, further from 2.0. V 2.0 is within 0.2 of 2.1: plain."""
+    values, old_values, returns = f64([[1.0, 2.0]]), f64([[0.5, 2.1]]), f64([[2.0, 0.0]])
+    loss, metrics = value_loss(values, old_values, returns, mask("xx"), clip_range=0.2)
+    close(loss, 0.5 * ((0.7 - 2.0) ** 2 + (2.0 - 0.0) ** 2) / 2)
+    close(metrics["loss/value"], 0.5 * ((0.7 - 2.0) ** 2 + (2.0 - 0.0) ** 2) / 2)
+    close(metrics["value/clip_frac"], 1 / 2)
+
+
+def test_golden_value_loss_keeps_the_plain_square_where_it_is_larger():
+    """V 3.0 overshot the return 1.0; cut to 0.2 it would look better than it is."""
+    loss, metrics = value_loss(f64([[3.0]]), f64([[0.0]]), f64([[1.0]]), mask("x"), clip_range=0.2)
+    close(loss, 0.5 * (3.0 - 1.0) ** 2)
+    assert metrics["value/clip_frac"] == 0
+
+
+def test_golden_value_loss_cuts_downward_moves_too():
+    loss, metrics = value_loss(f64([[-1.0]]), f64([[0.0]]), f64([[-2.0]]), mask("x"), clip_range=0.2)
+    close(loss, 0.5 * (-0.2 - -2.0) ** 2)
+    assert metrics["value/clip_frac"] == 1
+
+
+def test_golden_value_loss_without_clip():
+    values, returns = f64([[1.0, 2.0, 9.0]]), f64([[2.0, -1.0, 0.0]])
+    loss, metrics = value_loss(values, torch.zeros_like(values), returns, mask("xx."), clip_range=None)
+    close(loss, 0.5 * (1.0 + 9.0) / 2)
+    assert metrics["value/clip_frac"] == 0
+
+
+def test_golden_value_loss_masks_and_counts():
+    values, old_values, returns = f64([[1.0, 2.0]]), f64([[0.5, 2.1]]), f64([[2.0, 0.0]])
+    loss, metrics = value_loss(values, old_values, returns, mask("x."), clip_range=0.2, num_tokens=10)
+    close(loss, 0.5 * (0.7 - 2.0) ** 2 / 10)
+    close(metrics["value/clip_frac"], 1 / 10)
+
+
+def test_identity_value_loss_is_plain_while_values_stay_in_range():
+    old_values, returns = torch.randn(2, 4, 5, dtype=torch.float64)
+    values = old_values + 0.19 * (2 * torch.rand(4, 5, dtype=torch.float64) - 1)
+    inside = torch.rand(4, 5) < 0.7
+    clipped = value_loss(values, old_values, returns, inside, clip_range=0.2)
+    close(clipped[0], value_loss(values, old_values, returns, inside, clip_range=None)[0])
+    assert clipped[1]["value/clip_frac"] == 0
+
+
+def test_identity_value_loss_is_half_the_mean_squared_error():
+    values, returns = torch.randn(2, 4, 5, dtype=torch.float64)
+    everything = torch.ones(4, 5, dtype=torch.bool)
+    loss, _ = value_loss(values, torch.zeros_like(values), returns, everything, clip_range=None)
+    close(loss, 0.5 * torch.nn.functional.mse_loss(values, returns))
+
+
+def test_identity_value_gradient_is_the_error_over_n_and_zero_where_the_clip_binds():
+    """Within range the two squares tie, and the gradient must still be the whole error, not half of it."""
+    values = f64([[0.1, 1.0, 3.0]]).requires_grad_()
+    value_loss(values, f64([[0.0, 0.0, 0.0]]), f64([[1.0, 2.0, 1.0]]), mask("xxx"), clip_range=0.2)[0].backward()
+    close(values.grad, [[(0.1 - 1.0) / 3, 0, (3.0 - 1.0) / 3]])
+
+
+def test_identity_clipped_value_loss_is_never_below_the_plain_one():
+    values, old_values, returns = torch.randn(3, 4, 50, dtype=torch.float64)
+    for t in range(50):
+        column = [x[:, t : t + 1] for x in (values, old_values, returns)]
+        inside = torch.ones(4, 1, dtype=torch.bool)
+        clipped = value_loss(*column, inside, clip_range=0.2)[0]
+        assert clipped >= value_loss(*column, inside, clip_range=None)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- sequence
+
+
+def test_golden_sequence_policy_loss():
+    """Ratios of whole responses: 1.1 * 1.2 = 1.32, cut to 1.2; 0.9 * 0.9 = 0.81, inside."""
+    new, inside = torch.stack([logs(1.1, 1.2, 5.0), logs(0.9, 0.9, 5.0)]), mask("xx.", "xx.")
+    loss, metrics = sequence_policy_loss(new, torch.zeros_like(new), f64([2.0, -1.0]), inside, clip_range=0.2)
+    close(loss, -(1.2 * 2.0 + 0.81 * -1.0) / 2)
+    close(metrics["policy/clip_frac"], 1 / 2)
+    close(metrics["policy/approx_kl"], ((1.32 - 1 - math.log(1.32)) + (0.81 - 1 - math.log(0.81))) / 2)
+
+
+def test_golden_sequence_policy_loss_normalised_by_length():
+    """The geometric mean of a response's ratios: sqrt(1.32) and the cube root of 0.7, both inside the bounds."""
+    new = torch.stack([logs(1.1, 1.2, 5.0), logs(0.7, 1.0, 1.0)])
+    loss, metrics = sequence_policy_loss(
+        new, torch.zeros_like(new), f64([2.0, -1.0]), mask("xx.", "xxx"), clip_range=0.2, length_normalise=True
+    )
+    close(loss, -(math.sqrt(1.32) * 2.0 + 0.7 ** (1 / 3) * -1.0) / 2)
+    assert metrics["policy/clip_frac"] == 0
+
+
+def test_golden_sequence_policy_loss_bounds_and_count():
+    new = torch.stack([logs(1.5), logs(0.5)])
+    loss, metrics = sequence_policy_loss(
+        new,
+        torch.zeros_like(new),
+        f64([2.0, -1.0]),
+        mask("x", "x"),
+        clip_range=0.2,
+        clip_range_high=0.3,
+        num_sequences=8,
+    )
+    close(loss, -(1.3 * 2.0 + 0.8 * -1.0) / 8)
+    close(metrics["policy/clip_frac"], 2 / 8)
+
+
+def test_golden_sequence_policy_loss_leaves_empty_rows_out():
+    new = torch.stack([logs(1.1, 1.2), logs(5.0, 5.0)])
+    loss, _ = sequence_policy_loss(new, torch.zeros_like(new), f64([2.0, -1.0]), mask("xx", ".."), clip_range=0.5)
+    close(loss, -1.32 * 2.0)
+
+
+@pytest.mark.parametrize("length_normalise", [False, True])
+def test_identity_sequence_loss_of_one_token_is_the_token_loss(length_normalise):
+    new, old, a, _ = random_batch(rows=30, time=1)
+    inside = torch.ones(30, 1, dtype=torch.bool)
+    inside[::5] = False
+    token = ppo_policy_loss(new, old, a, inside, clip_range=0.2)
+    sequence = sequence_policy_loss(new, old, a[:, 0], inside, clip_range=0.2, length_normalise=length_normalise)
+    close(sequence[0].detach(), token[0].detach())
+    for name in token[1]:
+        close(sequence[1][name], token[1][name])
+
+
+def test_identity_sequence_gradient_at_ratio_one_is_reinforce():
+    """Every token of a response gets the response's advantage: -A_i / B, divided by the length where normalised."""
+    new, _, a, inside = random_batch()
+    old = new.detach().clone()
+    (grad,) = torch.autograd.grad(sequence_policy_loss(new, old, a[:, 0], inside, clip_range=0.2)[0], new)
+    close(grad, torch.where(inside, -a[:, :1] / 4, 0.0))
+    normalised = sequence_policy_loss(new, old, a[:, 0], inside, clip_range=0.2, length_normalise=True)[0]
+    (grad,) = torch.autograd.grad(normalised, new)
+    close(grad, torch.where(inside, -a[:, :1] / 4 / inside.sum(1, keepdim=True), 0.0))
+
+
+def test_identity_sequence_gradient_is_zero_also_where_the_ratio_overflows():
+    """Log-ratios sum over a response, so long responses get here."""
+    new = torch.full((1, 200), 0.5, requires_grad=True)
+    inside = torch.ones(1, 200, dtype=torch.bool)
+    loss, _ = sequence_policy_loss(new, torch.zeros(1, 200), torch.ones(1), inside, clip_range=0.2)
+    loss.backward()
+    close(loss.detach(), -1.2, rtol=1e-6)
+    close(new.grad, torch.zeros(1, 200))
+
+
+# -------------------------------------------------------------------------------------------------------------- grpo
+
+# Two responses of 2 and 1 tokens (lengths whose reciprocals are exact in every precision).
+NEW = torch.stack([logs(1.5, 1.1), logs(0.5, 9.0)])
+OLD = torch.zeros(2, 2, dtype=torch.float64)
+REF = torch.stack([logs(3.0, 1.1), logs(1.0, 1.0)])
+INSIDE = mask("xx", "x.")
+A = f64([2.0, -1.0])
+L = [1.2 * 2.0, 1.1 * 2.0, 0.8 * -1.0]  # the surrogate of each token at clip_range 0.2
+D = [math.log(1.5 / 3.0), 0.0, math.log(0.5)]
+K3 = [math.exp(-d) - 1 + d for d in D]
+R_KL = [1.5 - 1 - math.log(1.5), 1.1 - 1 - math.log(1.1), 0.5 - 1 - math.log(0.5)]
+
+
+def grpo(**options):
+    return grpo_loss(NEW, OLD, REF, A, INSIDE, clip_range=0.2, **options)
+
+
+def test_golden_grpo_loss_averages_within_then_over_responses():
+    loss, metrics = grpo()
+    close(loss, -((L[0] + L[1]) / 2 + L[2]) / 2)
+    close(metrics["loss/policy"], -((L[0] + L[1]) / 2 + L[2]) / 2)
+    close(metrics["policy/clip_frac"], (1 / 2 + 1) / 2)
+    close(metrics["policy/approx_kl"], ((R_KL[0] + R_KL[1]) / 2 + R_KL[2]) / 2)
+    close(metrics["reference/kl"], ((K3[0] + K3[1]) / 2 + K3[2]) / 2)
+
+
+def test_golden_grpo_loss_penalises_k3():
+    close(grpo(kl_coef=0.04)[0], -((L[0] + L[1]) / 2 + L[2]) / 2 + 0.04 * ((K3[0] + K3[1]) / 2 + K3[2]) / 2)
+
+
+def test_golden_grpo_loss_divides_by_the_sequences_handed_in():
+    close(grpo(num_sequences=8)[0], -((L[0] + L[1]) / 2 + L[2]) / 8)
+
+
+def test_golden_grpo_loss_over_tokens():
+    """A count of 4: the responses of the step have four tokens, of which three are here."""
+    loss, metrics = grpo(aggregate="token", num_tokens=4, kl_coef=0.04)
+    close(loss, -(sum(L) - 0.04 * sum(K3)) / 4)
+    close(metrics["policy/clip_frac"], 2 / 4)
+    close(metrics["policy/approx_kl"], sum(R_KL) / 4)
+    close(metrics["reference/kl"], sum(K3) / 4)
+
+
+def test_golden_grpo_loss_over_a_fixed_length():
+    close(grpo(aggregate="fixed", max_new_tokens=16)[0], -sum(L) / (2 * 16))
+    close(grpo(aggregate="fixed", max_new_tokens=16, num_sequences=4)[0], -sum(L) / (4 * 16))
+
+
+def test_golden_grpo_loss_with_a_higher_upper_bound():
+    close(grpo(clip_range_high=0.25)[0], -((1.25 * 2.0 + 1.1 * 2.0) / 2 + 0.8 * -1.0) / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "divisor"),
+    [
+        ({"aggregate": "sequence"}, 2 * 3),
+        ({"aggregate": "token"}, 6),
+        ({"aggregate": "fixed", "max_new_tokens": 7}, 2 * 7),
+    ],
+    ids=["sequence", "token", "fixed"],
+)
+def test_golden_grpo_loss_is_computed_in_float64_where_its_inputs_are(options, divisor):
+    """Weights such as 1/3 have to be float64 too: in float32 they are wrong at the eighth digit."""
+    new = torch.stack([logs(1.5, 1.1, 1.0), logs(0.5, 0.9, 1.0)])
+    zeros = torch.zeros_like(new)
+    loss, _ = grpo_loss(new, zeros, zeros, A, mask("xxx", "xxx"), clip_range=0.2, **options)
+    close(loss, -(1.2 * 2 + 1.1 * 2 + 1.0 * 2 - 0.8 - 0.9 - 1.0) / divisor)
+
+
+def test_golden_grpo_loss_leaves_empty_rows_out():
+    loss, _ = grpo_loss(NEW, OLD, REF, A, mask("xx", ".."), clip_range=0.2)
+    close(loss, -(L[0] + L[1]) / 2)
+
+
+def test_identity_grpo_aggregates_agree_on_equal_lengths():
+    new, old, a, _ = random_batch(rows=4, time=8)
+    inside = torch.zeros(4, 8, dtype=torch.bool)
+    inside[:, 2:6] = True
+    results = [
+        grpo_loss(
+            new, old, old - 0.1, a[:, 0], inside, clip_range=0.2, kl_coef=0.1, aggregate=aggregate, max_new_tokens=4
+        )
+        for aggregate in ("sequence", "token", "fixed")
+    ]
+    for loss, metrics in results[1:]:
+        close(loss.detach(), results[0][0].detach())
+        for name in metrics:
+            close(metrics[name], results[0][1][name])
+
+
+def test_identity_grpo_over_tokens_without_penalty_is_ppo():
+    new, old, a, inside = random_batch()
+    count = 16
+    ppo = ppo_policy_loss(
+        new, old, a[:, :1].expand(4, 6), inside, clip_range=0.2, clip_range_high=0.3, num_tokens=count
+    )
+    ours = grpo_loss(
+        new, old, old, a[:, 0], inside, clip_range=0.2, clip_range_high=0.3, aggregate="token", num_tokens=count
+    )
+    close(ours[0].detach(), ppo[0].detach())
+    close(torch.autograd.grad(ours[0], new)[0], torch.autograd.grad(ppo[0], new)[0])
+    for name in ppo[1]:
+        close(ours[1][name], ppo[1][name])
+
+
+def test_identity_grpo_at_the_start_has_no_penalty_and_group_relative_loss_zero():
+    """Policy, old policy and reference agree, and advantages of equally long responses sum to 0."""
+    new, _, _, _ = random_batch(rows=2, time=4)
+    old = new.detach().clone()
+    everything = torch.ones(2, 4, dtype=torch.bool)
+    loss, metrics = grpo_loss(new, old, old, f64([0.7, -0.7]), everything, clip_range=0.2, kl_coef=0.04)
+    close(loss.detach(), 0)
+    assert metrics["reference/kl"] == 0
+
+
+def test_identity_grpo_penalty_gradient_pulls_towards_the_reference():
+    """d k3 / d logprob = 1 - exp(-d) with d = logprob - ref_logprob: 0 at the reference."""
+    new = f64([[-1.0, -1.0]]).requires_grad_()
+    ref = f64([[-1.0, -1.5]])
+    loss = grpo_loss(new, new.detach().clone(), ref, f64([0.0]), mask("xx"), clip_range=0.2, kl_coef=0.5)[0]
+    loss.backward()
+    close(new.grad, [[0, 0.5 * (1 - math.exp(-0.5)) / 2]])
+
+
+def test_grpo_refuses_a_fixed_length_that_is_missing():
+    with pytest.raises(ValueError, match="grpo_loss: aggregate='fixed' divides by max_new_tokens; hand it in"):
+        grpo(aggregate="fixed")
+
+
+def test_grpo_refuses_another_aggregate():
+    """Past the run-time type check, which refuses it first in these tests."""
+    plain = inspect.unwrap(grpo_loss)
+    with pytest.raises(ValueError, match="grpo_loss: aggregate is 'batch'; choose 'sequence', 'token' or 'fixed'"):
+        plain(NEW, OLD, REF, A, INSIDE, clip_range=0.2, aggregate="batch")
+
+
+# -------------------------------------------------------------------------------------------------------- properties
+
+
+@st.composite
+def batches(draw, tensors):
+    rows, time = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    size = rows * time
+    numbers = st.lists(st.floats(-3, 3), min_size=size, max_size=size)
+    inside = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    inside[draw(st.integers(0, size - 1))] = True
+    return *(f64(draw(numbers)).view(rows, time) for _ in range(tensors)), torch.tensor(inside).view(rows, time)
+
+
+def clip(x, low, high):
+    return min(max(x, low), high)
+
+
+@given(batches(3), st.floats(0.01, 0.9), st.floats(0.01, 2), st.one_of(st.none(), st.floats(1.1, 5)))
+def test_property_ppo_policy_loss_equals_a_loop(batch, low, high, dual_clip):
+    new, old, advantages, inside = batch
+    total = clipped = kl = 0.0
+    for n, o, a in zip(new[inside].tolist(), old[inside].tolist(), advantages[inside].tolist(), strict=True):
+        r = math.exp(n - o)
+        plain, cut = r * a, clip(r, 1 - low, 1 + high) * a
+        objective = min(plain, cut)
+        if dual_clip is not None and a < 0:
+            objective = max(objective, dual_clip * a)
+        total += objective
+        clipped += cut < plain
+        kl += r - 1 - (n - o)
+    count = int(inside.sum())
+    loss, metrics = ppo_policy_loss(
+        new, old, advantages, inside, clip_range=low, clip_range_high=high, dual_clip=dual_clip
+    )
+    torch.testing.assert_close(loss, f64(-total / count), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(metrics["policy/approx_kl"], f64(kl / count), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(metrics["policy/clip_frac"], f64(clipped / count), rtol=1e-9, atol=1e-9)
+
+
+@given(batches(3), st.one_of(st.none(), st.floats(0.01, 2)))
+def test_property_value_loss_equals_a_loop(batch, clip_range):
+    values, old_values, returns, inside = batch
+    total = clipped = 0.0
+    for v, o, r in zip(values[inside].tolist(), old_values[inside].tolist(), returns[inside].tolist(), strict=True):
+        plain = cut = (v - r) ** 2
+        if clip_range is not None:
+            cut = (clip(v, o - clip_range, o + clip_range) - r) ** 2
+        total += 0.5 * max(plain, cut)
+        clipped += cut > plain
+    count = int(inside.sum())
+    loss, metrics = value_loss(values, old_values, returns, inside, clip_range=clip_range)
+    torch.testing.assert_close(loss, f64(total / count), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(metrics["value/clip_frac"], f64(clipped / count), rtol=1e-9, atol=1e-9)
+
+
+@given(batches(3), st.booleans())
+def test_property_sequence_policy_loss_equals_a_loop(batch, length_normalise):
+    new, old, advantages, inside = batch
+    objectives = []
+    for b in range(new.shape[0]):
+        steps = inside[b].nonzero().flatten().tolist()
+        if steps:
+            d = sum((new[b, t] - old[b, t]).item() for t in steps) / (len(steps) if length_normalise else 1)
+            a = advantages[b, 0].item()
+            objectives.append(min(math.exp(d) * a, clip(math.exp(d), 0.8, 1.2) * a))
+    loss, _ = sequence_policy_loss(
+        new, old, advantages[:, 0], inside, clip_range=0.2, length_normalise=length_normalise
+    )
+    torch.testing.assert_close(loss, f64(-sum(objectives) / len(objectives)), rtol=1e-9, atol=1e-9)

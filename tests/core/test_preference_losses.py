@@ -1,0 +1,366 @@
+"""Losses over preferences: reward models from pairs, rankings and choices; direct preference optimisation."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.core import best_of_k_reward_loss, dpo_loss, pairwise_reward_loss, ranking_reward_loss
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual, expected, rtol=1e-9):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=1e-12)
+
+
+def close_share(actual, expected):
+    """A share of a count, which may be held in float32 whatever the scores' dtype."""
+    close(actual, expected, rtol=1e-6)
+
+
+def minus_log_sigmoid(x):
+    return math.log(1 + math.exp(-x))
+
+
+# ------------------------------------------------------------------------------------------------------------- pairs
+
+CHOSEN, REJECTED = f64([1.0, -0.5, 2.0]), f64([0.5, 0.5, 2.0])
+PAIRWISE = (minus_log_sigmoid(0.5) + minus_log_sigmoid(-1.0) + math.log(2)) / 3
+
+
+def test_golden_pairwise_reward_loss():
+    """Differences 0.5, -1, 0; the tie is not right."""
+    loss, metrics = pairwise_reward_loss(CHOSEN, REJECTED)
+    close(loss, PAIRWISE)
+    close(metrics["loss/reward"], PAIRWISE)
+    close_share(metrics["reward/accuracy"], 1 / 3)
+    close(metrics["reward/margin"], (0.5 - 1.0 + 0.0) / 3)
+
+
+def test_golden_pairwise_reward_loss_divides_by_the_count_handed_in():
+    loss, metrics = pairwise_reward_loss(CHOSEN, REJECTED, num_pairs=12)
+    close(loss, PAIRWISE * 3 / 12)
+    close_share(metrics["reward/accuracy"], 1 / 12)
+    close(metrics["reward/margin"], -0.5 / 12)
+
+
+def test_golden_pairwise_reward_loss_with_margins():
+    """The margin is subtracted: the chosen score has to win by that much. Metrics are about the scores alone."""
+    loss, metrics = pairwise_reward_loss(CHOSEN, REJECTED, margin=f64([0.25, 0.0, 1.0]))
+    close(loss, (minus_log_sigmoid(0.5 - 0.25) + minus_log_sigmoid(-1.0) + minus_log_sigmoid(0.0 - 1.0)) / 3)
+    close_share(metrics["reward/accuracy"], 1 / 3)
+    close(metrics["reward/margin"], -0.5 / 3)
+
+
+def test_golden_pairwise_reward_loss_with_centring():
+    loss, _ = pairwise_reward_loss(CHOSEN, REJECTED, center_coef=0.01)
+    close(loss, PAIRWISE + 0.01 * (1.5**2 + 0.0**2 + 4.0**2) / 3)
+
+
+def test_golden_pairwise_reward_loss_with_label_smoothing():
+    smoothed = [0.9 * minus_log_sigmoid(d) + 0.1 * minus_log_sigmoid(-d) for d in (0.5, -1.0, 0.0)]
+    close(pairwise_reward_loss(CHOSEN, REJECTED, label_smoothing=0.1)[0], sum(smoothed) / 3)
+
+
+def test_golden_pairwise_reward_loss_of_a_hopeless_pair_is_finite():
+    """log(1 + exp(2000)) overflows when written out."""
+    close(pairwise_reward_loss(f64([-1000.0]), f64([1000.0]))[0], 2000)
+
+
+def test_golden_pairwise_half_precision_is_computed_in_float32():
+    loss, _ = pairwise_reward_loss(torch.tensor([256.0]).bfloat16(), torch.tensor([-1.0]).bfloat16(), center_coef=1.0)
+    assert loss.dtype == torch.float32
+    assert loss == 255**2
+
+
+def test_identity_pairwise_loss_of_equal_scores_is_log_two():
+    scores = torch.randn(5, dtype=torch.float64)
+    close(pairwise_reward_loss(scores, scores.clone())[0], math.log(2))
+
+
+def test_identity_pairwise_loss_ignores_a_constant():
+    close(pairwise_reward_loss(CHOSEN + 7, REJECTED + 7)[0], PAIRWISE)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_identity_pairwise_loss_is_binary_cross_entropy_of_the_difference(label_smoothing):
+    target = torch.full_like(CHOSEN, 1 - label_smoothing)
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(CHOSEN - REJECTED, target)
+    close(pairwise_reward_loss(CHOSEN, REJECTED, label_smoothing=label_smoothing)[0], bce)
+
+
+def test_identity_pairwise_gradients_are_opposite_and_sigmoid_of_minus_the_difference():
+    chosen, rejected = CHOSEN.clone().requires_grad_(), REJECTED.clone().requires_grad_()
+    pairwise_reward_loss(chosen, rejected)[0].backward()
+    close(chosen.grad, -torch.sigmoid(REJECTED - CHOSEN) / 3)
+    close(rejected.grad, -chosen.grad)
+
+
+def test_identity_half_smoothed_labels_do_not_tell_chosen_from_rejected():
+    one = pairwise_reward_loss(CHOSEN, REJECTED, label_smoothing=0.5)[0]
+    close(pairwise_reward_loss(REJECTED, CHOSEN, label_smoothing=0.5)[0], one)
+
+
+# ---------------------------------------------------------------------------------------------------------- rankings
+
+
+def test_golden_ranking_reward_loss():
+    """Three responses make three pairs, two make one: mean over the pairs of a prompt, then over the prompts."""
+    scores = f64([2.0, 1.0, -1.0, 0.5, 1.5])
+    loss, metrics = ranking_reward_loss(scores, torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 0, 0, 1, 1]))
+    first = (minus_log_sigmoid(1.0) + minus_log_sigmoid(3.0) + minus_log_sigmoid(2.0)) / 3
+    close(loss, (first + minus_log_sigmoid(-1.0)) / 2)
+    close(metrics["loss/reward"], (first + minus_log_sigmoid(-1.0)) / 2)
+    close(metrics["reward/accuracy"], (1 + 0) / 2)
+
+
+def test_golden_ranking_reward_loss_lower_rank_is_better_whatever_the_order():
+    scores = f64([-1.0, 2.0, 1.0])
+    loss, _ = ranking_reward_loss(scores, torch.tensor([9, 1, 4]), torch.tensor([5, 5, 5]))
+    close(loss, (minus_log_sigmoid(1.0) + minus_log_sigmoid(3.0) + minus_log_sigmoid(2.0)) / 3)
+
+
+def test_golden_ranking_reward_loss_makes_no_pair_of_a_tie():
+    loss, metrics = ranking_reward_loss(f64([2.0, 0.5, 1.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))
+    close(loss, (minus_log_sigmoid(1.0) + minus_log_sigmoid(-0.5)) / 2)
+    close(metrics["reward/accuracy"], 1 / 2)
+
+
+def test_golden_ranking_reward_loss_leaves_prompts_without_pairs_out_of_the_count():
+    """Prompt 7 is all ties, prompt 3 has one response: prompt 1 alone counts."""
+    scores = f64([0.3, 0.9, 5.0, 2.0, 1.0])
+    loss, metrics = ranking_reward_loss(scores, torch.tensor([1, 1, 0, 0, 1]), torch.tensor([7, 7, 3, 1, 1]))
+    close(loss, minus_log_sigmoid(1.0))
+    close(metrics["reward/accuracy"], 1)
+
+
+def test_golden_ranking_reward_loss_divides_by_the_count_handed_in():
+    loss, metrics = ranking_reward_loss(f64([2.0, 1.0]), torch.tensor([0, 1]), torch.tensor([0, 0]), num_prompts=8)
+    close(loss, minus_log_sigmoid(1.0) / 8)
+    close(metrics["reward/accuracy"], 1 / 8)
+
+
+def test_golden_ranking_micro_batch_without_pairs_adds_zero():
+    """Its step has pairs elsewhere; loss and gradient are 0, not NaN."""
+    scores = f64([1.0, 2.0]).requires_grad_()
+    loss, metrics = ranking_reward_loss(scores, torch.tensor([0, 0]), torch.tensor([0, 0]), num_prompts=4)
+    loss.backward()
+    close(loss.detach(), 0)
+    close(scores.grad, [0, 0])
+    assert metrics["reward/accuracy"] == 0
+
+
+def test_golden_ranking_equal_scores_are_not_accurate():
+    scores, ranks = f64([1.0, 1.0]), torch.tensor([0, 1])
+    assert ranking_reward_loss(scores, ranks, torch.tensor([0, 0]))[1]["reward/accuracy"] == 0
+
+
+def test_identity_ranking_of_two_is_pairwise():
+    chosen, rejected = torch.randn(2, 6, dtype=torch.float64)
+    scores = torch.stack([chosen, rejected], 1).flatten()
+    groups = torch.arange(6).repeat_interleave(2)
+    ranking, metrics = ranking_reward_loss(scores, torch.tensor([0, 1] * 6), groups)
+    pairwise, pairwise_metrics = pairwise_reward_loss(chosen, rejected)
+    close(ranking, pairwise)
+    close_share(metrics["reward/accuracy"], pairwise_metrics["reward/accuracy"].double())
+
+
+def test_identity_ranking_of_equal_scores_is_log_two():
+    groups = torch.tensor([0, 0, 0, 1, 1])
+    close(ranking_reward_loss(f64([0.4] * 5), torch.tensor([0, 1, 2, 1, 0]), groups)[0], math.log(2))
+
+
+def test_identity_ranking_ignores_a_constant_per_prompt():
+    scores, groups = torch.randn(7, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 2, 2])
+    ranks = torch.tensor([2, 0, 1, 1, 0, 3, 5])
+    shifted = scores + f64([5.0, -3.0, 11.0])[groups]
+    close(ranking_reward_loss(shifted, ranks, groups)[0], ranking_reward_loss(scores, ranks, groups)[0])
+
+
+def test_identity_ranking_weighs_prompts_alike():
+    """A prompt with six pairs has no more say than one with a single pair: its gradient mass is bounded by 1/P."""
+    scores = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    groups = torch.tensor([0, 0, 0, 0, 1, 1])
+    ranking_reward_loss(scores, torch.tensor([0, 1, 2, 3, 0, 1]), groups)[0].backward()
+    close(scores.grad, [-0.5 * 3 / 6 / 2, -0.5 * 1 / 6 / 2, 0.5 * 1 / 6 / 2, 0.5 * 3 / 6 / 2, -0.25, 0.25])
+
+
+# -------------------------------------------------------------------------------------------------------- best of K
+
+
+def test_golden_best_of_k_reward_loss():
+    scores = f64([[1.0, 2.0, 0.0, -1.0], [0.5, 0.5, 3.0, 0.0]])
+    loss, metrics = best_of_k_reward_loss(scores, torch.tensor([1, 0]))
+    first = -2.0 + math.log(sum(math.exp(s) for s in (1.0, 2.0, 0.0, -1.0)))
+    second = -0.5 + math.log(sum(math.exp(s) for s in (0.5, 0.5, 3.0, 0.0)))
+    close(loss, (first + second) / 2)
+    close(metrics["loss/reward"], (first + second) / 2)
+    close_share(metrics["reward/accuracy"], 1 / 2)
+
+
+def test_golden_best_of_k_reward_loss_divides_by_the_count_handed_in():
+    loss, metrics = best_of_k_reward_loss(f64([[0.0, math.log(3)]]), torch.tensor([1]), num_prompts=8)
+    close(loss, -math.log(3 / 4) / 8)
+    close_share(metrics["reward/accuracy"], 1 / 8)
+
+
+def test_identity_best_of_two_is_pairwise():
+    chosen, rejected = torch.randn(2, 6, dtype=torch.float64)
+    loss, metrics = best_of_k_reward_loss(torch.stack([rejected, chosen], 1), torch.ones(6, dtype=torch.long))
+    pairwise, pairwise_metrics = pairwise_reward_loss(chosen, rejected)
+    close(loss, pairwise)
+    close_share(metrics["reward/accuracy"], pairwise_metrics["reward/accuracy"].double())
+
+
+def test_identity_best_of_k_equal_scores_is_log_k_and_a_constant_changes_nothing():
+    close(best_of_k_reward_loss(f64([[0.3] * 4]), torch.tensor([2]))[0], math.log(4))
+    scores, best = torch.randn(3, 5, dtype=torch.float64), torch.tensor([4, 0, 2])
+    close(best_of_k_reward_loss(scores + f64([[1.0], [2], [3]]), best)[0], best_of_k_reward_loss(scores, best)[0])
+
+
+def test_identity_best_of_k_is_cross_entropy():
+    scores, best = torch.randn(3, 5, dtype=torch.float64), torch.tensor([4, 0, 2])
+    close(best_of_k_reward_loss(scores, best)[0], torch.nn.functional.cross_entropy(scores, best))
+
+
+# --------------------------------------------------------------------------------------------------------------- dpo
+
+# Log-ratios to the reference: 0.5 and 1.5 where chosen; -0.25 and 2 where rejected. h = 0.75 and -0.5.
+DPO = (f64([-10.0, -20.0]), f64([-12.25, -18.0]), f64([-10.5, -21.5]), f64([-12.0, -20.0]))
+H = (0.75, -0.5)
+
+
+def test_golden_dpo_loss():
+    loss, metrics = dpo_loss(*DPO, beta=0.4)
+    close(loss, (minus_log_sigmoid(0.4 * 0.75) + minus_log_sigmoid(0.4 * -0.5)) / 2)
+    close(metrics["loss/dpo"], (minus_log_sigmoid(0.4 * 0.75) + minus_log_sigmoid(0.4 * -0.5)) / 2)
+    close(metrics["reward/chosen"], 0.4 * (0.5 + 1.5) / 2)
+    close(metrics["reward/rejected"], 0.4 * (-0.25 + 2.0) / 2)
+    close(metrics["reward/margin"], 0.4 * (0.75 - 0.5) / 2)
+    close_share(metrics["reward/accuracy"], 1 / 2)
+
+
+def test_golden_dpo_loss_divides_by_the_count_handed_in():
+    loss, metrics = dpo_loss(*DPO, beta=0.4, num_pairs=10)
+    close(loss, (minus_log_sigmoid(0.4 * 0.75) + minus_log_sigmoid(0.4 * -0.5)) / 10)
+    close(metrics["reward/chosen"], 0.4 * (0.5 + 1.5) / 10)
+    close(metrics["reward/rejected"], 0.4 * (-0.25 + 2.0) / 10)
+    close(metrics["reward/margin"], 0.4 * 0.25 / 10)
+    close_share(metrics["reward/accuracy"], 1 / 10)
+
+
+def test_golden_conservative_dpo_loss():
+    smoothed = [0.9 * minus_log_sigmoid(0.4 * h) + 0.1 * minus_log_sigmoid(-0.4 * h) for h in H]
+    close(dpo_loss(*DPO, beta=0.4, label_smoothing=0.1)[0], sum(smoothed) / 2)
+
+
+def test_golden_ipo_loss():
+    close(dpo_loss(*DPO, beta=0.4, kind="ipo")[0], ((0.75 - 1 / 0.8) ** 2 + (-0.5 - 1 / 0.8) ** 2) / 2)
+
+
+def test_golden_hinge_loss():
+    """The first pair has its margin (2 * 0.75 > 1) and costs nothing."""
+    close(dpo_loss(*DPO, beta=2.0, kind="hinge")[0], (0 + (1 - 2.0 * -0.5)) / 2)
+    close(dpo_loss(*DPO, beta=0.4, kind="hinge")[0], ((1 - 0.4 * 0.75) + (1 + 0.4 * 0.5)) / 2)
+
+
+def test_golden_dpo_equal_ratios_are_not_accurate():
+    assert dpo_loss(f64([-1.0]), f64([-2.0]), f64([-1.0]), f64([-2.0]), beta=0.1)[1]["reward/accuracy"] == 0
+
+
+def test_identity_dpo_where_the_policy_is_the_reference_is_log_two():
+    chosen, rejected = torch.randn(2, 5, dtype=torch.float64)
+    loss, metrics = dpo_loss(chosen, rejected, chosen.clone(), rejected.clone(), beta=0.1)
+    close(loss, math.log(2))
+    assert all(metrics[f"reward/{name}"] == 0 for name in ("chosen", "rejected", "margin", "accuracy"))
+
+
+def test_identity_dpo_swapping_chosen_and_rejected_negates_the_margin():
+    chosen, rejected, ref_chosen, ref_rejected = torch.randn(4, 5, dtype=torch.float64)
+    one = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.3)
+    other = dpo_loss(rejected, chosen, ref_rejected, ref_chosen, beta=0.3)
+    close(other[1]["reward/margin"], -one[1]["reward/margin"])
+    close(other[1]["reward/accuracy"].double(), 1 - one[1]["reward/accuracy"].double(), rtol=1e-6)
+    h = (chosen - ref_chosen) - (rejected - ref_rejected)
+    close(other[0] - one[0], 0.3 * h.mean())
+
+
+def test_identity_dpo_is_the_pairwise_loss_of_implicit_rewards():
+    chosen, rejected, ref_chosen, ref_rejected = torch.randn(4, 5, dtype=torch.float64)
+    loss, _ = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.3, label_smoothing=0.1)
+    rewards = 0.3 * (chosen - ref_chosen), 0.3 * (rejected - ref_rejected)
+    close(loss, pairwise_reward_loss(*rewards, label_smoothing=0.1)[0])
+
+
+def test_identity_dpo_gradient_is_beta_times_sigmoid_of_minus_the_margin():
+    chosen, rejected = DPO[0].clone().requires_grad_(), DPO[1].clone().requires_grad_()
+    dpo_loss(chosen, rejected, DPO[2], DPO[3], beta=0.4)[0].backward()
+    close(chosen.grad, [-0.4 / (1 + math.exp(0.4 * h)) / 2 for h in H])
+    close(rejected.grad, -chosen.grad)
+
+
+def test_identity_ipo_is_zero_at_its_target_margin():
+    h = 1 / (2 * 0.25)
+    close(dpo_loss(f64([h]), f64([0.0]), f64([0.0]), f64([0.0]), beta=0.25, kind="ipo")[0], 0)
+
+
+def test_dpo_refuses_label_smoothing_that_it_would_ignore():
+    for kind in ("ipo", "hinge"):
+        with pytest.raises(ValueError, match=f"dpo_loss: label_smoothing belongs to kind 'sigmoid', got kind '{kind}'"):
+            dpo_loss(*DPO, beta=0.1, kind=kind, label_smoothing=0.1)
+
+
+def test_dpo_refuses_another_kind():
+    """Past the run-time type check, which refuses it first in these tests."""
+    with pytest.raises(ValueError, match="dpo_loss: kind is 'kto'; choose 'sigmoid', 'ipo' or 'hinge'"):
+        inspect.unwrap(dpo_loss)(*DPO, beta=0.1, kind="kto")
+
+
+# -------------------------------------------------------------------------------------------------------- properties
+
+
+@st.composite
+def rankings(draw):
+    n = draw(st.integers(2, 9))
+    scores = draw(st.lists(st.floats(-5, 5), min_size=n, max_size=n))
+    ranks = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+    groups = draw(st.lists(st.sampled_from([0, 2, 5]), min_size=n, max_size=n))
+    return scores, [0, 1, *ranks[2:]], [0, 0, *groups[2:]]
+
+
+@given(rankings())
+def test_property_ranking_reward_loss_equals_a_loop(drawn):
+    scores, ranks, groups = drawn
+    losses, accuracies = [], []
+    for group in sorted(set(groups)):
+        members = [i for i, g in enumerate(groups) if g == group]
+        margins = [scores[i] - scores[j] for i in members for j in members if ranks[i] < ranks[j]]
+        if margins:
+            losses.append(sum(minus_log_sigmoid(d) for d in margins) / len(margins))
+            accuracies.append(sum(d > 0 for d in margins) / len(margins))
+    loss, metrics = ranking_reward_loss(f64(scores), torch.tensor(ranks), torch.tensor(groups))
+    torch.testing.assert_close(loss, f64(sum(losses) / len(losses)), rtol=1e-9, atol=1e-9)
+    expected = f64(sum(accuracies) / len(accuracies))
+    torch.testing.assert_close(metrics["reward/accuracy"], expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.tuples(*[st.floats(-5, 5)] * 4), min_size=1, max_size=5), st.floats(0.01, 2), st.floats(0, 0.49))
+def test_property_pair_losses_equal_a_loop(rows, beta, smoothing):
+    def smoothed(d):
+        return (1 - smoothing) * minus_log_sigmoid(d) + smoothing * minus_log_sigmoid(-d)
+
+    columns = [f64(list(column)) for column in zip(*rows, strict=True)]
+    expected = sum(smoothed(c - r - 0.3) + 0.1 * (c + r) ** 2 for c, r, _, _ in rows) / len(rows)
+    margin = torch.full_like(columns[0], 0.3)
+    loss, _ = pairwise_reward_loss(*columns[:2], margin=margin, center_coef=0.1, label_smoothing=smoothing)
+    torch.testing.assert_close(loss, f64(expected), rtol=1e-9, atol=1e-9)
+    expected = sum(smoothed(beta * ((c - rc) - (r - rr))) for c, r, rc, rr in rows) / len(rows)
+    loss, _ = dpo_loss(*columns, beta=beta, label_smoothing=smoothing)
+    torch.testing.assert_close(loss, f64(expected), rtol=1e-9, atol=1e-9)

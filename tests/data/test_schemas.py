@@ -1,0 +1,475 @@
+"""Records to demonstrations, rankings and prompts: every accepted shape, and what is said about the others."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records, split_by_prompt
+from heedful.errors import ConfigError, DataError
+from heedful.types import Demonstration, Message, Prompt, Ranking
+
+QUESTION, ANSWER, WORSE = "1加1等于几？", "等于2。", "我不知道。"
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def system(text):
+    return turn("system", text)
+
+
+def user(text=QUESTION):
+    return turn("user", text)
+
+
+def assistant(text=ANSWER):
+    return turn("assistant", text)
+
+
+def conversation(*turns):
+    return tuple(Message(**each) for each in turns)
+
+
+def pair(prompt, chosen, rejected, **more):
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **more}
+
+
+def k_wise(responses, ranks, prompt=QUESTION, **more):
+    return {"prompt": prompt, "responses": responses, "ranks": ranks, **more}
+
+
+def hh(*turns):
+    """An Anthropic dialogue: people and assistants take turns."""
+    names = ["Human", "Assistant"]
+    return "".join(f"\n\n{names[i % 2]}: {text}" for i, text in enumerate(turns))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a record into line 2 of a file (line 1 is blank) and gives the file's name."""
+
+    def to_file(*records):
+        text = "\n" + "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        (tmp_path / "数据.jsonl").write_text(text, encoding="utf-8")
+        return str(tmp_path / "数据.jsonl")
+
+    return to_file
+
+
+def refused(read, path, *parts, error=DataError, **options):
+    """``read`` refuses line 2 of ``path`` in a message that has all ``parts``."""
+    with pytest.raises(error) as caught:
+        read(path, **options)
+    missing = [part for part in (f"{path}:2", *parts) if part not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
+
+
+# -------------------------------------------------------------------------------------------------------- demonstrations
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "response"),
+    [
+        ({"text": ANSWER, "label": 1}, "", ANSWER),
+        ({"prompt": QUESTION, "completion": " 等于2。\n"}, QUESTION, " 等于2。\n"),
+        ({"prompt": [user()], "completion": ANSWER}, conversation(user()), ANSWER),
+        ({"prompt": [user()], "completion": [assistant()]}, conversation(user()), ANSWER),
+        ({"prompt": [user()], "completion": [user(), assistant()]}, conversation(user()), ANSWER),
+        ({"prompt": [system(""), user()], "completion": ANSWER}, conversation(system(""), user()), ANSWER),
+        ({"prompt": [user(), turn("tool", "")], "completion": ANSWER}, conversation(user(), turn("tool", "")), ANSWER),
+        ({"messages": [user(), assistant()]}, conversation(user()), ANSWER),
+        ({"messages": [user(), assistant()], "text": "x", "prompt": None}, conversation(user()), ANSWER),
+        ({"prompt": QUESTION, "completion": ANSWER, "messages": 5, "text": 6}, QUESTION, ANSWER),
+    ],
+)
+def test_demonstration_shapes(write, record, prompt, response):
+    path = write(record)
+    assert read_demonstrations(path) == [Demonstration(prompt, response, f"{path}:2")]
+
+
+def test_every_assistant_turn_is_a_demonstration(write):
+    """A user turn after the last answer teaches nothing and is no fault."""
+    turns = [system("礼貌"), user("a"), assistant("b"), user("c"), assistant("d"), user("e")]
+    path = write({"messages": turns, "truncated": True})
+    assert read_demonstrations(path) == [
+        Demonstration(conversation(*turns[:2]), "b", f"{path}:2", truncated=False),
+        Demonstration(conversation(*turns[:4]), "d", f"{path}:2", truncated=True),
+    ]
+
+
+@pytest.mark.parametrize("shape", [{"text": ANSWER}, {"prompt": QUESTION, "completion": ANSWER}])
+@pytest.mark.parametrize("truncated", [True, False, None])
+def test_truncated_is_kept(write, shape, truncated):
+    (demonstration,) = read_demonstrations(write({**shape, "truncated": truncated}))
+    assert demonstration.truncated is (truncated is True)
+
+
+def test_columns_choose_the_shape(write):
+    """Where several shapes fit, the one that --columns names wins over the order."""
+    path = write({"prompt": "p", "completion": "c", "messages": [user(), assistant()], "sentence": "句子"})
+    assert read_demonstrations(path)[0].prompt == "p"
+    assert read_demonstrations(path, columns="messages=messages")[0].response == ANSWER
+    assert read_demonstrations(path, columns="text=sentence")[0].response == "句子"
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (
+            {"question": QUESTION, "answer": ANSWER, "id": 3},
+            [
+                ": not a demonstration: found `question` (string), `answer` (string), `id` (integer).",
+                "Accepted: `prompt` and `completion`; or `messages`; or `text`.",
+                "Perhaps: --columns prompt=question,completion=answer",
+            ],
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, ["Perhaps: --columns completion=chosen"]),
+        ({"Prompt": "a", "completions": "b"}, ["Perhaps: --columns prompt=Prompt,completion=completions"]),
+        (
+            {"conversations": [user()]},
+            ["`conversations` (list of objects)", "Perhaps: --columns messages=conversations"],
+        ),
+        ({"sentence": "a"}, ["Perhaps: --columns text=sentence"]),
+        ({"prompt": "a"}, ["found `prompt` (string)", "Name this file's columns with --columns, for example"]),
+        ({"prompt": "a", "completion": None}, ["`completion` (null)"]),
+        ({}, ["found no columns"]),
+        ({"text": 5}, ["`text` is 5 (integer)", "Accepted: a string"]),
+        ({"text": ""}, ["`text` is empty or only white space ('')", "Accepted: text; remove the record"]),
+        ({"text": " \u3000\n"}, ["`text` is empty or only white space"]),
+        ({"prompt": "", "completion": "b"}, ["`prompt` is empty or only white space"]),
+        ({"prompt": "a", "completion": " "}, ["`completion` is empty or only white space"]),
+        ({"prompt": 5, "completion": "b"}, ["`prompt` is 5 (integer)", "a string or a list of messages"]),
+        ({"prompt": True, "completion": "b"}, ["`prompt` is True (boolean)", "a string or a list of messages"]),
+        (
+            {"prompt": [], "completion": "b"},
+            ["`prompt` is [] (empty list)", "a list of messages, each {role, content}"],
+        ),
+        ({"prompt": [user()], "completion": 1.5}, ["`completion` is 1.5 (number)", "a list of messages"]),
+        ({"prompt": "a", "completion": [assistant()]}, ["`prompt` is a string but `completion` is [", "both strings"]),
+        ({"prompt": [user()], "completion": [user()]}, ["`completion` has the turns user after a prompt of user"]),
+        (
+            {"prompt": [user()], "completion": [user("other"), assistant()]},
+            ["`completion` has the turns user/assistant", "one assistant message, or the prompt's messages again"],
+        ),
+        ({"prompt": [user()], "completion": [assistant(), assistant()]}, ["turns assistant/assistant"]),
+        (
+            {"prompt": [user(), assistant()], "completion": "b"},
+            ["`prompt` has the turns user/assistant", "ends with a user"],
+        ),
+        (
+            {"prompt": [system("a")], "completion": "b"},
+            ["`prompt` has the turns system", "ends with a user or tool turn"],
+        ),
+        ({"prompt": ["a"], "completion": "b"}, ["`prompt[0]` is 'a' (string)", "exactly role and content"]),
+        ({"messages": "a"}, ["`messages` is 'a' (string)", "a list of messages"]),
+        ({"messages": [user()]}, ["`messages` has no assistant turn, only user", "at least one to learn from"]),
+        ({"messages": [assistant()]}, ["messages[:0], before an assistant turn, has the turns (none)"]),
+        ({"messages": [user(), assistant(), assistant()]}, ["messages[:2], before", "the turns user/assistant"]),
+        ({"messages": [user(), assistant(" ")]}, ["`messages[1].content` is empty or only white space"]),
+        ({"messages": [user(""), assistant()]}, ["`messages[0].content` is empty"]),
+        (
+            {"messages": [{"from": "human", "value": "a"}]},
+            ["`messages[0]` is an object with from, value", "role and content"],
+        ),
+        ({"messages": [{}]}, ["`messages[0]` is an object with no keys"]),
+        ({"messages": [{**user(), "tool_calls": []}]}, ["an object with role, content, tool_calls", "exactly role"]),
+        ({"messages": [turn("human", "a")]}, ["`messages[0].role` is 'human'", "one of system, user, assistant, tool"]),
+        ({"messages": [turn(["user"], "a")]}, ["`messages[0].role` is ['user'] (list of strings)"]),
+        ({"messages": [user([{"type": "text"}])]}, ["`messages[0].content` is [", "(list of objects)", "a string"]),
+        ({"text": "a", "truncated": 1}, ["`truncated` is 1 (integer)", "true or false"]),
+    ],
+)
+def test_what_is_no_demonstration(write, record, parts):
+    refused(read_demonstrations, write(record), *parts)
+
+
+def test_long_values_are_shown_in_part(write):
+    refused(read_demonstrations, write({"messages": "很" * 500}), f"'{'很' * 59}... (string)")
+
+
+# --------------------------------------------------------------------------------------------------------------- rankings
+
+HH_PROMPT = hh("你好", "你好！", "How?") + "\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        (pair(QUESTION, ANSWER, WORSE), QUESTION),
+        (pair([user()], ANSWER, WORSE), conversation(user())),
+        (pair([user()], [assistant()], [assistant(WORSE)]), conversation(user())),
+        (pair([user()], [user(), assistant()], [user(), assistant(WORSE)]), conversation(user())),
+        (pair([user()], [user(), assistant()], [assistant(WORSE)]), conversation(user())),
+        (pair(None, [user(), assistant()], [user(), assistant(WORSE)]), conversation(user())),
+        ({"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]}, conversation(user())),
+        (k_wise([ANSWER, WORSE], [0, 1]), QUESTION),
+        (k_wise([[assistant()], [assistant(WORSE)]], [0, 1], prompt=[user()]), conversation(user())),
+    ],
+)
+def test_ranking_shapes(write, record, prompt):
+    path = write(record)
+    assert read_rankings(path) == [Ranking(prompt, (ANSWER, WORSE), (0, 1), f"{path}:2")]
+
+
+def test_anthropic_dialogues_are_cut_after_their_last_assistant(write):
+    """Raw text, to the character: the prompt ends with a colon and the responses begin with the space."""
+    path = write({"chosen": HH_PROMPT + " Good\n\nYes.", "rejected": HH_PROMPT + " Bad"})
+    assert read_rankings(path) == [Ranking(HH_PROMPT, (" Good\n\nYes.", " Bad"), (0, 1), f"{path}:2")]
+
+
+def test_k_wise_ranks_may_tie_and_be_any_integers(write):
+    path = write(k_wise(["甲", "乙", "丙"], [3, -1, 3]))
+    assert read_rankings(path) == [Ranking(QUESTION, ("甲", "乙", "丙"), (3, -1, 3), f"{path}:2")]
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(2, 2.0), (0.5, 0.5), (-1, -1.0), (None, None)])
+def test_margin_is_a_float_or_none(write, margin, expected):
+    (ranking,) = read_rankings(write(pair(QUESTION, ANSWER, WORSE, margin=margin)))
+    assert ranking.margin == expected
+    assert isinstance(ranking.margin, float | None)
+
+
+def test_equal_responses_are_left_to_the_caller(write):
+    (ranking,) = read_rankings(write(pair(QUESTION, ANSWER, ANSWER)))
+    assert ranking.responses == (ANSWER, ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (
+            {"question": "q", "chosen": 1, "score": 0.5},
+            [
+                ": not a ranking: found `question` (string), `chosen` (integer), `score` (number).",
+                "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or `chosen`",
+                "Name this file's columns with --columns",
+            ],
+        ),
+        ({"query": "q", "better": "a", "worse": "b"}, ["--columns prompt=query,chosen=better,rejected=worse"]),
+        ({"prompt": "q", "answers": ["a"], "rank": [1]}, ["--columns responses=answers,ranks=rank"]),
+        (pair("", "a", "b"), ["`prompt` is empty or only white space"]),
+        (pair("q", " ", "b"), ["`chosen` is empty or only white space"]),
+        (pair("q", "a", ""), ["`rejected` is empty or only white space", "remove the record"]),
+        (pair("q", [assistant()], "b"), ["`prompt` is a string but `chosen` is [", "both strings, or both lists"]),
+        (pair([user()], [assistant()], [user()]), ["`rejected` has the turns user after a prompt of user"]),
+        (pair([user(), assistant()], "a", "b"), ["`prompt` has the turns user/assistant", "ends with a user or tool"]),
+        (pair("q", "a", "b", margin="2"), ["`margin` is '2' (string)", "a finite number"]),
+        (pair("q", "a", "b", margin=True), ["`margin` is True (boolean)", "a finite number"]),
+        (pair("q", "a", "b", margin=10**400), ["`margin` is 1000", "(integer)", "a finite number"]),
+        (
+            {"chosen": "a", "rejected": "b"},
+            ["without `prompt`", "`chosen` 'a' (string)", "are not dialogues", "\\n\\nHuman:"],
+        ),
+        ({"chosen": hh("a", "b"), "rejected": "b"}, ["are not dialogues", "Anthropic HH dialogues", "or a `prompt`"]),
+        (
+            {"chosen": hh("a", "b", "c", "d"), "rejected": hh("a", "b")},
+            ["differ before their last Assistant turn", "agree up to and including", "Repair or remove the record"],
+        ),
+        ({"chosen": hh("a", "b"), "rejected": hh("a", "")}, ["`rejected` is empty or only white space (' ')"]),
+        ({"chosen": [user(), assistant()], "rejected": "b"}, ["`rejected` is 'b' (string)", "a list of messages"]),
+        (
+            {"chosen": [user("a"), assistant()], "rejected": [user("b"), assistant()]},
+            [
+                "`chosen` and `rejected` differ before their last message",
+                "share all but the last message, or a `prompt`",
+            ],
+        ),
+        ({"chosen": [assistant()], "rejected": [assistant()]}, ["there is no `prompt`) has the turns (none)"]),
+        ({"chosen": [user(), user()], "rejected": [user(), user()]}, ["`chosen` has the turns user/user"]),
+        (k_wise("ab", [0, 1]), ["`responses` is 'ab' (string)", "a list of two or more responses"]),
+        (k_wise(["a"], [0]), ["`responses` is ['a'] (list of strings)", "two or more"]),
+        (k_wise(["a", 5], [0, 1]), ["`prompt` is a string but `responses[1]` is 5 (integer)"]),
+        (k_wise(["a", ""], [0, 1]), ["`responses[1]` is empty"]),
+        (k_wise(["a", "b"], 0), ["`ranks` is 0 (integer)", "a list of integers, 0 the best; equal ranks tie"]),
+        (k_wise(["a", "b"], [0.0, 1]), ["`ranks` is [0.0, 1]", "a list of integers"]),
+        (k_wise(["a", "b"], [False, True]), ["`ranks` is [False, True] (list of booleans)", "a list of integers"]),
+        (k_wise(["a", "b"], [0, 1, 2]), ["2 `responses` but 3 `ranks`", "one rank for each response"]),
+        (k_wise(["a", "b"], [1, 1]), ["`ranks` are all 1: nothing is preferred", "at least two different ranks"]),
+        (k_wise(["a", "b"], [0, 1], margin=1), ["`margin` beside `ranks`", "`chosen` and `rejected` alone"]),
+    ],
+)
+def test_what_is_no_ranking(write, record, parts):
+    refused(read_rankings, write(record), *parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "columns"),
+    [
+        ({"prompt": QUESTION}, QUESTION, {}),
+        ({"prompt": [user()], "answer": "2", "n": None}, conversation(user()), {"answer": "2", "n": None}),
+        ({"prompt": QUESTION, "messages": [], "text": "t"}, QUESTION, {"messages": [], "text": "t"}),
+        ({"messages": [user()], "id": 1}, conversation(user()), {"id": 1}),
+        ({"messages": [user(), assistant()], "id": 1}, conversation(user()), {"id": 1, "completion": ANSWER}),
+        (
+            {"messages": [user("a"), assistant("b"), user("c"), assistant("d")]},
+            conversation(user("a"), assistant("b"), user("c")),
+            {"completion": "d"},
+        ),
+    ],
+)
+def test_prompt_shapes(write, record, prompt, columns):
+    path = write(record)
+    assert read_prompts(path) == [Prompt(prompt, f"{path}:2", columns)]
+
+
+def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
+    (prompt,) = read_prompts(write({"question": "q", "solution": "s"}), columns="prompt=question,completion=solution")
+    assert (prompt.prompt, prompt.columns) == ("q", {"completion": "s"})
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (
+            {"text": "a", "id": 5},
+            [
+                ": not a prompt: found `text` (string), `id` (integer). Accepted: `prompt`; or `messages`.",
+                "`text` is for plain language modelling (sft): it has no prompt",
+                "--columns prompt=text",
+            ],
+        ),
+        ({"instruction": "a"}, ["Perhaps: --columns prompt=instruction"]),
+        ({"prompt": "  "}, ["`prompt` is empty or only white space"]),
+        ({"prompt": [user(), assistant()]}, ["`prompt` has the turns user/assistant", "ends with a user or tool turn"]),
+        ({"messages": [assistant()]}, ["`messages`, without a last assistant turn, has the turns (none)"]),
+        ({"messages": [user(), assistant(), assistant()]}, ["last assistant turn, has the turns user/assistant"]),
+        ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: one"]),
+    ],
+)
+def test_what_is_no_prompt(write, record, parts):
+    refused(read_prompts, write(record), *parts)
+
+
+# ---------------------------------------------------------------------------------------------------------- system prompt
+
+READERS = [
+    (read_demonstrations, {"messages": [user(), assistant()]}),
+    (read_demonstrations, {"prompt": [user()], "completion": ANSWER}),
+    (read_rankings, pair([user()], [user(), assistant()], [assistant(WORSE)])),
+    (read_rankings, {"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]}),
+    (read_rankings, k_wise([ANSWER, WORSE], [0, 1], prompt=[user()])),
+    (read_prompts, {"prompt": [user()]}),
+    (read_prompts, {"messages": [user()]}),
+]
+
+
+@pytest.mark.parametrize("text", ["你很礼貌。", ""])
+@pytest.mark.parametrize(("read", "record"), READERS)
+def test_a_system_prompt_leads_every_conversation(write, read, record, text):
+    """An empty one is a system message too: it keeps a template from adding its own."""
+    (item,) = read(write(record), system_prompt=text)
+    assert item.prompt == conversation(system(text), user())
+
+
+def test_a_conversation_keeps_its_own_system_message(write):
+    (item,) = read_prompts(write({"prompt": [system("mine"), user()]}), system_prompt="other")
+    assert item.prompt == conversation(system("mine"), user())
+
+
+@pytest.mark.parametrize(
+    ("read", "record"),
+    [
+        (read_demonstrations, {"text": ANSWER}),
+        (read_demonstrations, {"prompt": QUESTION, "completion": ANSWER}),
+        (read_rankings, pair(QUESTION, ANSWER, WORSE)),
+        (read_rankings, {"chosen": hh("a", "b"), "rejected": hh("a", "c")}),
+        (read_rankings, k_wise([ANSWER, WORSE], [0, 1])),
+        (read_prompts, {"prompt": QUESTION}),
+    ],
+)
+def test_raw_text_has_no_place_for_a_system_prompt(write, read, record):
+    parts = ["--system-prompt is set", "raw text", "Leave --system-prompt out, or write the prompt as messages"]
+    refused(read, write(record), *parts, error=ConfigError, system_prompt="礼貌")
+
+
+# ----------------------------------------------------------------------------------------------------------- whole files
+
+
+@pytest.mark.parametrize("read", [read_demonstrations, read_rankings, read_prompts])
+def test_columns_and_files_are_checked_by_every_reader(tmp_path, read):
+    with pytest.raises(ConfigError, match="unknown name 'promt'"):
+        read("absent.jsonl", columns="promt=a")
+    with pytest.raises(DataError, match="no such file"):
+        read(str(tmp_path / "absent.jsonl"))
+
+
+def test_parquet_nulls_are_absent(tmp_path):
+    """A file whose rows have different shapes, and messages with keys that only some of them have."""
+    rows = [
+        {"messages": [{**user(), "name": None}, {**assistant(), "name": None}], "text": None, "truncated": None},
+        {"messages": None, "text": "句子", "truncated": True},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    path = str(tmp_path / "a.parquet")
+    assert read_demonstrations(path) == [
+        Demonstration(conversation(user()), ANSWER, f"{path}: row 1"),
+        Demonstration("", "句子", f"{path}: row 2", truncated=True),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- real files
+
+COLLECTION = Path(__file__).parents[3] / "shared" / "data"
+REAL = [
+    (read_demonstrations, "instructions/simple1100_train.jsonl.gz", 945, 945),
+    (read_demonstrations, "chinese/oasst_zh_sft_train.jsonl.gz", 572, 941),  # 572 conversations, 941 answers in them
+    (read_demonstrations, "sentiment/rt_sentences_train.jsonl.gz", 9056, 9056),
+    (read_prompts, "chinese/oasst_zh_sft_train.jsonl.gz", 572, 572),
+    (read_prompts, "preferences/human_misc/human_misc_train.messages.jsonl.gz", 3675, 3675),
+    (read_rankings, "preferences/ai_labelled/polite_train.messages.jsonl.gz", 941, 941),
+    (read_rankings, "preferences/hh_rlhf/hh_train.messages.jsonl.gz", 3973, 3973),
+    (read_rankings, "preferences/human_misc/human_misc_train.messages.jsonl.gz", 3675, 3675),
+    (read_rankings, "chinese/dpo_zh_demo.messages.jsonl.gz", 300, 300),
+    (read_rankings, "chinese/oasst_zh_pref_train.messages.jsonl.gz", 1502, 1502),
+]
+
+
+def real(name):
+    if not (COLLECTION / name).is_file():
+        pytest.skip(f"the data collection is not beside the repository: no ../shared/data/{name}")
+    return str(COLLECTION / name)
+
+
+@pytest.mark.parametrize(("read", "name", "records", "items"), REAL)
+def test_real_files(read, name, records, items):
+    """As many records as the collection's table says; the split takes about a tenth and no prompt is on both sides."""
+    path = real(name)
+    assert len(read_records(path, columns={})) == records
+    found = read(path)
+    assert len(found) == items
+    train, held_out = split_by_prompt(found, 0.1)
+    assert len(train) + len(held_out) == items
+    assert 0.05 < len(held_out) / items < 0.15
+
+
+def test_real_anthropic_strings(tmp_path):
+    """Of 4002 records 20 are unusable, and each is refused by its line; the other 3982 are read to the character."""
+    path = real("preferences/hh_rlhf/hh_train.jsonl.gz")
+    assert len(read_records(path, columns={})) == 4002
+    refused_lines, texts = [], gzip.decompress(Path(path).read_bytes()).decode("utf-8").split("\n")[:-1]
+    file = tmp_path / "hh.jsonl"
+    while True:
+        file.write_text("\n".join(texts), encoding="utf-8")
+        try:
+            rankings = read_rankings(str(file))
+            break
+        except DataError as error:
+            refused_lines.append(int(str(error).removeprefix(f"{file}:").split(":")[0]))
+            texts[refused_lines[-1] - 1] = ""
+    empty = [109, 649, 1055, 1773, 2094, 2459, 2970]
+    forked = [154, 316, 503, 651, 877, 1010, 1131, 1249, 3101, 3478, 3694, 3695, 3769]
+    assert refused_lines == sorted(empty + forked)
+    kept = [json.loads(text) for text in texts if text]
+    assert [(r.prompt + r.responses[0], r.prompt + r.responses[1]) for r in rankings] == [
+        (record["chosen"], record["rejected"]) for record in kept
+    ]
+    assert all(r.prompt.endswith("\n\nAssistant:") for r in rankings)
+    assert len(rankings) == 3982
