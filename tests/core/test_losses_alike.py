@@ -167,12 +167,10 @@ def assert_same(actual, expected, rtol=1e-9):
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert value.isfinite().all(), name
-        # Shares of counts may be held in float32.
-        share = name.endswith(("accuracy", "clip_frac"))
         torch.testing.assert_close(
             actual[name].double(),
             value.double(),
-            rtol=1e-6 if share else rtol,
+            rtol=rtol,
             atol=1e-12,
             msg=lambda message, name=name: f"{name}: {message}",
         )

@@ -423,14 +423,14 @@ MUTANTS = [
         ),
         (
             "the maximum of the surrogates",
-            "torch.minimum(unclipped",
-            "torch.maximum(unclipped",
+            "clipped = at_bound < ratio * advantages",
+            "clipped = at_bound > ratio * advantages",
             "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
         ),
         (
             "always the clipped surrogate",
-            "torch.minimum(unclipped, clipped)",
-            "clipped",
+            "return torch.where(clipped, at_bound, unclipped), clipped",
+            "return at_bound, clipped",
             "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
         ),
         (
@@ -447,14 +447,14 @@ MUTANTS = [
         ),
         (
             "ties count as clipped",
-            "clipped.detach() < unclipped.detach()",
-            "clipped.detach() <= unclipped.detach()",
+            "at_bound < ratio * advantages",
+            "at_bound <= ratio * advantages",
             "::test_golden_ppo_clip_frac_does_not_count_ties",
         ),
         (
             "every ratio out of range counts as clipped",
-            "clipped.detach() < unclipped.detach()",
-            "clipped.detach() != unclipped.detach()",
+            "at_bound < ratio * advantages",
+            "at_bound != ratio * advantages",
             "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
         ),
         (

@@ -37,7 +37,8 @@ def masked_mean(
 
 def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Population variance of ``x`` where ``mask`` is True: ``mean((x - mean(x))^2)``, no Bessel correction."""
-    return masked_mean((at_least_float32(x) - masked_mean(x, mask)).square(), mask)
+    x = torch.where(mask, at_least_float32(x), 0.0)
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
 
 def whiten(
@@ -52,8 +53,9 @@ def whiten(
     ``mean`` and ``var`` may be handed in (statistics over all ranks); None means those of ``x`` inside the mask.
     The variance is the population variance (Huang et al. 2022, "The N Implementation Details of RLHF with PPO").
     """
+    x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)
-    return torch.where(mask, (at_least_float32(x) - mean) / std, 0.0)
+    return torch.where(mask, (x - mean) / std, 0.0)
 
 
 def rescale(
@@ -67,14 +69,14 @@ def rescale(
 
     This is what lm-human-preferences calls ``whiten(shift_mean=False)`` and applies to rewards.
     """
+    x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)
-    return torch.where(mask, (at_least_float32(x) - mean) / std + mean, 0.0)
+    return torch.where(mask, (x - mean) / std + mean, 0.0)
 
 
 def _mean_and_std(
     x: Tensor, mask: Tensor, mean: float | Tensor | None, var: float | Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    like = at_least_float32(x)
-    mean = masked_mean(x, mask) if mean is None else torch.as_tensor(mean, dtype=like.dtype, device=x.device)
-    var = masked_var(x, mask) if var is None else torch.as_tensor(var, dtype=like.dtype, device=x.device)
+    mean = masked_mean(x, mask) if mean is None else torch.as_tensor(mean, dtype=x.dtype, device=x.device)
+    var = masked_var(x, mask) if var is None else torch.as_tensor(var, dtype=x.dtype, device=x.device)
     return mean, var.sqrt().clamp_min(STD_FLOOR)

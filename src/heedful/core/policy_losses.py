@@ -166,7 +166,7 @@ def grpo_loss(
     per_token = at_least_float32(advantages.detach()).unsqueeze(1).expand_as(log_ratio)
     per_token = torch.where(response_mask, per_token, 0.0)
     surrogate, clipped = _clipped_surrogate(log_ratio, per_token, clip_range, clip_range_high)
-    weights = _token_weights(response_mask, aggregate, num_sequences, num_tokens, max_new_tokens)
+    weights = _token_weights(response_mask.to(log_ratio.dtype), aggregate, num_sequences, num_tokens, max_new_tokens)
     ratio_kl = torch.expm1(log_ratio) - log_ratio
     loss = -(weights * (surrogate - kl_coef * kl)).sum()
     return loss, {
@@ -203,11 +203,12 @@ def _clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float | None
 ) -> tuple[Tensor, Tensor]:
     """The clipped objective (to be maximised) and where its clipped branch is the active one."""
-    ratio = log_ratio.exp()
+    ratio = log_ratio.detach().exp()
     high = clip_range if clip_range_high is None else clip_range_high
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_range, 1 + high) * advantages
-    return torch.minimum(unclipped, clipped), clipped.detach() < unclipped.detach()
+    at_bound = ratio.clamp(1 - clip_range, 1 + high) * advantages
+    clipped = at_bound < ratio * advantages
+    unclipped = torch.where(clipped, 0.0, log_ratio).exp() * advantages  # an infinite ratio times 0 gradient is NaN
+    return torch.where(clipped, at_bound, unclipped), clipped
 
 
 def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor, count: Count | None) -> Metrics:

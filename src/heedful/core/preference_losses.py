@@ -44,7 +44,7 @@ def pairwise_reward_loss(
     loss = per_pair.sum() / count
     return loss, {
         "loss/reward": loss.detach(),
-        "reward/accuracy": (difference.detach() > 0).sum() / count,
+        "reward/accuracy": (difference.detach() > 0).to(loss.dtype).sum() / count,
         "reward/margin": difference.detach().sum() / count,
     }
 
@@ -90,7 +90,7 @@ def best_of_k_reward_loss(
     count = scores.shape[0] if num_prompts is None else num_prompts
     picked = torch.log_softmax(scores, dim=1).gather(1, best.unsqueeze(1))
     loss = -picked.sum() / count
-    accuracy = (scores.detach().argmax(dim=1) == best).sum() / count
+    accuracy = (scores.detach().argmax(dim=1) == best).to(scores.dtype).sum() / count
     return loss, {"loss/reward": loss.detach(), "reward/accuracy": accuracy}
 
 
@@ -137,5 +137,5 @@ def dpo_loss(
         "reward/chosen": beta * chosen_ratio.detach().sum() / count,
         "reward/rejected": beta * rejected_ratio.detach().sum() / count,
         "reward/margin": beta * h.detach().sum() / count,
-        "reward/accuracy": (h.detach() > 0).sum() / count,
+        "reward/accuracy": (h.detach() > 0).to(h.dtype).sum() / count,
     }
