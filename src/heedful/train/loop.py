@@ -49,7 +49,7 @@ def run_loop(
         metrics = trainer.step(done - 1)
         folder.log(done, metrics)
         display.update(done, metrics)
-        if _due(done, config.sample_every, total_steps):
+        if config.sample_every and _due(done, config.sample_every, total_steps):
             _show_samples(trainer, done, folder, display)
         if _due(done, config.eval_every, total_steps):
             last_evaluation = _evaluate(trainer, done, patience, folder, display)

@@ -1,0 +1,56 @@
+"""Small data sets, tiny models, and a run of each trainer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from heedful.models.tiny import make_tiny_model
+
+FACTS = {
+    "你好": "您好！",
+    "2+2?": "4",
+    "hello": "hi there",
+    "name a colour": "blue",
+    "bye": "see you",
+}
+
+
+def write_jsonl(path: Path, records) -> str:
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """``tiny(architecture)`` is the folder of a tiny model, made once."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(architecture="gpt2", *, max_length=128):
+        path = root / f"{architecture}-{max_length}"
+        if not path.is_dir():
+            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
+        return str(path)
+
+    return folder
+
+
+@pytest.fixture
+def demonstrations(tmp_path):
+    """Five pairs of a conversation's question and answer."""
+    return write_jsonl(
+        tmp_path / "demonstrations.jsonl",
+        [
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+            for question, answer in FACTS.items()
+        ],
+    )
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Raw-text prompts, Chinese among them."""
+    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
+    return write_jsonl(
+        tmp_path / "prompts.jsonl", [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
+    )

@@ -1,0 +1,102 @@
+"""Schedules, clipping, metrics and patience, against values worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from heedful.configs.sft import SFTConfig
+from heedful.errors import TrainingError
+from heedful.train.optimization import (
+    MetricSums,
+    Patience,
+    lr_factor,
+    make_optimizer,
+    optimizer_step,
+    set_learning_rate,
+)
+
+
+def options(**changes):
+    return SFTConfig(model="m", data="d", output="o", **changes)
+
+
+def test_golden_linear_schedule_with_warm_up():
+    """Two warm-up steps reach 1/3 and 2/3; then a line from 1 down, which would be 0 one step after the last."""
+    factors = [lr_factor(i, total_steps=6, options=options(warmup_steps=2)) for i in range(6)]
+    assert factors == pytest.approx([1 / 3, 2 / 3, 1.0, 3 / 4, 2 / 4, 1 / 4])
+
+
+def test_golden_cosine_and_constant_schedules():
+    cosine = [lr_factor(i, total_steps=4, options=options(lr_schedule="cosine")) for i in range(4)]
+    assert cosine == pytest.approx([1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+    assert [lr_factor(i, total_steps=4, options=options(lr_schedule="constant")) for i in range(4)] == [1.0] * 4
+
+
+def test_weight_decay_acts_on_matrices_alone_and_groups_keep_their_ratio():
+    first, second = nn.Linear(3, 2), nn.Linear(2, 1)
+    optimizer = make_optimizer([(first, 0.1), (None, 9.0), (second, 0.4)], options(weight_decay=0.5))
+    found = {(group["peak_lr"], group["weight_decay"], group["params"][0].dim()) for group in optimizer.param_groups}
+    assert found == {(0.1, 0.5, 2), (0.1, 0.0, 1), (0.4, 0.5, 2), (0.4, 0.0, 1)}
+    assert set_learning_rate(optimizer, 0.25) == pytest.approx(0.025)
+    assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.025, 0.1}
+
+
+def test_shared_parameters_are_optimised_once():
+    module = nn.Linear(2, 2)
+    optimizer = make_optimizer([(module, 0.1), (module, 0.2)], options())
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
+
+
+def test_gradients_are_clipped_to_the_norm_module_by_module():
+    """Gradient (3, 4) of norm 5 is scaled to norm 1; one of norm 0.5 in another module stays. SGD shows the steps."""
+    big, small = nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False)
+    for module in (big, small):
+        nn.init.zeros_(module.weight)
+    big.weight.grad, small.weight.grad = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.5]])
+    optimizer = torch.optim.SGD([*big.parameters(), *small.parameters()], lr=1.0)
+    assert optimizer_step(optimizer, [big, small], 1.0) == pytest.approx(5.0)
+    torch.testing.assert_close(big.weight.detach(), torch.tensor([[-0.6, -0.8]]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(small.weight.detach(), torch.tensor([[-0.5]]))
+    assert big.weight.grad is None
+
+
+def test_no_clipping_at_0():
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    module.weight.grad = torch.tensor([[300.0]])
+    optimizer_step(torch.optim.SGD(module.parameters(), lr=1.0), [module], 0.0)
+    assert float(module.weight.detach()) == -300.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_changes_nothing(bad):
+    module = nn.Linear(1, 1, bias=False)
+    before = module.weight.detach().clone()
+    module.weight.grad = torch.tensor([[bad]])
+    with pytest.raises(TrainingError, match="lower --learning-rate"):
+        optimizer_step(torch.optim.SGD(module.parameters(), lr=1.0), [module], 1.0)
+    assert torch.equal(module.weight.detach(), before)
+
+
+def test_metrics_add_up_over_micro_batches_and_average_over_steps():
+    sums = MetricSums()
+    for value in (0.1, 0.2, 0.3, 0.6):
+        sums.add({"loss/x": torch.tensor(value, dtype=torch.float64)})
+    assert sums.means(2) == {"loss/x": pytest.approx(0.6)}
+
+
+def test_patience_counts_evaluations_since_the_best():
+    patience = Patience(2, higher_is_better=False)
+    assert [patience.update(value, step) for step, value in enumerate([3.0, 2.0, 2.0, 2.5])] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (patience.best, patience.best_step, patience.exhausted) == (2.0, 1, True)
+    endless = Patience(0, higher_is_better=True)
+    for step in range(9):
+        endless.update(-float(step), step)
+    assert not endless.exhausted

@@ -1,0 +1,392 @@
+"""PPO: what must hold before the first update, what an update must not depend on, and that it learns."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful import core
+from heedful.configs.ppo import PPOConfig
+from heedful.data.chat import Renderer
+from heedful.data.loading import EncodedPrompt
+from heedful.errors import ConfigError, RewardError, TrainingError
+from heedful.models.checkpoints import load_causal_lm, load_tokenizer
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy, freeze
+from heedful.models.value_model import ValueModel, load_value_model
+from heedful.rewards import Reward
+from heedful.rollout.responses import make_sampler
+from heedful.rollout.teacher_forced import token_outputs
+from heedful.train import ppo
+from heedful.train.experience import Experience, Models, ScoreNorm, collect, reference_score_norm
+from heedful.train.optimization import MetricSums, make_optimizer
+from heedful.train.ppo import accumulate, kl_control, learn, train_ppo
+from heedful.types import Message, Prompt
+
+CPU = torch.device("cpu")
+
+
+def share_of_a(completions, **_):
+    return [completion.count("a") / max(1, len(completion)) for completion in completions]
+
+
+def length(completions, **_):
+    """Characters; a completion is a string, or a list with the assistant's message."""
+    return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+
+@pytest.fixture
+def config(tiny, prompts, tmp_path):
+    def make(**changes):
+        settings = {
+            "model": tiny("gpt2"),
+            "data": prompts,
+            "output": tmp_path / "run",
+            "eval_fraction": 0.3,
+            "steps": 2,
+            "rollout_batch_size": 8,
+            "samples_per_prompt": 2,
+            "minibatch_size": 8,
+            "max_new_tokens": 12,
+            "sample_every": 0,
+            "eval_every": 0,
+            "dtype": "float32",
+        }
+        return PPOConfig(**(settings | changes))
+
+    return make
+
+
+PROMPTS = [
+    Prompt("say ab", "p:1"),
+    Prompt("一只猫", "p:2"),
+    Prompt((Message("user", "hello there, how are you?"),), "p:3"),
+    Prompt("x", "p:4"),
+]
+
+
+def make_models(folder: str, critic: str, dtype: torch.dtype) -> Models:
+    """Policy, reference and critic from one checkpoint, with a value head that is not zero."""
+    policy = Policy(load_causal_lm(folder).to(dtype), with_value_head=critic == "shared")
+    value_model: ValueModel | None = None
+    if critic == "separate":
+        value_model = load_value_model(folder, device=CPU, compute_dtype=torch.float32).to(dtype)
+        disable_dropout(value_model)
+    head = policy.value_head if value_model is None else value_model.value_head
+    torch.nn.init.normal_(head.weight, std=0.3)
+    disable_dropout(policy)
+    return Models(policy, freeze(Policy(load_causal_lm(folder).to(dtype))), value_model)
+
+
+def make_experience(models: Models, config: PPOConfig, **options):
+    renderer = Renderer(load_tokenizer(config.model))
+    encoded = [EncodedPrompt(p, renderer.prompt_ids(p.prompt)) for p in PROMPTS for _ in range(2)]
+    sampler = make_sampler(config, renderer, models.policy)
+    arguments = {
+        "rewards": [Reward("length", length)],
+        "score_norm": ScoreNorm(),
+        "kl_coef": 0.1,
+        "generator": torch.Generator().manual_seed(0),
+    }
+    return collect(models, encoded, sampler=sampler, config=config, **(arguments | options))
+
+
+critics = pytest.mark.parametrize("critic", ["shared", "separate"])
+
+
+@critics
+@pytest.mark.parametrize("setting", [("gpt2", torch.float64, 1e-10), ("qwen3", torch.float32, 1e-5)])
+def test_before_the_first_update_the_ratio_is_1_and_the_kl_is_0(config, tiny, critic, setting):
+    """Also in micro-batches of another size than the old log-probs were computed in, so with other padding and kernels."""
+    architecture, dtype, limit = setting
+    settings = config(model=tiny(architecture), critic=critic, micro_batch_size=3, temperature=0.7)
+    models = make_models(settings.model, critic, dtype)
+    experience, metrics = make_experience(models, settings)
+    mask = experience.batch.response_mask
+    now = models.policy(experience.batch.ids, experience.batch.attention_mask, mask, temperature=0.7).logprobs.detach()
+    ratio = (now - experience.old_logprobs).exp()
+    assert float((ratio - 1).abs().max()) < limit
+    assert float(experience.kl.abs().max()) < limit
+    assert abs(metrics["reference/kl"]) < limit
+
+
+def test_ratio_and_kl_are_exact_where_batch_shapes_are_the_same(config, tiny):
+    settings = config(model=tiny("qwen3"), micro_batch_size=8)
+    models = make_models(settings.model, "shared", torch.float32)
+    experience, metrics = make_experience(models, settings)
+    batch = experience.batch
+    now = models.policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    assert torch.equal(now, experience.old_logprobs)
+    assert metrics["reference/kl"] == 0.0
+
+
+def flat_gradient(models: Models) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for module in models.trained for p in module.parameters() if p.grad is not None])
+
+
+def minibatch_gradient(models: Models, experience: Experience, config: PPOConfig, size: int) -> torch.Tensor:
+    for module in models.trained:
+        module.zero_grad()
+    accumulate(models, experience, replace(config, micro_batch_size=size), MetricSums())
+    return flat_gradient(models)
+
+
+def moved(experience: Experience) -> Experience:
+    """Old log-probs and values as if the policy had moved since, so that some ratios are clipped."""
+    generator = torch.Generator().manual_seed(5)
+    noise = 0.3 * torch.randn(experience.old_logprobs.shape, generator=generator, dtype=experience.old_logprobs.dtype)
+    return replace(experience, old_logprobs=experience.old_logprobs + noise, old_values=experience.old_values + noise)
+
+
+@critics
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_micro_batch_size_does_not_change_the_gradient(config, critic, dtype, limit):
+    settings = config(critic=critic, entropy_coef=0.01)
+    models = make_models(settings.model, critic, dtype)
+    experience = moved(make_experience(models, settings)[0])
+    assert len(set(experience.batch.response_mask.sum(dim=1).tolist())) > 1, "rows of equal length would prove nothing"
+    whole = minibatch_gradient(models, experience, settings, 8)
+    for size in (1, 3):
+        split = minibatch_gradient(models, experience, settings, size)
+        assert float((split - whole).norm() / whole.norm()) < limit
+
+
+def test_padding_does_not_change_the_gradient(config):
+    """The same rows with four more columns of padding on either side, filled with a real token's id."""
+    settings = config()
+    models = make_models(settings.model, "shared", torch.float64)
+    experience = moved(make_experience(models, settings)[0])
+    pad = torch.nn.functional.pad
+    wider = replace(
+        experience,
+        batch=replace(
+            experience.batch,
+            ids=pad(experience.batch.ids, (4, 4), value=77),
+            attention_mask=pad(experience.batch.attention_mask, (4, 4)),
+            response_mask=pad(experience.batch.response_mask, (0, 4)),
+        ),
+        **{
+            name: pad(getattr(experience, name), (0, 4), value=1e3)
+            for name in ("old_logprobs", "old_values", "advantages", "returns")
+        },
+    )
+    whole = minibatch_gradient(models, experience, settings, 8)
+    padded = minibatch_gradient(models, wider, settings, 8)
+    assert float((padded - whole).norm() / whole.norm()) < 1e-12
+
+
+def test_gradient_is_that_of_the_formulas(config):
+    """The trainer's gradient against one written out from the paper's formulas, without micro-batches and masks."""
+    settings = config(entropy_coef=0.02, value_coef=0.3, clip_range=0.1, value_clip_range=0.15)
+    models = make_models(settings.model, "shared", torch.float64)
+    e = moved(make_experience(models, settings)[0])
+    trained = minibatch_gradient(models, e, settings, 3)
+    models.policy.zero_grad()
+    out = models.policy(e.batch.ids, e.batch.attention_mask, e.batch.response_mask, with_entropy=True)
+    m = e.batch.response_mask
+    ratio, a = (out.logprobs - e.old_logprobs).exp()[m], e.advantages[m]
+    surrogate = torch.min(ratio * a, ratio.clamp(0.9, 1.1) * a)
+    v, old, ret = out.values[m], e.old_values[m], e.returns[m]
+    clipped = old + (v - old).clamp(-0.15, 0.15)
+    value = 0.5 * torch.max((v - ret) ** 2, (clipped - ret) ** 2)
+    (-surrogate.mean() + 0.3 * value.mean() - 0.02 * out.entropy[m].mean()).backward()
+    expected = flat_gradient(models)
+    assert float((trained - expected).norm() / expected.norm()) < 1e-12
+
+
+def test_experience_is_that_of_the_formulas(config):
+    """Rewards, advantages and returns recomputed with loops over single rows."""
+    settings = config(missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95)
+    models = make_models(settings.model, "shared", torch.float64)
+    norm = ScoreNorm(mean=3.0, std=2.0)
+    reference = freeze(Policy(load_causal_lm(settings.model).double()))
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    experience, metrics = make_experience(replace(models, reference=reference), settings, score_norm=norm, kl_coef=0.2)
+    ref = token_outputs(reference, experience.batch, temperature=1.0, micro_batch_size=8).logprobs
+    raw = torch.zeros_like(ref)
+    for row, completion in enumerate(experience.completions):
+        n = int(experience.batch.response_mask[row].sum())
+        k1 = experience.old_logprobs[row, :n] - ref[row, :n]
+        rewards = -0.2 * k1
+        rewards[n - 1] += (experience.scores[row] - 3.0) / 2.0 - 0.7 * completion.truncated
+        values = [*experience.old_values[row, :n].tolist(), 0.0]
+        for t in range(n):
+            raw[row, t] = sum(
+                (0.95 * 0.9) ** (k - t) * (float(rewards[k]) + 0.95 * values[k + 1] - values[k]) for k in range(t, n)
+            )
+        assert float(experience.kl[row]) == pytest.approx(float(k1.sum()), rel=1e-9)
+    mask = experience.batch.response_mask
+    expected = (raw - raw[mask].mean()) / raw[mask].std(correction=0)
+    torch.testing.assert_close(experience.advantages[mask], expected[mask], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(experience.returns[mask], (raw + experience.old_values)[mask], rtol=1e-6, atol=1e-6)
+    assert metrics["reward/score_mean"] == pytest.approx(sum(experience.scores) / 8)
+
+
+def numbers(run) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+
+@critics
+def test_same_seed_same_run_bit_for_bit(config, tmp_path, critic):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train_ppo(config(output=tmp_path / name, seed=seed, critic=critic, learning_rate=1e-3), rewards=[length])
+    a, b, c = (tmp_path / name for name in "abc")
+    weights = [(run / "final" / "model.safetensors").read_bytes() for run in (a, b, c)]
+    assert weights[0] == weights[1] != weights[2]
+    assert numbers(a) == numbers(b) != numbers(c)
+
+
+def learning_settings(config, seed):
+    return config(
+        seed=seed,
+        steps=25,
+        rollout_batch_size=32,
+        samples_per_prompt=8,
+        minibatch_size=16,
+        micro_batch_size=16,
+        learning_rate=2e-3,
+        value_learning_rate=1e-2,
+        lr_schedule="constant",
+        kl_coef=0.0,
+        response_length="fixed",
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_raises_the_share_of_a_letter(config, seed):
+    summary = train_ppo(learning_settings(config, seed), rewards=[share_of_a])
+    first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
+    assert last - first >= 0.3
+
+
+def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(config, monkeypatch):
+    """Negative control of the learning test: with the sign flipped the score does not rise by 0.3."""
+    right = core.ppo_policy_loss
+
+    def wrong(*tensors, **options):
+        loss, metrics = right(*tensors, **options)
+        return -loss, metrics
+
+    monkeypatch.setattr(ppo.core, "ppo_policy_loss", wrong)
+    summary = train_ppo(learning_settings(config, 0), rewards=[share_of_a])
+    assert summary["last_evaluation"]["eval/score_mean"] - summary["first_evaluation"]["eval/score_mean"] < 0.3
+
+
+def test_a_kl_penalty_keeps_the_policy_near_its_reference(config, tmp_path):
+    kl = {}
+    for coef in (0.0, 3.0):
+        settings = replace(learning_settings(config, 0), kl_coef=coef, output=tmp_path / str(coef))
+        kl[coef] = train_ppo(settings, rewards=[share_of_a])["last_evaluation"]["eval/kl"]
+    assert kl[3.0] < 0.2 * kl[0.0]
+
+
+def test_adaptive_kl_moves_the_coefficient_towards_the_target(config, tmp_path):
+    """Below the target the coefficient falls by n/horizon * 0.2 a step at most: KL starts at 0, so exactly that at first."""
+    settings = config(kl_target=6.0, kl_horizon=40, kl_coef=0.1, steps=3)
+    train_ppo(settings, rewards=[length])
+    coefs = [line["reference/kl_coef"] for line in numbers(tmp_path / "run") if "reference/kl_coef" in line]
+    assert coefs[0] == 0.1
+    assert coefs[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 40))
+
+
+def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, tmp_path):
+    """The policy does not move at a vanishing rate while the critic, with a rate of its own, does; final/ keeps both."""
+    settings = config(critic="separate", learning_rate=1e-12, value_learning_rate=1e-2, steps=8, kl_coef=0.0)
+    train_ppo(settings, rewards=[length])
+    start = load_causal_lm(tiny("gpt2")).state_dict()
+    end = load_causal_lm(str(tmp_path / "run" / "final")).state_dict()
+    assert all(torch.allclose(end[name], start[name], atol=1e-6) for name in start)
+    assert not (tmp_path / "run" / "final" / "value_head.safetensors").exists()
+    critic = load_value_model(str(tmp_path / "run" / "final" / "value_model"), device=CPU, compute_dtype=torch.float32)
+    assert float(critic.value_head.weight.detach().abs().max()) > 1e-3
+    losses = [line["loss/value"] for line in numbers(tmp_path / "run") if "loss/value" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_value_head_learns_at_its_own_rate(config, tmp_path):
+    train_ppo(config(learning_rate=1e-12, value_learning_rate=1e-2, value_coef=1.0), rewards=[length])
+    saved = tmp_path / "run" / "final" / "value_head.safetensors"
+    from safetensors.torch import load_file
+
+    assert float(load_file(saved)["weight"].abs().max()) > 1e-3
+
+
+def test_entropy_bonus_keeps_the_policy_diverse(config, tmp_path):
+    entropy = {}
+    for coef in (0.0, 1.0):
+        settings = replace(learning_settings(config, 0), entropy_coef=coef, output=tmp_path / str(coef))
+        train_ppo(settings, rewards=[share_of_a])
+        entropy[coef] = numbers(tmp_path / str(coef))[-2]["policy/entropy"]
+    assert entropy[1.0] > entropy[0.0] + 1.0
+
+
+def test_score_normalisation_uses_reference_samples(config):
+    settings = config()
+    models = make_models(settings.model, "shared", torch.float32)
+    renderer = Renderer(load_tokenizer(settings.model))
+    encoded = [EncodedPrompt(p, renderer.prompt_ids(p.prompt)) for p in PROMPTS] * 4
+    sampler = make_sampler(settings, renderer, models.policy)
+    seen = []
+
+    def remembered(completions, **_):
+        seen.extend(float(len(completion)) for completion in completions)
+        return seen
+
+    rewards = [Reward("remembered", remembered)]
+    generator = torch.Generator().manual_seed(0)
+    norm = reference_score_norm(models, encoded, rewards=rewards, sampler=sampler, generator=generator)
+    scores = torch.tensor(seen)
+    assert norm.mean == pytest.approx(float(scores.mean()), rel=1e-6)
+    assert norm.std == pytest.approx(float(scores.std(correction=0)), rel=1e-6)
+
+
+def test_equal_reference_scores_cannot_be_normalised(config, tmp_path):
+    with pytest.raises(RewardError, match="no scale to normalise"):
+        train_ppo(config(score_norm_samples=6), rewards=[lambda completions: [1.0] * len(completions)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_the_weights_before_it(config):
+    settings = config()
+    models = make_models(settings.model, "shared", torch.float32)
+    experience, _ = make_experience(models, settings)
+    experience.advantages[0, 0] = float("nan")
+    before = [p.detach().clone() for p in models.policy.parameters()]
+    optimizer = make_optimizer([(models.policy, 1e-3)], settings)
+    with pytest.raises(TrainingError, match="gradient norm is nan"):
+        learn(models, experience, optimizer, settings, torch.Generator())
+    assert all(torch.equal(a, b) for a, b in zip(before, models.policy.parameters(), strict=True))
+
+
+def test_kl_control_is_fixed_without_a_target(config):
+    assert isinstance(kl_control(config()), core.FixedKL)
+    control = kl_control(config(kl_target=6.0, kl_horizon=1000, kl_coef=0.2))
+    assert isinstance(control, core.AdaptiveKL)
+    assert (control.coef, control.target, control.horizon) == (0.2, 6.0, 1000)
+
+
+def test_a_reward_is_required(config):
+    with pytest.raises(ConfigError, match="--rewards is missing"):
+        train_ppo(config())
+
+
+def test_columns_reach_the_reward_and_samples_are_written(config, tmp_path):
+    """Each prompt's own column arrives with its responses, repeated for every sample of it."""
+    seen = []
+
+    def reward(prompts, completions, number):
+        seen.extend(zip(prompts, number, strict=True))
+        return [0.1 * len(c) for c in completions]
+
+    train_ppo(config(sample_every=1, steps=1), rewards=[reward])
+    known = {f"say {w}": i for i, w in enumerate(["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"])}
+    assert seen
+    assert all(known[prompt] == number for prompt, number in seen)
+    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert samples[0].keys() == {"step", "prompt", "response", "score", "kl"}
+    assert len({s["prompt"] for s in samples}) == len(samples) == 4

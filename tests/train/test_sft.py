@@ -1,0 +1,179 @@
+"""SFT learns what it is shown, to the last token, whatever the micro-batch size."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful.configs.sft import SFTConfig
+from heedful.data.chat import Renderer, stop_ids
+from heedful.data.loading import Example
+from heedful.data.schemas import read_demonstrations
+from heedful.models.checkpoints import load_causal_lm, load_tokenizer
+from heedful.models.policy import Policy
+from heedful.train.sft import accumulate, evaluate_loss, train_sft
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tiny, demonstrations, tmp_path):
+    def make(**changes):
+        settings = {
+            "model": tiny("gpt2"),
+            "data": demonstrations,
+            "output": tmp_path / "run",
+            "eval_fraction": 0.0,
+            "batch_size": 5,
+            "max_steps": 120,
+            "learning_rate": 1e-2,
+            "sample_every": 0,
+            "dtype": "float32",
+        }
+        return SFTConfig(**(settings | changes))
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
+def test_overfits_five_pairs_to_exact_greedy_recall_with_the_stop(config, tiny, demonstrations, tmp_path, architecture):
+    """Greedy decoding by transformers itself gives each answer and then the end of turn, and nothing after it."""
+    train_sft(config(model=tiny(architecture), max_steps=80))
+    final = str(tmp_path / "run" / "final")
+    model, tokenizer = load_causal_lm(final).eval(), load_tokenizer(final)
+    renderer = Renderer(tokenizer)
+    stops = stop_ids(renderer, model.generation_config.eos_token_id)
+    for record in read_demonstrations(demonstrations):
+        ids = torch.tensor([renderer.prompt_ids(record.prompt)])
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=0
+        )[0, ids.shape[1] :].tolist()
+        assert output[-1] in stops
+        assert renderer.decode(output[:-1]) == record.response
+
+
+def ragged_examples(num: int) -> list[Example]:
+    generator = torch.Generator().manual_seed(7)
+
+    def ids(low, high):
+        length = int(torch.randint(low, high, (), generator=generator))
+        return torch.randint(6, 200, (length,), generator=generator).tolist()
+
+    return [Example(ids(1, 12), ids(1, 15)) for _ in range(num)]
+
+
+def gradient(policy, examples, micro_batch_size):
+    policy.zero_grad()
+    accumulate(policy, examples, 0, micro_batch_size)
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_micro_batch_size_does_not_change_the_gradient(tiny, dtype, limit):
+    policy = Policy(load_causal_lm(tiny("gpt2")).to(dtype))
+    policy.eval()
+    examples = ragged_examples(8)
+    whole = gradient(policy, examples, 8)
+    for size in (1, 3):
+        split = gradient(policy, examples, size)
+        assert float((split - whole).norm() / whole.norm()) < limit
+
+
+def test_a_mean_of_micro_batch_means_would_change_the_gradient(tiny):
+    """Negative control: the check above can fail, because the rows differ in length."""
+    policy = Policy(load_causal_lm(tiny("gpt2")).double()).eval()
+    examples = ragged_examples(8)
+    whole = gradient(policy, examples, 8)
+    policy.zero_grad()
+    for example in examples:
+        accumulate(policy, [example], 0, 1)
+    means = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]) / 8
+    assert float((means - whole).norm() / whole.norm()) > 1e-2
+
+
+def test_evaluation_is_the_token_mean_of_the_negative_log_likelihood(tiny):
+    lm = load_causal_lm(tiny("qwen3")).eval()
+    examples = ragged_examples(7)
+    expected, count = 0.0, 0
+    for example in examples:
+        ids = torch.tensor([example.prompt + example.response])
+        with torch.no_grad():
+            logprobs = lm(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
+        targets = ids[0, len(example.prompt) :]
+        expected -= float(logprobs[len(example.prompt) - 1 :].gather(1, targets.unsqueeze(1)).sum())
+        count += len(targets)
+    metrics = evaluate_loss(Policy(lm), examples, 0, 3)
+    assert metrics["eval/loss"] == pytest.approx(expected / count, rel=1e-5)
+    assert metrics["eval/perplexity"] == pytest.approx(float(torch.tensor(expected / count).exp()), rel=1e-5)
+
+
+def numbers(run: Path) -> list[dict]:
+    """The metrics of a run without its clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+
+def test_same_seed_same_run_bit_for_bit(config, tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train_sft(config(output=tmp_path / name, seed=seed, max_steps=6, batch_size=2, eval_fraction=0.4))
+    a, b, c = (tmp_path / name for name in "abc")
+    weights = [(run / "final" / "model.safetensors").read_bytes() for run in (a, b, c)]
+    assert weights[0] == weights[1] != weights[2]
+    assert numbers(a) == numbers(b) != numbers(c)
+
+
+def test_a_resolved_config_repeats_its_run(config, tmp_path):
+    from heedful.cli import main
+
+    train_sft(config(output=tmp_path / "a", max_steps=5, batch_size=2, weight_decay=0.1, lr_schedule="cosine"))
+    assert main(["sft", str(tmp_path / "a" / "config.yaml"), "--output", str(tmp_path / "b")]) == 0
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+
+
+def test_plain_text_is_learned_and_perplexity_falls(tiny, tmp_path):
+    """``text`` records need no prompt; a text longer than the context is cut into pieces, none of it lost."""
+    text = "从前有座山，山里有座庙。" * 12
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    summary = train_sft(
+        SFTConfig(
+            model=tiny("qwen3"),
+            data=str(path),
+            eval_data=str(path),
+            output=tmp_path / "run",
+            batch_size=2,
+            max_steps=80,
+            learning_rate=1e-2,
+            dtype="float32",
+        )
+    )
+    assert summary["data"]["text_pieces"] == 2 * -(-len(text.encode()) // 127)
+    assert summary["first_evaluation"]["eval/perplexity"] > 200
+    assert summary["last_evaluation"]["eval/perplexity"] < 1.5
+
+
+def test_stops_after_evaluations_without_improvement_and_keeps_the_best(config, tmp_path, demonstrations):
+    """A learning rate far too large: no evaluation improves on the start, so best/ is the start and the run ends early."""
+    summary = train_sft(
+        config(learning_rate=5.0, max_grad_norm=0.0, eval_data=demonstrations, eval_every=1, patience=3, max_steps=50)
+    )
+    assert summary["steps"] == 3
+    assert summary["stopped_early"]
+    assert summary["best"]["step"] == 0
+    best = load_causal_lm(str(tmp_path / "run" / "best")).state_dict()
+    start = load_causal_lm(config().model).state_dict()
+    assert all(torch.equal(best[name], start[name]) for name in start)
+
+
+def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
+    """With the loss on the prompt, its likelihood rises as well; with the response alone it hardly does."""
+    losses = {}
+    for loss_on in ("response", "all"):
+        train_sft(config(output=tmp_path / loss_on, loss_on=loss_on, max_steps=90))
+        policy = Policy(load_causal_lm(str(tmp_path / loss_on / "final")))
+        renderer = Renderer(load_tokenizer(config().model))
+        prompts = [renderer.prompt_ids(d.prompt) for d in read_demonstrations(config().data)]
+        losses[loss_on] = evaluate_loss(policy, [Example(ids[:1], ids[1:]) for ids in prompts], 0, 5)["eval/loss"]
+    assert losses["all"] < 1.0
+    assert losses["response"] > 3.0
