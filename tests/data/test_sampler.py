@@ -60,6 +60,7 @@ def test_state_is_a_copy():
     sampler = BatchSampler(10, 3, seed=0)
     state = sampler.state_dict()
     take(sampler, 2)
+    assert sampler.state_dict() == {"epoch": 0, "cursor": 6}
     assert state == {"epoch": 0, "cursor": 0}
 
 

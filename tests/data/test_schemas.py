@@ -181,6 +181,7 @@ def test_columns_choose_the_shape(write):
         ({"messages": [turn("human", "a")]}, ["`messages[0].role` is 'human'", "one of system, user, assistant, tool"]),
         ({"messages": [turn(["user"], "a")]}, ["`messages[0].role` is ['user'] (list of strings)"]),
         ({"messages": [user([{"type": "text"}])]}, ["`messages[0].content` is [", "(list of objects)", "a string"]),
+        ({"messages": [system(5), user(), assistant()]}, ["`messages[0].content` is 5 (integer)", "a string"]),
         ({"text": "a", "truncated": 1}, ["`truncated` is 1 (integer)", "true or false"]),
     ],
 )

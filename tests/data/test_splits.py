@@ -45,19 +45,16 @@ def test_a_leading_system_message_is_left_out_of_longer_conversations_too():
     assert prompt_key((SYSTEM, *turns)) == prompt_key(turns)
 
 
-def test_different_prompts_have_different_keys():
-    """Roles and borders between messages count; so does a system message that does not lead."""
-    prompts = [
-        "ab",
-        "a",
-        "",
-        (Message("tool", "ab"),),
-        (Message("user", "a"), Message("user", "b")),
-        (Message("user", "a"), Message("assistant", "b")),
-        (Message("user", "a"), Message("assistant", ""), Message("user", "b")),
-        (Message("user", "a"), SYSTEM, Message("user", "b")),
-    ]
-    assert len({prompt_key(prompt) for prompt in prompts}) == len(prompts)
+def test_the_turns_of_a_conversation_stay_together():
+    """A later turn holds the earlier ones as its context, so they may not fall on different sides."""
+    first = (Message("user", "a"),)
+    second = (*first, Message("assistant", "b"), Message("user", "c"))
+    assert prompt_key(first) == prompt_key(second) == "a"
+    assert prompt_key((Message("tool", "x"), *first)) == "a"
+
+
+def test_different_first_questions_have_different_keys():
+    assert len({prompt_key(p) for p in ["ab", "a", "", user("b"), user("ba"), (Message("tool", "z"), *user("c"))]}) == 6
 
 
 KINDS = [

@@ -5,22 +5,18 @@ from pathlib import Path
 from typing import Literal
 
 from heedful.configs.checks import fraction, positive
-from heedful.configs.options import MachineOptions, SamplingOptions
+from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(MachineOptions):
+class EvaluationOptions(RecordOptions, MachineOptions):
     """What every measure has."""
 
     data: str
     """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a Hub data set."""
     eval_fraction: float = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 is all."""
-    columns: str = ""
-    """Other names of columns, such as prompt=question,chosen=answer."""
-    system_prompt: str | None = None
-    """System message put before every conversation that has none."""
     chat_template: str = ""
     """Chat template where a model has none: plain, or a Jinja file."""
     micro_batch_size: int = 32
@@ -31,7 +27,7 @@ class EvaluationOptions(MachineOptions):
     def check_evaluation(self) -> None:
         self.check_machine()
         positive(self, "micro_batch_size", "eval_fraction")
-        fraction(self, "eval_fraction")
+        fraction(self, "eval_fraction", "max_dropped")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,21 @@ class RunOptions(MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class RecordOptions:
+    """How records are read."""
+
+    columns: str = ""
+    """Other names of columns, such as prompt=question,chosen=answer."""
+    system_prompt: str | None = None
+    """System message put before every conversation that has none."""
+    unusable: Literal["error", "drop"] = "error"
+    """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
+    max_dropped: float = 0.1
+    """Largest share of records that may be dropped, for whatever reason; more is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(RecordOptions):
     """What to train on."""
 
     data: str
@@ -62,14 +76,8 @@ class DataOptions:
     """Held-out data; None splits them off from the data by prompt."""
     eval_fraction: float = 0.05
     """Share of prompts to hold out when there is no eval-data, chosen by a hash of the prompt."""
-    columns: str = ""
-    """Other names of columns, such as prompt=question,chosen=answer."""
-    system_prompt: str | None = None
-    """System message put before every conversation that has none."""
     too_long: Literal["error", "drop", "truncate"] = "error"
     """What to do with records longer than the model can read. drop and truncate are counted and reported."""
-    max_dropped: float = 0.1
-    """Largest share of records that may be dropped; more is an error."""
 
     def check_data(self) -> None:
         fraction(self, "eval_fraction", "max_dropped")

@@ -5,15 +5,14 @@ when the model wrote them. Raw text stays raw; conversations go through the mode
 is never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
 """
 
+import itertools
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from heedful.errors import CheckpointError
 from heedful.types import Conversation, Message, Text
-
-SENTINEL = "\ue000{}\ue001"
-"""Stands in for a special token's text while a template is rendered (private-use characters)."""
 
 
 def plain_text(prompt: Text) -> str:
@@ -34,7 +33,8 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> None:
         self.tokenizer = tokenizer
         self.thinking = thinking
-        self.special_texts = sorted((t.content for t in tokenizer.added_tokens_decoder.values() if t.special), key=len)
+        specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.special_texts = sorted(specials, key=len, reverse=True)
         plain = tokenizer("a").input_ids
         adds_bos = tokenizer.bos_token_id is not None and plain[:1] == [tokenizer.bos_token_id]
         self.bos = [tokenizer.bos_token_id] if adds_bos else []
@@ -69,22 +69,31 @@ class Renderer:
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def _rendered(self, messages: Conversation, *, add_generation_prompt: bool) -> list[int]:
-        """Ids of the template's rendering; special-token texts inside the messages are encoded literally."""
-        typed = [s for s in reversed(self.special_texts) if any(s in m.content for m in messages)]
+        """Ids of the template's rendering; special-token texts inside the messages are encoded literally.
+
+        Where there are any, they travel through the template as markers that no message contains.
+        """
+        typed = [text for text in self.special_texts if any(text in message.content for message in messages)]
         if not typed:
             text = self._apply_template(messages, add_generation_prompt=add_generation_prompt)
             return self.tokenizer(text, add_special_tokens=False).input_ids
-        marked = messages
-        for i, special in enumerate(typed):
-            marked = tuple(Message(m.role, m.content.replace(special, SENTINEL.format(i))) for m in marked)
-        text = self._apply_template(marked, add_generation_prompt=add_generation_prompt)
+        start = next(
+            start
+            for number in itertools.count()
+            if not any((start := f"\ue000{number}.") in message.content for message in messages)
+        )
+        markers = {text: f"{start}{i}\ue001" for i, text in enumerate(typed)}
+        specials = re.compile("|".join(re.escape(text) for text in typed))
+        marked = tuple(Message(m.role, specials.sub(lambda match: markers[match.group()], m.content)) for m in messages)
+        rendered = self._apply_template(marked, add_generation_prompt=add_generation_prompt)
         ids: list[int] = []
-        first, *pieces = text.split(SENTINEL[0])
-        ids += self.tokenizer(first, add_special_tokens=False).input_ids
-        for piece in pieces:
-            number, _, rest = piece.partition(SENTINEL[-1])
-            ids += self._literal(typed[int(number)])
-            ids += self.tokenizer(rest, add_special_tokens=False).input_ids
+        texts = {marker: text for text, marker in markers.items()}
+        for piece in re.split(f"({'|'.join(re.escape(marker) for marker in texts)})", rendered):
+            ids += (
+                self._literal(texts[piece])
+                if piece in texts
+                else self.tokenizer(piece, add_special_tokens=False).input_ids
+            )
         return ids
 
     def _apply_template(self, messages: Conversation, *, add_generation_prompt: bool) -> str:
@@ -110,7 +119,7 @@ class Renderer:
         probe = "heedful"
         turns = (Message("user", "a"), Message("assistant", probe))
         text = self._apply_template(turns, add_generation_prompt=False)
-        after = self.tokenizer(text.rpartition(probe)[2], add_special_tokens=False).input_ids
+        after = self.tokenizer(text.rpartition(probe)[2], add_special_tokens=False).input_ids if probe in text else []
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         return next((i for i in after if i in special), self.tokenizer.eos_token_id)
 
@@ -130,8 +139,9 @@ class RewardInputs:
     def encode(self, prompt: Text, response: str, *, truncated: bool = False) -> dict[str, list[int]]:
         """Token ids (and token types) of one prompt and response; a decoder's end of turn unless ``truncated``."""
         if self.renderer is None:
-            encoded = self.tokenizer(plain_text(prompt), response, split_special_tokens=True)
-            return {name: list(ids) for name, ids in encoded.items() if name != "attention_mask"}
+            # As a batch of one: given singly, an empty response would be taken for no response.
+            encoded = self.tokenizer([plain_text(prompt)], [response], split_special_tokens=True)
+            return {name: list(rows[0]) for name, rows in encoded.items() if name != "attention_mask"}
         response_ids = self.renderer.response_ids(response, prompt=prompt, truncated=truncated)
         return {"input_ids": self.renderer.prompt_ids(prompt) + response_ids}
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from heedful.configs.options import DataOptions
+from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import TooLong, check_share, too_long
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
@@ -14,12 +14,6 @@ from heedful.types import Demonstration, Prompt, Ranking
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
 Row = dict[str, list[int]]
-
-
-class Reader(Protocol[Item]):
-    """One of ``read_demonstrations``, ``read_rankings``, ``read_prompts``."""
-
-    def __call__(self, path: str, *, columns: str, system_prompt: str | None) -> list[Item]: ...
 
 
 @dataclass(frozen=True)
@@ -56,15 +50,32 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
 
     Raises DataError.
     """
-    items = read(options.data, columns=options.columns, system_prompt=options.system_prompt)
+    items, refused = read_usable(read, options.data, options)
     if options.eval_data is None:
         train, held_out = split_by_prompt(items, options.eval_fraction)
-        return train, held_out, {"records": len(items), "train": len(train), "held_out": len(held_out)}
-    held_out = read(options.eval_data, columns=options.columns, system_prompt=options.system_prompt)
+        counts = {"records": len(items) + refused, "train": len(train), "held_out": len(held_out)}
+        return train, held_out, counts | _if_any("dropped_unusable", refused)
+    held_out, refused_held_out = read_usable(read, options.eval_data, options)
+    refused += refused_held_out
     seen = {prompt_key(item.prompt) for item in items if item.prompt}
     shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
-    counts = {"records": len(items) + len(held_out), "train": len(items), "held_out": len(held_out)}
-    return items, held_out, counts | ({"held_out_prompts_also_trained_on": shared} if shared else {})
+    counts = {"records": len(items) + len(held_out) + refused, "train": len(items), "held_out": len(held_out)}
+    counts |= _if_any("dropped_unusable", refused)
+    return items, held_out, counts | _if_any("held_out_prompts_also_trained_on", shared)
+
+
+def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
+    """The records of a file and how many unusable ones were dropped, where the options allow it. Raises DataError."""
+    refused: list[DataError] | None = [] if options.unusable == "drop" else None
+    items = read(path, columns=options.columns, system_prompt=options.system_prompt, refused=refused)
+    if refused:
+        found = f"{path}: {len(refused)} records are unusable, first: {refused[0]}"
+        check_share(len(refused), len(items) + len(refused), max_dropped=options.max_dropped, found=found)
+    return items, len(refused or [])
+
+
+def _if_any(name: str, count: int) -> Counts:
+    return {name: count} if count else {}
 
 
 def encode_split(

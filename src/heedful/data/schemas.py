@@ -3,15 +3,16 @@
 Strings are raw text and message lists are conversations, everywhere. A null column counts as absent (Parquet has no
 other way to leave one out). Where a record fits several shapes, the one that ``--columns`` names most columns of wins
 (``--columns messages=messages`` picks the conversation), then the one named first in the reader's docstring.
-Every function raises DataError for a record it cannot use, with its file and line, and ConfigError where
-``system_prompt`` meets raw text; `read_records` and `parse_columns` say what else they raise.
+Every function raises DataError for a record it cannot use, with its file and line (or puts the error into the list
+``refused`` and goes on, where one is handed in), and ConfigError where ``system_prompt`` meets raw text; `read_records`
+and `parse_columns` say what else they raise.
 """
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, parse_columns, read_records
 from heedful.errors import ConfigError, DataError
@@ -21,6 +22,7 @@ ROLES = ("system", "user", "assistant", "tool")
 HH_MARKER = "\n\nAssistant:"
 
 Shape = tuple[str, ...]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ STAND_INS = {
 """What other data sets call a column, for hints alone: nothing is ever mapped without being asked for."""
 
 
-def read_demonstrations(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Demonstration]:
+def read_demonstrations(
+    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+) -> list[Demonstration]:
     """Demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
     Of ``messages`` every assistant turn becomes one demonstration, whose prompt is the conversation before it. Of
@@ -64,11 +68,13 @@ def read_demonstrations(path: str, *, columns: str = "", system_prompt: str | No
     string, one assistant message, or the whole conversation again with one assistant message more.
     """
     mapping = parse_columns(columns)
-    records = read_records(path, columns=mapping)
-    return [item for record in records for item in _demonstrations(record, mapping, system_prompt)]
+    turns = _each(path, mapping, refused, lambda record: _demonstrations(record, mapping, system_prompt))
+    return [demonstration for of_record in turns for demonstration in of_record]
 
 
-def read_rankings(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Ranking]:
+def read_rankings(
+    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+) -> list[Ranking]:
     """Rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair alone.
 
     A pair has ranks (0, 1) and may have a ``margin``. Responses are strings, one assistant message, or the whole
@@ -77,17 +83,34 @@ def read_rankings(path: str, *, columns: str = "", system_prompt: str | None = N
     ``"\\n\\nAssistant:"``, which is the prompt, raw; the responses are what follows, with the space they begin with.
     """
     mapping = parse_columns(columns)
-    return [_ranking(record, mapping, system_prompt) for record in read_records(path, columns=mapping)]
+    return _each(path, mapping, refused, lambda record: _ranking(record, mapping, system_prompt))
 
 
-def read_prompts(path: str, *, columns: str = "", system_prompt: str | None = None) -> list[Prompt]:
+def read_prompts(
+    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+) -> list[Prompt]:
     """Prompts from ``prompt`` or ``messages``; the record's other fields go to ``Prompt.columns`` under their names.
 
     Where ``messages`` ends with an assistant turn, the prompt is what comes before, and the turn's text goes to
     ``columns["completion"]`` as the reference answer.
     """
     mapping = parse_columns(columns)
-    return [_prompt(record, mapping, system_prompt) for record in read_records(path, columns=mapping)]
+    return _each(path, mapping, refused, lambda record: _prompt(record, mapping, system_prompt))
+
+
+def _each(
+    path: str, mapping: Mapping[str, str], refused: list[DataError] | None, convert: Callable[[Record], Item]
+) -> list[Item]:
+    """Every record of a file converted; with a list for them, the errors of unusable records are collected there."""
+    items = []
+    for record in read_records(path, columns=mapping):
+        try:
+            items.append(convert(record))
+        except DataError as error:
+            if refused is None:
+                raise
+            refused.append(error)
+    return items
 
 
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:

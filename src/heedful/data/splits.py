@@ -1,7 +1,6 @@
 """Training and evaluation halves by prompt: the same prompt is never in both, whatever the file, order or seed."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
@@ -21,17 +20,14 @@ Item = TypeVar("Item", bound=HasPrompt)
 
 
 def prompt_key(prompt: Text) -> str:
-    """The canonical text of a prompt: equal keys mean the same prompt.
+    """What decides on which side of a split a prompt falls: raw text itself, or a conversation's first user message.
 
-    A leading system message is left out, so that ``--system-prompt`` moves no prompt between the halves. A
-    conversation of one user message has the key of that message as raw text; a longer one is its JSON.
+    So the turns of one conversation stay together, the same question has the same key as text and as a message, and
+    ``--system-prompt`` moves nothing.
     """
     if isinstance(prompt, str):
         return prompt
-    turns = prompt[1:] if prompt and prompt[0].role == "system" else prompt
-    if len(turns) == 1 and turns[0].role == "user":
-        return turns[0].content
-    return json.dumps([[turn.role, turn.content] for turn in turns], ensure_ascii=False)
+    return next((turn.content for turn in prompt if turn.role == "user"), "")
 
 
 def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[Item], list[Item]]:

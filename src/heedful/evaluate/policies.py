@@ -134,9 +134,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     """
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
-    records = held_out(
-        read_demonstrations(config.data, columns=config.columns, system_prompt=config.system_prompt), config
-    )
+    records = held_out(read_demonstrations, config)
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     examples, _ = encode_demonstrations(
@@ -159,8 +157,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
 
 
 def _prompts(config: SampledOptions) -> list[Prompt]:
-    prompts = held_out(read_prompts(config.data, columns=config.columns, system_prompt=config.system_prompt), config)
-    return prompts[: config.max_prompts]
+    return held_out(read_prompts, config)[: config.max_prompts]
 
 
 def _answer(config: SampledOptions, name: str, prompts: list[Prompt]) -> Answered:

@@ -1,9 +1,11 @@
 """How well a reward model orders pairs."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.data.chat import RewardInputs
+from heedful.data.loading import read_usable
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.models.checkpoints import load_tokenizer
@@ -23,7 +25,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     Raises DataError, CheckpointError, RewardError.
     """
     device = resolve_device(config.device)
-    rankings = held_out(read_rankings(config.data, columns=config.columns, system_prompt=config.system_prompt), config)
+    rankings = held_out(read_rankings, config)
     tokenizer = load_tokenizer(config.reward_model, chat_template=config.chat_template)
     model = load_reward_model(
         config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
@@ -63,8 +65,12 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     }
 
 
-def held_out(items: list[Item], options: EvaluationOptions) -> list[Item]:
-    """The prompts to measure on: all, or those that trainers with the same ``eval_fraction`` hold out. Raises DataError."""
+def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> list[Item]:
+    """The records to measure on: all, or those that trainers with the same ``eval_fraction`` hold out.
+
+    Raises DataError.
+    """
+    items, _ = read_usable(read, options.data, options)
     if options.eval_fraction >= 1:
         return items
     return split_by_prompt(items, options.eval_fraction)[1]

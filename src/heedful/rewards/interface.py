@@ -17,6 +17,8 @@ from heedful.errors import RewardError
 from heedful.types import Prompt, Text
 
 RewardFunction = Callable[..., Sequence[float | None]]
+RESERVED = ("prompts", "completions", "completion_ids", "truncated")
+"""What every reward function may ask for; no column may have such a name."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,12 @@ def _call(reward: Reward, completions: Sequence[Completion]) -> Any:
     """Call the function with the arguments that it names (all of them where it takes ``**kwargs``)."""
     chats = [not isinstance(c.prompt.prompt, str) for c in completions]
     names = {name for c in completions for name in c.prompt.columns}
+    reserved = sorted(names & set(RESERVED))
+    if reserved:
+        raise RewardError(
+            f"the prompts have a column {reserved[0]!r}, a name that rewards use themselves; rename it in the data "
+            f"(reserved: {', '.join(RESERVED)})"
+        )
     arguments: dict[str, Any] = {name: [c.prompt.columns.get(name) for c in completions] for name in sorted(names)}
     arguments |= {
         "prompts": [as_messages(c.prompt.prompt) for c in completions],

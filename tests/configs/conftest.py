@@ -1,0 +1,46 @@
+"""Every command's configuration and the least it can be made from."""
+
+import pytest
+
+from heedful.configs.chat import ChatConfig
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.configs.tiny import TinyConfig
+
+RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}
+MEASURE = {"model": "模型", "data": "数据.jsonl"}
+LEAST = {
+    SFTConfig: RUN,
+    RewardConfig: RUN,
+    PPOConfig: RUN,
+    TinyConfig: {"output": "tiny"},
+    ChatConfig: {"model": "模型"},
+    AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},
+    PerplexityConfig: MEASURE,
+    ScoresConfig: MEASURE | {"rewards": ("rule:digits",)},
+    WinRateConfig: MEASURE | {"rewards": ("rule:digits",), "baseline": "旧"},
+    KLConfig: MEASURE | {"reference": "旧"},
+}
+
+
+@pytest.fixture(params=LEAST, ids=lambda c: c.__name__)
+def config_class(request):
+    return request.param
+
+
+@pytest.fixture
+def least(config_class):
+    """The required settings of ``config_class``."""
+    return dict(LEAST[config_class])
+
+
+@pytest.fixture
+def make():
+    """``make(config_class, **settings)``: the required settings and these."""
+
+    def build(config_class, **settings):
+        return config_class(**(LEAST[config_class] | settings))
+
+    return build

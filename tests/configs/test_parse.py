@@ -1,0 +1,398 @@
+"""YAML, flags and Python say the same thing, and whoever mistypes is told where and what was meant."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from heedful.configs.chat import ChatConfig
+from heedful.configs.parse import parse, to_yaml
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.sft import SFTConfig
+from heedful.errors import ConfigError
+
+RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """``written(text)`` is the path of a YAML file with that text."""
+
+    def write(text, encoding="utf-8"):
+        path = tmp_path / "配置.yaml"
+        path.write_bytes(text.encode(encoding))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def refused(capsys):
+    """``refused(config_class, arguments)`` is what is said on standard error; the exit status must be 2."""
+
+    def run(config_class, arguments):
+        try:
+            config = parse(config_class, arguments, prog="heedful test")
+        except ConfigError as error:
+            return str(error)
+        except SystemExit as error:
+            assert error.code == 2
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            return " ".join(captured.err.split())
+        raise AssertionError(f"accepted as {config}")
+
+    return run
+
+
+def parsed(config_class, *arguments):
+    return parse(config_class, arguments, prog="heedful test")
+
+
+def as_flags(settings):
+    """Settings as a person types them."""
+    flags = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        flags += [flag, *value] if isinstance(value, tuple) else [flag, str(value)]
+    return flags
+
+
+def in_python(config_class, settings):
+    path = {"output": Path(settings["output"])} if "output" in settings else {}
+    return config_class(**(settings | path))
+
+
+def round_trip(config, path):
+    path.write_text(to_yaml(config), encoding="utf-8")
+    return parsed(type(config), str(path))
+
+
+def test_yaml_flags_and_python_agree(config_class, least, written):
+    from_yaml = parsed(config_class, written(yaml.safe_dump({k: _listed(v) for k, v in least.items()})))
+    assert from_yaml == parsed(config_class, *as_flags(least)) == in_python(config_class, least)
+
+
+def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_path):
+    """Each setting moved from its default comes back from YAML and from its flag; so no field escapes the parser."""
+    config = in_python(config_class, least)
+    for field in dataclasses.fields(config_class):
+        value = getattr(config, field.name)
+        if isinstance(value, bool):
+            moved = dataclasses.replace(config, **{field.name: not value})
+            flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
+        elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
+            moved = dataclasses.replace(config, **{field.name: 8 * (value + 1)} | _company(field.name))
+            flag = as_flags({field.name: 8 * (value + 1)} | _company(field.name))
+        elif isinstance(value, float):
+            moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
+            flag = as_flags({field.name: value / 2 or 0.25})
+        elif value is None or isinstance(value, str):
+            continue  # hypothesis writes these below
+        else:
+            continue
+        assert moved != config
+        assert parsed(config_class, *as_flags(least), *flag) == moved
+        assert round_trip(moved, tmp_path / "moved.yaml") == moved
+
+
+def _company(name):
+    """What another setting must be for this one to be valid."""
+    return {
+        "min_new_tokens": {"max_new_tokens": 400},
+        "samples_per_prompt": {"rollout_batch_size": 64},
+    }.get(name, {})
+
+
+def _listed(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["null", "no", "off", "yes", "true", "1e-5", "010", "12:30", "0x1f", "-x", "--model", "- a", "'", '"', "# no",
+     "a: b", "{a}", "[a]", "你好：世界", "第一行\n第二行\n", "\r\n", " leading", "trailing ", "\t", "*a", "&a", "!t",
+     "%", "@", "`", "=", "a=b", "~", "\u2028", "\x85", "\ufeff", "\x00", "😀", "2024-02-17", ".inf", "..", "---", "...", "?"]
+)  # fmt: skip
+
+
+@example(text="null")
+@example(text="")
+@example(text="\x85")  # a line break that YAML would fold into a space
+@given(text=TEXTS)
+def test_strings_survive_the_round_trip(tmp_path_factory, text):
+    """Also in a field that may be None: the quoted text 'null' is a text."""
+    config = PPOConfig(model=text or "m", data=text, columns=text, chat_template=text, output=Path("o"))
+    assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
+    config = ChatConfig(model="m", system_prompt=text)
+    assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
+
+
+def test_the_text_none_is_told_from_no_text(tmp_path):
+    """Known limit of the parser underneath: ``--system-prompt None`` is None, whatever was meant."""
+    config = ChatConfig(model="m", system_prompt="None")
+    assert round_trip(config, tmp_path / "c.yaml").system_prompt in ("None", None)
+    assert round_trip(ChatConfig(model="None"), tmp_path / "c.yaml").model == "None"
+
+
+@given(
+    learning_rate=st.floats(1e-300, 1e300),
+    kl_coef=st.floats(0, 1e6),
+    gamma=st.floats(0, 1),
+    value_clip_range=st.none() | st.floats(1e-9, 10),
+    seed=st.integers(0, 2**63 - 1),
+    reference=st.none() | TEXTS.filter(lambda text: text != "None"),
+    rewards=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda t: t[0] != "-")
+    ),
+    whiten_rewards=st.booleans(),
+)
+def test_a_saved_configuration_repeats_the_run(tmp_path_factory, rewards, **settings):
+    config = PPOConfig(model="m", data="d", output=Path("输出"), rewards=tuple(rewards), **settings)
+    assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
+
+
+@settings(max_examples=15)
+@given(output=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda s: s.strip("./")))
+def test_any_output_folder_survives(tmp_path_factory, output):
+    config = SFTConfig(model="m", data="d", output=Path(output))
+    assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
+
+
+def test_what_is_left_out_is_given_again(tmp_path):
+    config = SFTConfig(model="m", data="d", output=Path("one"), overwrite=True, epochs=2.5)
+    (tmp_path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
+    again = parsed(SFTConfig, str(tmp_path / "config.yaml"), "--output", "two")
+    assert again == dataclasses.replace(config, output=Path("two"), overwrite=False)
+
+
+def test_flags_win_over_the_file(written):
+    path = written(RUN_YAML + "learning_rate: 1e-5\nrewards: [rule:digits]\nwhiten_rewards: true\nkl_target: 6\n")
+    config = parsed(
+        PPOConfig, path, "--learning-rate", "2e-5", "--rewards", "a", "b", "--no-whiten-rewards", "--kl_target=None"
+    )
+    assert (config.learning_rate, config.rewards, config.whiten_rewards, config.kl_target) == (
+        2e-5,
+        ("a", "b"),
+        False,
+        None,
+    )
+    assert config.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("learning_rate: 1e-5", "learning_rate", 1e-5),
+        ("learning_rate: 1.0e-05", "learning_rate", 1e-5),
+        ("learning_rate: 1E-5", "learning_rate", 1e-5),
+        ("epochs: 3", "epochs", 3.0),
+        ("max_steps: 010", "max_steps", 10),
+        ("max_steps: '7'", "max_steps", 7),
+        ("max_steps: null", "max_steps", None),
+        ("max_steps: ~", "max_steps", None),
+        ("max_steps:", "max_steps", None),
+        ("max_steps: None", "max_steps", None),
+        ("columns: no", "columns", "no"),
+        ("columns: off", "columns", "off"),
+        ("columns: 12:30", "columns", "12:30"),
+        ("columns: 010", "columns", "010"),
+        ("columns: 1e-5", "columns", "1e-5"),
+        ("columns: null", "columns", "null"),
+        ("system_prompt: no", "system_prompt", "no"),
+        ("system_prompt: 'null'", "system_prompt", "null"),
+        ('system_prompt: "~"', "system_prompt", "~"),
+        ("system_prompt: ''", "system_prompt", ""),
+        ("system_prompt: null", "system_prompt", None),
+        ("system_prompt: -请回答", "system_prompt", "-请回答"),
+        ("system_prompt: |-\n  第一行\n  第二行", "system_prompt", "第一行\n第二行"),
+        ("overwrite: true", "overwrite", True),
+        ("overwrite: True", "overwrite", True),
+        ("overwrite: false", "overwrite", False),
+        ("learning-rate: 1e-4", "learning_rate", 1e-4),
+        ("eval_every: 0", "eval_every", 0),
+    ],
+)
+def test_yaml_scalars_are_taken_as_written(written, line, field, value):
+    """YAML 1.1 would make 1e-5 a text, 010 eight, no false and 12:30 a number of minutes; the flag's type decides."""
+    found = getattr(parsed(SFTConfig, written(RUN_YAML + line + "\n")), field)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_switch_spelt_with_a_dash_is_a_switch(written):
+    assert parsed(PPOConfig, written(RUN_YAML + "whiten-rewards: true\n")).whiten_rewards is True
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rewards: [rule:digits, 'python:奖励.py:分']", ("rule:digits", "python:奖励.py:分")),
+        ("rewards:\n  - rule:digits\n  - model:a b", ("rule:digits", "model:a b")),
+        ("rewards: rule:digits", ("rule:digits",)),
+        ("rewards: []", ()),
+    ],
+)
+def test_lists(written, line, expected):
+    assert parsed(PPOConfig, written(RUN_YAML + line + "\n")).rewards == expected
+
+
+def test_a_list_does_not_swallow_what_follows(written):
+    config = parsed(PPOConfig, written("rewards: [rule:digits]\n" + RUN_YAML), "--rewards", "a", "b", "--steps", "3")
+    assert (config.rewards, config.steps) == (("a", "b"), 3)
+
+
+def test_byte_order_mark_and_comments(written):
+    text = "# 注释\n---\n" + RUN_YAML + "epochs: 2 # two\n"
+    assert parsed(SFTConfig, written(text, "utf-8-sig")).epochs == 2
+
+
+def test_an_empty_file_sets_nothing(written, least=RUN_YAML):
+    flags = ["--model", "m", "--data", "d.jsonl", "--output", "o"]
+    assert parsed(SFTConfig, written("# nothing\n"), *flags) == parsed(SFTConfig, written(least))
+
+
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [
+        ("learning_rat: 1e-5", ["--learning-rat", "Perhaps you meant", "--learning-rate", "{path}:4"]),
+        ("lr: 1", ["--lr", "{path}:4"]),
+        ("epochs: many", ["--epochs", "many", "{path}:4"]),
+        ("max_steps: 1.5", ["--max-steps", "1.5", "{path}:4"]),
+        ("max_steps: '1e3'", ["--max-steps", "1e3", "{path}:4"]),
+        ("learning_rate:", ["--learning-rate", "{path}:4"]),
+        ("lr_schedule: cosin", ["--lr-schedule", "cosin", "cosine", "{path}:4"]),
+        ("overwrite: yes", ["{path}:4", "overwrite", "true or false", "yes"]),
+        ("overwrite: 1", ["{path}:4", "overwrite", "true or false", "1"]),
+        ("learning_rate: 0", ["--learning-rate", "greater than 0", "{path}:4"]),
+        ("learning_rate: .nan", ["--learning-rate", "{path}:4"]),
+        ("learning_rate: nan", ["--learning-rate", "greater than 0", "nan", "{path}:4"]),
+        ("batch_size: -1", ["--batch-size", "greater than 0", "-1", "{path}:4"]),
+        ("batch_size: [1, 2]", ["batch_size", "{path}:4"]),
+        ("eval_data: [a, b]", ["eval_data", "{path}:4"]),
+        ("model: again", ["{path}:4", "'model'", "twice"]),
+        ("learning_rate: 1\nlearning-rate: 2", ["{path}:5", "twice"]),
+        ("optimizer:\n  learning_rate: 1", ["{path}:4", "optimizer", "mapping", "flat"]),
+        ("eval_data: [[a]]", ["{path}:4", "eval_data"]),
+        ("? [a, b]\n: c", ["{path}:4"]),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_file(written, refused, line, fragments):
+    path = written(RUN_YAML + line + "\n")
+    message = refused(SFTConfig, [path])
+    for fragment in fragments:
+        assert fragment.format(path=path) in message
+
+
+def test_a_line_that_a_flag_overrides_is_not_blamed(written, refused):
+    path = written(RUN_YAML + "learning_rate: 1e-5\n")
+    assert f"{path}:4" not in refused(SFTConfig, [path, "--learning-rate", "0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("- model\n- data\n", ["key: value", "list"]),
+        ("just words\n", ["key: value", "single value"]),
+        ("model: [m\n", ["not valid YAML"]),
+        ("model: 'm\n", ["not valid YAML"]),
+        ("model: m\n---\nmodel: n\n", ["not valid YAML"]),
+        ("a: b: c\n", ["not valid YAML", "line 1"]),
+        ("model: \x07\n", ["not valid YAML"]),
+    ],
+)
+def test_what_is_no_configuration(written, refused, text, fragments):
+    path = written(text)
+    message = refused(SFTConfig, [path])
+    assert path in message
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_yaml_that_is_not_utf8(written, refused):
+    path = written("model: 模型\n", "gb18030")
+    message = refused(SFTConfig, [path])
+    assert path in message
+    assert "not valid YAML" in message
+
+
+@pytest.mark.parametrize("name", ["没有.yaml", "."])
+def test_a_missing_file(tmp_path, refused, name):
+    message = refused(SFTConfig, [str(tmp_path / name)])
+    assert str(tmp_path / name) in message
+    assert "no such YAML file" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "m", "{path}"],
+        ["--overwrite", "{path}"],
+        ["--model=m", "{path}"],
+        ["{path}", "{path}"],
+        ["--rewards", "a", "b", "{path}"],
+    ],
+)
+def test_a_yaml_file_elsewhere_than_first(written, refused, arguments):
+    """It would otherwise be taken for a value, or called an unrecognised option."""
+    path = written(RUN_YAML)
+    message = refused(PPOConfig, [argument.format(path=path) for argument in arguments])
+    assert path in message
+    assert "directly after the command" in message
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["{path}", "-h"], ["{path}", "--help"]])
+def test_help_is_asked_for_in_two_ways(written, capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        parsed(SFTConfig, *[argument.format(path=written(RUN_YAML)) for argument in arguments])
+    assert stopped.value.code == 0
+    assert "--learning-rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "fragments"),
+    [
+        (["--learning-rat", "1"], ["--learning-rat", "Perhaps you meant", "--learning-rate"]),
+        (["--epochs", "三"], ["--epochs", "三"]),
+        (["--max-steps", "2.5"], ["--max-steps", "2.5"]),
+        (["--lr-schedule", "cos"], ["--lr-schedule", "cos", "constant", "linear", "cosine"]),
+        (["--learning-rate", "0"], ["--learning-rate", "greater than 0", "0.0"]),
+        (["--learning-rate", "-1"], ["--learning-rate", "greater than 0", "-1"]),
+        (["--epochs"], ["--epochs"]),
+        (["--overwrite", "yes"], ["yes"]),
+        (["plain"], ["plain", "flags start with --"]),
+    ],
+)
+def test_a_wrong_flag_is_named(refused, flags, fragments):
+    message = refused(SFTConfig, ["--model", "m", "--data", "d", "--output", "o", *flags])
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_a_missing_required_flag_is_named(config_class, least, refused):
+    for name in least:
+        rest = {other: value for other, value in least.items() if other != name}
+        assert "--" + name.replace("_", "-") in refused(config_class, as_flags(rest))
+
+
+@pytest.mark.parametrize("value", ["-x", "--model", "a=b", "", " ", "你好"])
+def test_a_value_after_an_equals_sign_may_be_anything(value):
+    assert parsed(ChatConfig, "--model", "m", f"--system-prompt={value}").system_prompt == value
+
+
+def test_nothing_loads_torch(tmp_path):
+    """Help, configurations and their errors must be quick; torch takes seconds."""
+    (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
+    code = (
+        "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
+        "from heedful.configs import chat, checks, evaluate, options, parse, ppo, reward, sft, tiny\n"
+        f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
+        "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DataError, heedful.Message\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["m", "[]"]

@@ -1,0 +1,193 @@
+"""Every setting out of range is refused when the configuration is made, and the message names the flag."""
+
+import ast
+import dataclasses
+import inspect
+import math
+import sys
+
+import pytest
+
+from heedful.configs import options
+from heedful.configs.chat import ChatConfig
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.configs.tiny import TinyConfig
+from heedful.errors import ConfigError
+
+NAN, INFINITE = math.nan, math.inf
+
+MACHINE = [{"seed": -1}, {"seed": 2**64}]
+RUN = [
+    *MACHINE,
+    {"eval_every": -1},
+    {"save_every": -1},
+    {"sample_every": -1},
+    {"num_samples": 0},
+    {"patience": -1},
+]
+DATA = [{"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)] + [{"max_dropped": x} for x in (-0.1, 1.1, NAN)]
+OPTIMIZER = [
+    *({"learning_rate": x} for x in (0, -1e-5, NAN, INFINITE)),
+    {"adam_eps": 0},
+    {"micro_batch_size": 0},
+    {"micro_batch_size": -8},
+    {"warmup_steps": -1},
+    {"weight_decay": -0.1},
+    {"weight_decay": NAN},
+    {"max_grad_norm": -1},
+]
+SAMPLING = [
+    {"max_new_tokens": 0},
+    {"min_new_tokens": 0},
+    {"top_p": 0},
+    {"top_p": 1.1},
+    {"top_p": NAN},
+    {"top_k": -1},
+    {"temperature": -0.5},
+    {"temperature": NAN},
+    {"temperature": INFINITE},
+]
+MEASURE = [*MACHINE, {"micro_batch_size": 0}, *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN))]
+SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}]
+LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
+
+OUT_OF_RANGE = {
+    SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS],
+    RewardConfig: [
+        *RUN,
+        *DATA,
+        *OPTIMIZER,
+        *LENGTHS,
+        {"center_coef": -0.01},
+        {"label_smoothing": -0.1},
+        {"label_smoothing": 1.1},
+    ],
+    PPOConfig: [
+        *RUN,
+        *DATA,
+        *OPTIMIZER,
+        *SAMPLING,
+        {"temperature": 0},
+        *(
+            {name: value}
+            for name in ("steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
+            for value in (0, -1)
+        ),
+        *({name: 0} for name in ("clip_range", "value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
+        {"eval_prompts": 0},
+        *({name: -0.1} for name in ("entropy_coef", "kl_coef", "value_coef", "missing_eos_penalty")),
+        {"kl_coef": NAN},
+        {"score_norm_samples": -1},
+        *({name: value} for name in ("gamma", "gae_lambda") for value in (-0.1, 1.01, NAN)),
+    ],
+    TinyConfig: [*({name: 0} for name in ("hidden_size", "num_layers", "max_length")), *MACHINE, {"hidden_size": 20}],
+    ChatConfig: [*MACHINE, *SAMPLING],
+    AccuracyConfig: MEASURE,
+    PerplexityConfig: [*MEASURE, {"max_length": 0}],
+    ScoresConfig: SAMPLED,
+    WinRateConfig: SAMPLED,
+    KLConfig: [*SAMPLED, {"temperature": 0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "wrong"),
+    [(config_class, wrong) for config_class, all_wrong in OUT_OF_RANGE.items() for wrong in all_wrong],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "=".join(str(part) for item in x.items() for part in item),
+)
+def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError) as error:
+        make(config_class, **wrong)
+    assert "--" + name.replace("_", "-") in str(error.value)
+    assert str(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "together", "message"),
+    [
+        (PPOConfig, {"minibatch_size": 128}, "--minibatch-size is 128, larger than --rollout-batch-size 64; lower it"),
+        (PPOConfig, {"minibatch_size": 48}, "--rollout-batch-size 64 is not a multiple of --minibatch-size 48; try .*48"),
+        (PPOConfig, {"samples_per_prompt": 65}, "--samples-per-prompt is 65, larger than --rollout-batch-size 64"),
+        (PPOConfig, {"samples_per_prompt": 3}, "--rollout-batch-size 64 is not a multiple of --samples-per-prompt 3; try"),
+        (PPOConfig, {"score_norm_samples": 1}, "--score-norm-samples must be 0 or at least 2"),
+        (PPOConfig, {"kl_target": 6.0, "kl_coef": 0.0}, "--kl-target .*--kl-coef .* above 0"),
+        (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
+        (PPOConfig, {"min_new_tokens": 65}, "--min-new-tokens 65 is larger than --max-new-tokens 64"),
+        (ChatConfig, {"min_new_tokens": 257}, "--min-new-tokens 257 is larger than --max-new-tokens 256"),
+        (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
+        (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
+        (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
+        (SFTConfig, {"eval_fraction": 1.0}, "--eval-fraction must be below 1, got 1.0; nothing is left"),
+        (ScoresConfig, {"rewards": ()}, "--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME"),
+        (WinRateConfig, {"rewards": ()}, "--rewards is missing"),
+        (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),
+        (SFTConfig, {"output": ""}, "--output must name a folder"),
+        (PPOConfig, {"output": "."}, "--output must name a folder"),
+    ],
+)
+def test_settings_that_contradict_each_other(make, config_class, together, message):
+    with pytest.raises(ConfigError, match=message):
+        make(config_class, **together)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "edge"),
+    [
+        (SFTConfig, {"eval_fraction": 0.0, "max_dropped": 1.0, "warmup_steps": 0, "max_grad_norm": 0, "patience": 1}),
+        (SFTConfig, {"batch_size": 1, "epochs": 0.01, "max_steps": 1, "seed": 2**63 - 1}),
+        (RewardConfig, {"label_smoothing": 0.0, "center_coef": 0.0}),
+        (PPOConfig, {"gamma": 0.0, "gae_lambda": 1.0, "kl_coef": 0.0, "value_clip_range": None, "score_norm_samples": 2}),
+        (PPOConfig, {"minibatch_size": 64, "samples_per_prompt": 64, "min_new_tokens": 64, "top_p": 1.0}),
+        (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0}),
+        (ChatConfig, {"temperature": 0.0, "top_k": 0}),
+        (KLConfig, {"eval_fraction": 1.0, "max_prompts": 1}),
+        (TinyConfig, {"hidden_size": 8, "num_layers": 1}),
+    ],
+)
+def test_the_ends_of_the_ranges_are_inside(make, config_class, edge):
+    config = make(config_class, **edge)
+    assert {name: getattr(config, name) for name in edge} == edge
+
+
+def test_the_remedy_for_a_size_that_does_not_divide_is_accepted(make):
+    """The number that the message proposes must itself be valid."""
+    with pytest.raises(ConfigError) as error:
+        make(PPOConfig, rollout_batch_size=70, minibatch_size=16)
+    proposed = int(str(error.value).rsplit(" ", 1)[1])
+    assert make(PPOConfig, rollout_batch_size=proposed, minibatch_size=16).rollout_batch_size == proposed == 64
+
+
+def test_configurations_are_frozen_and_their_defaults_valid(config_class, make):
+    config = make(config_class)
+    name = dataclasses.fields(config)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, name, None)
+    assert all(field.kw_only for field in dataclasses.fields(config))
+
+
+def test_every_setting_is_documented(config_class):
+    """A docstring under each field is what --help shows, so a setting without one cannot be understood."""
+    for base in config_class.__mro__[:-1]:
+        body = ast.parse(inspect.getsource(base)).body[0].body
+        for statement, following in zip(body, [*body[1:], None], strict=True):
+            if isinstance(statement, ast.AnnAssign):
+                documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                assert documented, f"{base.__name__}.{statement.target.id} has no docstring"
+                assert str(following.value.value).strip().endswith("."), f"{base.__name__}.{statement.target.id}"
+
+
+def test_no_group_of_options_is_forgotten():
+    """Every class of settings says its check in a method that the commands' own __post_init__ calls."""
+    groups = [value for name, value in vars(options).items() if name.endswith("Options") and isinstance(value, type)]
+    assert len(groups) == 5
+    for config_class in OUT_OF_RANGE:
+        called = inspect.getsource(sys.modules[config_class.__module__])
+        for group in groups:
+            checks = [name for name in vars(group) if name.startswith("check_")]
+            if issubclass(config_class, group) and group is not options.MachineOptions:
+                assert len(checks) == 1
+                assert f"self.{checks[0]}()" in called, f"{config_class.__name__} does not call {checks[0]}"

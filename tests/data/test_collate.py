@@ -1,0 +1,58 @@
+"""The batch layout, against a loop that places one token at a time."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.data.collate import collate
+
+PAD = 1
+"""A token that occurs in the rows too, so that nothing can be told from it."""
+TOKENS = st.integers(0, 3)
+ROWS = st.lists(
+    st.tuples(st.lists(TOKENS, min_size=1, max_size=6), st.lists(TOKENS, max_size=6)), min_size=1, max_size=5
+)
+
+
+def test_golden_layout():
+    batch = collate([[5], [6, 7]], [[8, 1], [9]], pad_id=PAD)
+    assert batch.ids.tolist() == [[1, 5, 8, 1], [6, 7, 9, 1]]
+    assert batch.attention_mask.tolist() == [[False, True, True, True], [True, True, True, False]]
+    assert batch.response_mask.tolist() == [[True, True], [True, False]]
+    assert (batch.ids.dtype, batch.attention_mask.dtype) == (torch.int64, torch.bool)
+
+
+@given(ROWS)
+def test_slow_reference(rows):
+    prompts, responses = zip(*rows, strict=True)
+    batch = collate(prompts, responses, pad_id=PAD)
+    longest, time = max(map(len, prompts)), max(map(len, responses))
+    assert batch.ids.shape == batch.attention_mask.shape == (len(rows), longest + time)
+    assert batch.response_mask.shape == (len(rows), time)
+    for row, (prompt, response) in enumerate(rows):
+        for column in range(longest + time):
+            i, t = column - (longest - len(prompt)), column - longest
+            if t >= 0:
+                token = response[t] if t < len(response) else None
+                assert batch.response_mask[row, t] == (token is not None)
+            else:
+                token = prompt[i] if i >= 0 else None
+            assert batch.ids[row, column] == (PAD if token is None else token)
+            assert batch.attention_mask[row, column] == (token is not None)
+
+
+@given(ROWS)
+def test_masks_alone_give_the_rows_back(rows):
+    batch = collate(*zip(*rows, strict=True), pad_id=PAD)
+    time = batch.response_mask.shape[1]
+    for row, (prompt, response) in enumerate(rows):
+        assert batch.ids[row][batch.attention_mask[row]].tolist() == prompt + response
+        tail = batch.ids[row, batch.ids.shape[1] - time :]
+        assert tail[batch.response_mask[row]].tolist() == response
+
+
+@pytest.mark.parametrize(("prompts", "responses"), [([[]], [[1]]), ([[1], []], [[1], [2]]), ([[1]], [[1], [2]])])
+def test_rows_that_cannot_be_learned_from(prompts, responses):
+    with pytest.raises(AssertionError):
+        collate(prompts, responses, pad_id=PAD)

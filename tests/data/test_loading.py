@@ -1,0 +1,304 @@
+"""Records to token ids: what is learned, what is cut, and that everything left out is counted and named."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.configs.options import DataOptions
+from heedful.data import read_prompts, read_rankings
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.loading import (
+    Example,
+    encode_demonstrations,
+    encode_pairs,
+    encode_prompts,
+    encode_split,
+    load_split,
+)
+from heedful.errors import DataError
+from heedful.models.tiny import byte_tokenizer
+from heedful.types import Demonstration, Message, Prompt, Ranking
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+INPUTS = RewardInputs(TOKENIZER)
+EOS = TOKENIZER.eos_token_id
+PAD = TOKENIZER.pad_token_id
+
+
+def ids(text):
+    return TOKENIZER(text).input_ids
+
+
+def demonstrations(*pairs, **options):
+    return [Demonstration(p, r, f"示例.jsonl:{i}", **options) for i, (p, r) in enumerate(pairs, 1)]
+
+
+def encode(items, *, max_length=10, action="error", max_dropped=1.0, **options):
+    return encode_demonstrations(
+        items, RENDERER, max_length=max_length, action=action, max_dropped=max_dropped, **options
+    )
+
+
+def flat(example):
+    return example.prompt + example.response
+
+
+def test_prompt_and_response():
+    conversation = (Message("user", "问"),)
+    items = demonstrations(("问", "答"), (conversation, "答"))
+    examples, counts = encode(items, max_length=99)
+    assert examples == [
+        Example(ids("问"), [*ids("答"), EOS]),
+        Example(RENDERER.prompt_ids(conversation), [*ids("答"), RENDERER.turn_end_id]),
+    ]
+    assert not any(counts.values())
+
+
+def test_a_truncated_demonstration_has_no_end_to_learn():
+    examples, _ = encode(demonstrations(("问", "答"), truncated=True))
+    assert examples == [Example(ids("问"), ids("答"))]
+
+
+@given(length=st.integers(0, 60), max_length=st.integers(2, 20), truncated=st.booleans())
+def test_every_token_of_a_text_but_the_first_is_learned_once(length, max_length, truncated):
+    """And from the token before it, in pieces that all fit."""
+    text = "".join(chr(33 + i) for i in range(length))
+    whole = ids(text) + ([] if truncated else [EOS])
+    pieces, counts = encode(demonstrations(("", text), truncated=truncated), max_length=max_length)
+    assert [token for piece in pieces for token in piece.response] == whole[1:]
+    assert all(len(piece.prompt) == 1 and piece.response for piece in pieces)
+    assert all(len(flat(piece)) <= max_length for piece in pieces)
+    for i, piece in enumerate(pieces):
+        start = i * (max_length - 1)
+        assert flat(piece) == whole[start : start + max_length]
+    assert counts["text_pieces"] == len(pieces)
+    assert counts["truncated"] == counts["dropped_too_long"] == 0
+
+
+@given(st.integers(0, 8), st.integers(3, 12))
+def test_learning_the_prompt_learns_all_but_the_first_token(extra, max_length):
+    """Every token of a prompt that fits is in the loss, and every token of one that does not is cut off the end."""
+    prompt, response = "pqrst", "abcdefgh"[:extra]
+    whole = [*ids(prompt + response), EOS]
+    items = demonstrations((prompt, response), ("a", "b"))
+    examples, counts = encode(items, max_length=max_length, action="truncate", learn_prompt=True)
+    assert examples[-1] == Example(ids("a"), [*ids("b"), EOS])
+    if max_length > len(prompt):
+        assert examples[0] == Example(whole[:1], whole[1:max_length])
+        assert counts["truncated"] == (len(whole) > max_length)
+    else:
+        assert len(examples) == 1
+        assert counts["dropped_too_long"] == 1
+
+
+MIXED = demonstrations(("ab", "cd"), ("ab", "cdefghijk"), ("abcdefghij", "k"), ("a", "bcdefghi"))
+"""Of 5, 12, 12 and 10 tokens; the limit is 10 and the third prompt alone fills it."""
+
+
+def test_a_too_long_demonstration_is_an_error():
+    with pytest.raises(DataError) as error:
+        encode(MIXED)
+    assert str(error.value) == (
+        "2 of 4 demonstrations are longer than 10 tokens: 示例.jsonl:2 (12 tokens), 示例.jsonl:3 (12 tokens). "
+        "Use --too-long drop or --too-long truncate, or a model with a longer context"
+    )
+
+
+def test_too_long_demonstrations_are_dropped_and_counted():
+    examples, counts = encode(MIXED, action="drop", max_dropped=0.5)
+    assert [TOKENIZER.decode(e.response[:-1]) for e in examples] == ["cd", "bcdefghi"]
+    assert counts == {"dropped_too_long": 2, "truncated": 0, "text_pieces": 0}
+    with pytest.raises(DataError, match=r"would lose 50\.0% of the data, more than --max-dropped 0.4"):
+        encode(MIXED, action="drop", max_dropped=0.4)
+
+
+def test_truncation_shortens_the_response_and_its_end_is_not_learned():
+    examples, counts = encode(MIXED, action="truncate", max_dropped=0.25)
+    assert examples[1] == Example(ids("ab"), ids("cdefghij"))
+    assert [len(flat(e)) for e in examples] == [5, 10, 10]
+    assert [e.response[-1] == EOS for e in examples] == [True, False, True]
+    assert counts == {"dropped_too_long": 1, "truncated": 1, "text_pieces": 0}
+    with pytest.raises(DataError) as error:
+        encode(MIXED, action="truncate", max_dropped=0.2)
+    assert str(error.value) == (
+        "1 prompts fill all 10 tokens, first 示例.jsonl:3. Dropping them would lose 25.0% of the data, "
+        "more than --max-dropped 0.2"
+    )
+
+
+def test_texts_and_demonstrations_in_one_file():
+    items = [*demonstrations(("", "abcdef")), *demonstrations(("问", "答"))]
+    examples, counts = encode(items, max_length=7)
+    assert examples[0] == Example(ids("a"), [*ids("bcdef"), EOS])
+    assert examples[1] == Example(ids("问"), [*ids("答"), EOS])
+    assert counts["text_pieces"] == 1
+
+
+def ranking(chosen, rejected, *, prompt="问", line=1, margin=None, swap=False):
+    responses, ranks = ((rejected, chosen), (1, 0)) if swap else ((chosen, rejected), (0, 1))
+    return Ranking(prompt, responses, ranks, f"偏好.jsonl:{line}", margin)
+
+
+def pairs(rankings, *, max_length=99, action="error", equal_pairs="error", max_dropped=1.0, inputs=INPUTS):
+    return encode_pairs(
+        rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs, max_dropped=max_dropped
+    )
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_lower_rank_is_the_chosen_one(swap):
+    rows, counts = pairs([ranking("好", "坏", swap=swap, margin=0.5)])
+    assert rows[0].chosen == {"input_ids": [*ids("问好"), EOS]}
+    assert rows[0].rejected == {"input_ids": [*ids("问坏"), EOS]}
+    assert rows[0].ranking.margin == 0.5
+    assert not any(counts.values())
+
+
+def test_an_encoder_reads_pairs_of_texts():
+    inputs = RewardInputs(byte_tokenizer(encoder=True))
+    rows, _ = pairs([ranking("好", "坏")], inputs=inputs)
+    assert rows[0].chosen == inputs.encode("问", "好")
+    assert rows[0].rejected == inputs.encode("问", "坏")
+
+
+def test_a_ranking_of_three_is_no_pair():
+    three = Ranking("问", ("a", "b", "c"), (0, 1, 2), "偏好.jsonl:7")
+    with pytest.raises(DataError, match=r"^偏好.jsonl:7: a ranking of 3 responses; this trainer learns from pairs"):
+        pairs([ranking("好", "坏"), three])
+
+
+LONG = [
+    ranking("ab", "cd", prompt="p", line=1),
+    ranking("abcdefghi", "b", prompt="p", line=2, margin=2.0),
+    ranking("c", "xabcdefgh", prompt="p", line=3, margin=3.0),
+]
+"""Of 4, 11 and 11 tokens on the longer side."""
+
+
+def test_too_long_pairs_count_their_longer_side():
+    with pytest.raises(
+        DataError, match=r"2 of 3 pairs are longer than 10 tokens: 偏好.jsonl:2 \(11 tokens\), 偏好.jsonl:3"
+    ):
+        pairs(LONG, max_length=10)
+    rows, counts = pairs(LONG, max_length=10, action="drop")
+    assert [row.ranking.source for row in rows] == ["偏好.jsonl:1"]
+    assert counts == {"dropped_too_long": 2, "truncated": 0, "dropped_equal": 0}
+    with pytest.raises(DataError, match=r"66\.7% of the data, more than --max-dropped 0.5"):
+        pairs(LONG, max_length=10, action="drop", max_dropped=0.5)
+
+
+def test_truncation_cuts_the_end_of_both_sides():
+    rows, counts = pairs(LONG, max_length=10, action="truncate")
+    assert [row.ranking.margin for row in rows] == [None, 2.0, 3.0]
+    assert rows[1].chosen["input_ids"] == ids("pabcdefghi")
+    assert rows[1].rejected["input_ids"] == [*ids("pb"), EOS]
+    assert rows[2].rejected["input_ids"] == ids("pxabcdefgh")
+    assert counts == {"dropped_too_long": 0, "truncated": 2, "dropped_equal": 0}
+
+
+EQUAL = [ranking("好", "坏", line=1), ranking("同", "同", line=2), ranking("a", "b", line=3), ranking("c", "d", line=4)]
+
+
+def test_equal_responses_teach_nothing():
+    with pytest.raises(DataError) as error:
+        pairs(EQUAL)
+    assert str(error.value) == (
+        "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Mend the data, or use --equal-pairs drop"
+    )
+    rows, counts = pairs(EQUAL, equal_pairs="drop", max_dropped=0.25)
+    assert [row.ranking.source for row in rows] == ["偏好.jsonl:1", "偏好.jsonl:3", "偏好.jsonl:4"]
+    assert counts["dropped_equal"] == 1
+    with pytest.raises(DataError, match=r"would lose 25\.0% of the data, more than --max-dropped 0.1"):
+        pairs(EQUAL, equal_pairs="drop", max_dropped=0.1)
+
+
+def test_pairs_that_are_equal_only_after_truncation():
+    """They differ in what was cut away; training on them would be noise."""
+    items = [ranking("abcdeX", "abcdeY", prompt="p", line=1), ranking("a", "b", prompt="p", line=2)]
+    assert len(pairs(items)[0]) == 2
+    message = "1 of 2 pairs have equal chosen and rejected responses after truncation: 偏好.jsonl:1"
+    with pytest.raises(DataError, match=message):
+        pairs(items, max_length=6, action="truncate")
+    rows, counts = pairs(items, max_length=6, action="truncate", equal_pairs="drop")
+    assert [row.ranking.source for row in rows] == ["偏好.jsonl:2"]
+    assert counts == {"dropped_too_long": 0, "truncated": 1, "dropped_equal": 1}
+
+
+def prompts(*texts):
+    return [Prompt(text, f"题.jsonl:{i}", {"expected": i}) for i, text in enumerate(texts, 1)]
+
+
+def encode_all(items, *, action="error", max_dropped=1.0, max_length=4):
+    return encode_prompts(items, RENDERER, max_length=max_length, action=action, max_dropped=max_dropped)
+
+
+def test_prompts_keep_their_columns_and_their_end():
+    """A response continues the end of a prompt, so truncation cuts its beginning."""
+    items = prompts("abcd", "uvwxyz")
+    with pytest.raises(DataError, match=r"1 of 2 prompts are longer than 4 tokens: 题.jsonl:2 \(6 tokens\)"):
+        encode_all(items)
+    dropped, counts = encode_all(items, action="drop")
+    assert [e.ids for e in dropped] == [ids("abcd")]
+    assert counts == {"dropped_too_long": 1, "truncated": 0}
+    cut, counts = encode_all(items, action="truncate")
+    assert [e.ids for e in cut] == [ids("abcd"), ids("wxyz")]
+    assert [e.prompt for e in cut] == items
+    assert counts == {"dropped_too_long": 0, "truncated": 1}
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def test_a_held_out_file_that_repeats_training_prompts_is_counted(tmp_path):
+    """Not refused: some sets are made so. A system prompt does not hide the repetition."""
+
+    def asked(*questions):
+        return [{"prompt": [{"role": "user", "content": question}]} for question in questions]
+
+    train = write(tmp_path / "train.jsonl", *asked("一", "二", "三"))
+    same = write(
+        tmp_path / "a.jsonl",
+        *asked("二", "四"),
+        {"prompt": [{"role": "system", "content": "短"}, *asked("二")[0]["prompt"]]},
+    )
+    other = write(tmp_path / "b.jsonl", *asked("五"))
+    for system in (None, "有礼"):
+        items, held_out, counts = load_split(
+            read_prompts, DataOptions(data=train, eval_data=same, system_prompt=system)
+        )
+        assert (len(items), len(held_out)) == (3, 3)
+        assert counts == {"records": 6, "train": 3, "held_out": 3, "held_out_prompts_also_trained_on": 2}
+    assert load_split(read_prompts, DataOptions(data=train, eval_data=other))[2] == {
+        "records": 4,
+        "train": 3,
+        "held_out": 1,
+    }
+
+
+def test_a_split_by_prompt_when_there_is_no_held_out_file(tmp_path):
+    data = write(
+        tmp_path / "p.jsonl", *({"prompt": f"题{i % 20}", "chosen": f"好{i}", "rejected": "坏"} for i in range(60))
+    )
+    train, held_out, counts = load_split(read_rankings, DataOptions(data=data, eval_fraction=0.3))
+    assert counts == {"records": 60, "train": len(train), "held_out": len(held_out)}
+    assert len(train) + len(held_out) == 60
+    assert not {r.prompt for r in train} & {r.prompt for r in held_out}
+    nothing_held_out = load_split(read_rankings, DataOptions(data=data, eval_fraction=0.0))
+    assert (len(nothing_held_out[0]), nothing_held_out[1]) == (60, [])
+
+
+def test_counts_of_both_halves_are_added_and_zeros_left_out():
+    def halve(items):
+        return [f"e{i}" for i in items], {"dropped_too_long": len(items), "truncated": 0}
+
+    assert encode_split(halve, ([1, 2], [3], {"records": 3})) == (
+        ["e1", "e2"],
+        ["e3"],
+        {"records": 3, "dropped_too_long": 3},
+    )
+    assert encode_split(halve, ([1], [], {"records": 1})) == (["e1"], [], {"records": 1, "dropped_too_long": 1})

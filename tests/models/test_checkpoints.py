@@ -1,0 +1,280 @@
+"""What is wrong with a folder is said before anything else happens, with what to do about it."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, utils
+
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import complete_or_absent, write_json
+from heedful.models.checkpoints import (
+    context_length,
+    explained,
+    load_causal_lm,
+    load_config,
+    load_tensors,
+    load_tokenizer,
+    load_trunk,
+    save_tensors,
+)
+from heedful.models.device import autocast, resolve_device, resolve_dtype
+from heedful.models.tiny import tiny_config
+
+LOADERS = [load_causal_lm, load_trunk, load_tokenizer, load_config]
+
+
+@pytest.fixture
+def copy(checkpoints, tmp_path):
+    """A folder to damage."""
+    return shutil.copytree(checkpoints["qwen3"], tmp_path / "model")
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_missing_folder_names_the_nearest(load, checkpoints, tmp_path):
+    (tmp_path / "tiny-qwen").mkdir()
+    with pytest.raises(CheckpointError) as error:
+        load(f"{tmp_path}/tiny-qwne")
+    assert str(error.value) == f"model {tmp_path}/tiny-qwne does not exist; did you mean {tmp_path}/tiny-qwen?"
+    with pytest.raises(CheckpointError) as error:
+        load(f"{tmp_path}/zzz")
+    assert str(error.value) == f"model {tmp_path}/zzz does not exist"
+
+
+@pytest.mark.parametrize("name", ["runs/sft/final", "runs/sft", "sft", "./sft", "~/sft"])
+def test_a_relative_path_is_not_asked_of_the_hub(tmp_path, monkeypatch, name):
+    """``runs/sft`` looks like a Hub name; where there is a folder runs, it is a path with a mistake in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(CheckpointError, match=f"model {name} does not exist"):
+        load_causal_lm(name)
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_run_folder_points_at_the_models_inside(load, tmp_path):
+    for name in ("final", "best", "logs"):
+        (tmp_path / "x" / name).mkdir(parents=True)
+    for name in ("final", "best"):
+        (tmp_path / "x" / name / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as error:
+        load(f"{tmp_path}/x")
+    assert str(error.value).endswith(
+        f"without a config.json, so it is no Hugging Face model; did you mean {tmp_path}/x/best or {tmp_path}/x/final?"
+    )
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_file_is_no_model(load, copy):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is a file; a model is a folder"):
+        load(f"{copy}/model.safetensors")
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_trunk])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "noise", "absent"])
+def test_damaged_weights(load, copy, damage):
+    weights = copy / "model.safetensors"
+    content = weights.read_bytes()
+    if damage == "absent":
+        weights.unlink()
+    else:
+        weights.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "noise": b"\xff" * 999}[damage])
+    with pytest.raises(CheckpointError, match=r"model: cannot load a .*model from it: ") as error:
+        load(str(copy))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("load", LOADERS[:2])
+def test_missing_weights_are_not_filled_with_random_numbers(load, copy):
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks .*weights, first (model\.)?layers.1.mlp.up_proj.weight"):
+        load(str(copy))
+
+
+@pytest.mark.parametrize("load", LOADERS[:2])
+def test_weights_of_another_shape(load, copy):
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(7)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="cannot load a"):
+        load(str(copy))
+
+
+def test_a_configuration_that_is_no_json(copy):
+    (copy / "config.json").write_text("{")
+    for load in (load_causal_lm, load_trunk, load_config):
+        with pytest.raises(CheckpointError, match="cannot load a"):
+            load(str(copy))
+
+
+def test_a_folder_without_a_tokenizer(copy):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    with pytest.raises(CheckpointError, match="cannot load a tokenizer from it"):
+        load_tokenizer(str(copy))
+
+
+def test_a_tokenizer_without_an_end(copy):
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    with pytest.raises(CheckpointError, match=r'a response could never end; set "eos_token" in its tokenizer_config'):
+        load_tokenizer(str(copy))
+
+
+def test_chat_templates(copy):
+    turns = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "好"}]
+    plain = load_tokenizer(str(copy), chat_template="plain")
+    assert plain.apply_chat_template(turns, tokenize=False) == "User: 你好\nAssistant: 好<|endoftext|>\n"
+    system = [{"role": "system", "content": "有礼"}, turns[0]]
+    rendered = plain.apply_chat_template(system, tokenize=False, add_generation_prompt=True)
+    assert rendered == "System: 有礼\nUser: 你好\nAssistant: "
+    (copy / "own.jinja").write_text("[{{ messages[0].content }}]", encoding="utf-8")
+    own = load_tokenizer(str(copy), chat_template=str(copy / "own.jinja"))
+    assert own.apply_chat_template(turns, tokenize=False) == "[你好]"
+    with pytest.raises(
+        ConfigError, match=r"--chat-template: 'nope\.jinja' is neither 'plain' nor an existing Jinja file"
+    ):
+        load_tokenizer(str(copy), chat_template="nope.jinja")
+
+
+def test_weights_become_float32(copy):
+    lm = load_causal_lm(str(copy)).to(torch.bfloat16)
+    lm.save_pretrained(copy)
+    for load in (load_causal_lm, load_trunk):
+        assert {p.dtype for p in load(str(copy)).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"])
+def test_context_length(architecture):
+    config = tiny_config(architecture, vocab_size=9, hidden_size=16, num_layers=1, max_length=99)
+    assert context_length(config) == 99
+
+
+def test_no_limit_of_context():
+    assert context_length(object()) == 2**31
+
+
+def test_tensors_come_back(tmp_path):
+    """Views too, which safetensors alone refuses."""
+    tensors = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.ones(1, requires_grad=True)}
+    save_tensors(tensors, tmp_path / "x.safetensors")
+    loaded = load_tensors(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    (tmp_path / "x.safetensors").write_bytes(b"123")
+    with pytest.raises(CheckpointError, match="cannot load a safetensors file"):
+        load_tensors(tmp_path / "x.safetensors")
+
+
+def test_explained_puts_the_verbosity_back():
+    before = utils.logging.get_verbosity()
+    for error in (ValueError("第一行\nsecond"), KeyError()):
+        with pytest.raises(CheckpointError) as raised, explained("m", "model"):
+            raise error
+        assert raised.value.__cause__ is error
+    assert str(raised.value) == "m: cannot load a model from it: KeyError"
+    assert utils.logging.get_verbosity() == before
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_is_replaced_when_complete(tmp_path):
+    target = tmp_path / "a" / "final"
+    for content in ("old", "new"):
+        with complete_or_absent(target) as partial:
+            (partial / content).write_text(content)
+            assert not (target / content).exists()
+    assert files(tmp_path) == {"a/final/new": "new"}
+    assert [p.name for p in target.parent.iterdir()] == ["final"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("old", [True, False])
+def test_a_failure_midway_leaves_what_was_there(tmp_path, error, old):
+    target = tmp_path / "final"
+    if old:
+        target.mkdir()
+        (target / "weights").write_text("old")
+
+    def write_half():
+        with complete_or_absent(target) as partial:
+            (partial / "weights").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert files(tmp_path) == ({"final/weights": "old"} if old else {})
+    assert [p.name for p in tmp_path.iterdir()] == (["final"] if old else [])
+
+
+def test_debris_of_a_killed_process_is_swept_away(tmp_path):
+    for name in (".final.partial", ".final.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "junk").write_text("junk")
+    with complete_or_absent(tmp_path / "final") as partial:
+        (partial / "weights").write_text("new")
+    assert files(tmp_path) == {"final/weights": "new"}
+    assert os.listdir(tmp_path) == ["final"]  # noqa: PTH208
+
+
+def test_json_is_readable_text(tmp_path):
+    write_json(tmp_path / "x.json", {"名": "好"})
+    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "名": "好"\n}\n'
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "x.json", {"a": object()})
+    assert files(tmp_path).keys() == {"x.json"}
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"名": "好"}
+
+
+@pytest.mark.parametrize("name", ["banana", "", "cuda:x"])
+def test_a_device_that_is_none(name):
+    with pytest.raises(ConfigError, match=r"is not a device; choose auto, cpu, mps, cuda or cuda:N"):
+        resolve_device(name)
+
+
+def test_devices_of_other_machines(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1", "mps", "meta", "xla"):
+        with pytest.raises(ConfigError, match=f"'{name}' is not available on this machine; --device auto"):
+            resolve_device(name)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert resolve_device("auto") == torch.device("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="'cuda:2' does not exist; this machine has 2 CUDA devices"):
+        resolve_device("cuda:2")
+
+
+def test_compute_dtype(monkeypatch):
+    cpu, cuda, mps = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+    assert resolve_dtype("float32", cuda) is torch.float32
+    assert resolve_dtype("bfloat16", cpu) is torch.bfloat16
+    assert resolve_dtype("auto", mps) is torch.float32
+    for capability, dtype in (((7, 5), torch.float32), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert resolve_dtype("auto", cuda) is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_changes_half_precision_alone(dtype):
+    a = torch.ones(2, 2, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    with autocast(torch.device("cpu"), dtype):
+        assert (a @ a).dtype is dtype
+
+
+def test_the_tokenizer_is_that_of_the_folder(copy):
+    assert load_tokenizer(str(copy))("你").input_ids == AutoTokenizer.from_pretrained(copy)("你").input_ids

@@ -1,0 +1,287 @@
+"""The policy's numbers are those of the plain language model, token by token, whatever the padding and the chunks."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from heedful.data.collate import collate
+from heedful.errors import CheckpointError
+from heedful.models import policy as policy_module
+from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.tiny import byte_tokenizer
+
+CPU = torch.device("cpu")
+TOKENIZER = byte_tokenizer()
+PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi!")]
+RESPONSES = [[*TOKENIZER(text).input_ids, 1] for text in ("很好！", "晴", "🙂 ok, 当然", "")]
+TIGHT = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def load(folder, **options):
+    return load_policy(folder, device=CPU, compute_dtype=options.pop("compute_dtype", torch.float32), **options)
+
+
+def run(policy, batch, **options):
+    return policy(batch.ids, batch.attention_mask, batch.response_mask, **options)
+
+
+def with_values(folder):
+    policy = load(folder, with_value_head=True)
+    torch.nn.init.normal_(policy.value_head.weight)
+    torch.nn.init.normal_(policy.value_head.bias)
+    return policy
+
+
+def single_rows(lm, temperature):
+    """Log-probs and entropy of each response from the logits of one unpadded row: softmax written out in float64."""
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        logits = lm(input_ids=torch.tensor([prompt + response])).logits[0].double() / temperature
+        logp = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        yield logp[range(len(response)), response], -(logp.exp() * logp).sum(-1)
+
+
+def check_equals_single_rows(policy, lm, *, temperature, pad_id, tolerance):
+    batch = collate(PROMPTS, RESPONSES, pad_id=pad_id)
+    with torch.no_grad():
+        out = run(policy, batch, temperature=temperature, with_entropy=True)
+        for row, (logprobs, entropy) in enumerate(single_rows(lm, temperature)):
+            n = len(logprobs)
+            torch.testing.assert_close(out.logprobs[row, :n].double(), logprobs, **tolerance)
+            torch.testing.assert_close(out.entropy[row, :n].double(), entropy, **tolerance)
+            assert not out.logprobs[row, n:].any()
+            assert not out.entropy[row, n:].any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("pad_id", [0, 1])
+def test_a_padded_batch_equals_plain_transformers_row_by_row(decoder, temperature, pad_id):
+    """Also where the padding is the end-of-sequence token that every response ends with (id 1)."""
+    lm = AutoModelForCausalLM.from_pretrained(decoder, dtype=torch.float32)
+    check_equals_single_rows(load(decoder), lm, temperature=temperature, pad_id=pad_id, tolerance=TIGHT)
+
+
+def test_the_same_in_float64(checkpoints):
+    """No rounding to hide behind. Only gpt2 computes in float64 throughout."""
+    lm = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"], dtype=torch.float64)
+    tolerance = {"rtol": 1e-10, "atol": 1e-10}
+    check_equals_single_rows(Policy(lm), lm, temperature=0.7, pad_id=1, tolerance=tolerance)
+
+
+def test_what_stands_in_the_padding_changes_nothing(decoder):
+    policy = with_values(decoder)
+    a, b = (run(policy, collate(PROMPTS, RESPONSES, pad_id=pad), with_entropy=True) for pad in (0, 200))
+    for x, y in zip(a, b, strict=True):
+        assert x.isfinite().all()
+        assert torch.equal(x, y)
+
+
+def test_gradients_are_finite_with_padding(decoder):
+    policy = with_values(decoder)
+    out = run(policy, collate(PROMPTS, RESPONSES, pad_id=0), with_entropy=True)
+    (out.logprobs.sum() + out.entropy.sum() + out.values.sum()).backward()
+    for name, parameter in policy.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # A key's bias moves all scores of a query alike; positions that nobody reached have no gradient either.
+        assert parameter.grad.abs().max() > (0 if "k_proj.bias" not in name else -1), name
+
+
+def test_entropy_is_zeros_unless_asked_for(checkpoints):
+    assert not run(load(checkpoints["gpt2"]), collate(PROMPTS, RESPONSES, pad_id=0)).entropy.any()
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_chunks_change_neither_numbers_nor_gradients(decoder, monkeypatch, compute_dtype):
+    """Five tokens at a time, a number that divides nothing."""
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    results = []
+    for budget in (2**24, 5 * len(TOKENIZER)):
+        monkeypatch.setattr(policy_module, "LOGITS_BUDGET", budget)
+        policy = load(decoder, compute_dtype=compute_dtype)
+        out = run(policy, batch, temperature=0.7, with_entropy=True)
+        (out.logprobs.sum() + out.entropy.square().sum()).backward()
+        results.append((out, {name: p.grad for name, p in policy.named_parameters()}))
+    (whole, gradients), (chunked, chunked_gradients) = results
+    if compute_dtype is torch.float32:
+        torch.testing.assert_close(chunked.logprobs, whole.logprobs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(chunked.entropy, whole.entropy, rtol=1e-6, atol=1e-6)
+    # A gradient adds up as many chunks: 2^-8, one rounding of bfloat16, and for float32 that of its largest entries.
+    relative = 1e-5 if compute_dtype is torch.float32 else 2**-7
+    for name, gradient in gradients.items():
+        error = (chunked_gradients[name] - gradient).abs().max()
+        assert error <= relative * gradient.abs().max(), name
+
+
+def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass(monkeypatch):
+    """6 x 40 tokens over 5000 words are 1.2 million logits; with a budget of 50,000 nothing of more than that is saved."""
+    config = Qwen3Config(
+        vocab_size=5000,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=32,
+        tie_word_embeddings=True,
+    )
+    policy = Policy(Qwen3ForCausalLM(config))
+    parameters = {p.untyped_storage().data_ptr() for p in policy.parameters()}
+    batch = collate([[1, 2]] * 6, [list(range(40))] * 6, pad_id=0)
+
+    def largest_saved(budget):
+        monkeypatch.setattr(policy_module, "LOGITS_BUDGET", budget)
+        sizes = []
+
+        def note(tensor):
+            if tensor.untyped_storage().data_ptr() not in parameters:
+                sizes.append(tensor.numel())
+            return tensor
+
+        with saved_tensors_hooks(note, lambda tensor: tensor):
+            run(policy, batch, with_entropy=True).logprobs.sum()
+        return max(sizes)
+
+    assert largest_saved(2**24) >= 6 * 40 * 5000
+    assert largest_saved(50_000) < 50_000
+
+
+def test_logits_exist_only_at_response_positions(checkpoints, monkeypatch):
+    policy = load(checkpoints["qwen3"])
+    seen = []
+    monkeypatch.setattr(policy_module, "LOGITS_BUDGET", 5 * len(TOKENIZER))
+    policy.lm.get_output_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    run(policy, collate(PROMPTS, RESPONSES, pad_id=0))
+    assert sum(rows for rows, _ in seen) == sum(map(len, RESPONSES))
+    assert max(rows for rows, _ in seen) <= 5
+
+
+def test_a_value_is_that_of_the_state_before_its_token(decoder):
+    """The token itself changes only later values: a value that saw its action would be no baseline."""
+    policy = with_values(decoder)
+    prompt, response = PROMPTS[1], RESPONSES[0]
+    values = run(policy, collate([prompt], [response], pad_id=0)).values[0]
+    for t in range(len(response)):
+        changed = response.copy()
+        changed[t] = 77
+        other = run(policy, collate([prompt], [changed], pad_id=0)).values[0]
+        assert torch.equal(other[: t + 1], values[: t + 1])
+        assert (other[t + 1 :] != values[t + 1 :]).all()
+    last = [*prompt[:-1], 77]
+    assert run(policy, collate([last], [response], pad_id=0)).values[0, 0] != values[0]
+
+
+def test_values_are_the_head_on_the_trunks_last_hidden_state(decoder):
+    """Against the hidden states that plain transformers reports for single rows."""
+    policy = with_values(decoder)
+    values = run(policy, collate(PROMPTS, RESPONSES, pad_id=0)).values
+    lm = AutoModelForCausalLM.from_pretrained(decoder, dtype=torch.float32)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        states = lm(input_ids=torch.tensor([prompt + response]), output_hidden_states=True).hidden_states[-1][0]
+        expected = states[len(prompt) - 1 : -1] @ policy.value_head.weight[0] + policy.value_head.bias
+        torch.testing.assert_close(values[row, : len(response)], expected, **TIGHT)
+        assert not values[row, len(response) :].any()
+
+
+def test_values_start_at_zero_and_are_absent_without_a_head(checkpoints):
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    assert not run(load(checkpoints["llama"], with_value_head=True), batch).values.any()
+    assert run(load(checkpoints["llama"]), batch).values is None
+
+
+def test_dropout_and_mode_are_left_as_they_are(checkpoints):
+    """The probe for rescaled logits at the start does not switch a model in training to evaluation."""
+    lm = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"]).train()
+    assert Policy(lm).lm.training
+
+
+def test_a_saved_policy_reloads_and_is_a_plain_folder(decoder, tmp_path):
+    policy = with_values(decoder)
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight.add_(0.01)
+    save_policy(policy, AutoTokenizer.from_pretrained(decoder), tmp_path)
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    out, again = run(policy, batch), run(load(tmp_path, with_value_head=True), batch)
+    assert torch.equal(again.logprobs, out.logprobs)
+    assert torch.equal(again.values, out.values)
+    lm, info = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    check_equals_single_rows(policy, lm, temperature=1.0, pad_id=0, tolerance=TIGHT)
+    assert AutoTokenizer.from_pretrained(tmp_path)("你好").input_ids == TOKENIZER("你好").input_ids
+
+
+def test_a_value_head_of_another_width_is_refused(checkpoints, tmp_path):
+    policy = load(checkpoints["gpt2"], with_value_head=True)
+    policy.value_head = torch.nn.Linear(8, 1)
+    save_policy(policy, TOKENIZER, tmp_path)
+    with pytest.raises(CheckpointError, match=r"value_head.safetensors: holds .*belongs to another model"):
+        load(tmp_path, with_value_head=True)
+
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+RESCALING = {
+    "capped": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=16, query_pre_attn_scalar=16)),
+    "scaled": lambda: CohereForCausalLM(CohereConfig(**SHAPE)),
+    "divided": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=4.0)),
+}
+
+
+@pytest.mark.parametrize("kind", RESCALING)
+def test_models_that_change_their_logits_after_the_head_are_refused(kind):
+    """With fresh weights, whose logits are so small that a cap at 30 does not yet show in the numbers."""
+    with pytest.raises(CheckpointError, match="changes its logits after the output head"):
+        Policy(RESCALING[kind]())
+
+
+def test_half_precision_computes_in_bfloat16_and_gives_float32(decoder):
+    """Autocast rounds (so the numbers differ), the outputs and their sums do not."""
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    policy = with_values(decoder)
+    exact = run(policy, batch, with_entropy=True)
+    policy.compute_dtype = torch.bfloat16
+    rounded = run(policy, batch, with_entropy=True)
+    for x, y in zip(rounded, exact, strict=True):
+        assert x.dtype is torch.float32
+        assert not torch.equal(x, y)
+        # bfloat16 has 8 bits; logits of this model are of size 10, through two layers.
+        torch.testing.assert_close(x, y, rtol=0.1, atol=0.6)
+    assert all(p.dtype is torch.float32 for p in policy.parameters())
+
+
+def test_a_frozen_policy_learns_nothing(checkpoints):
+    policy = freeze(load(checkpoints["gpt2"], with_value_head=True).train())
+    assert not policy.training
+    assert not run(policy, collate(PROMPTS, RESPONSES, pad_id=0)).logprobs.requires_grad
+
+
+def test_the_end_of_sequence_embedding_learns_where_it_is_also_the_padding(tmp_path, checkpoints):
+    """transformers freezes the embedding of the padding token, and many models pad with EOS."""
+    lm = AutoModelForCausalLM.from_pretrained(checkpoints["llama"])
+    lm.config.pad_token_id = 1
+    lm.save_pretrained(tmp_path)
+    policy = load(tmp_path, with_value_head=True)
+    torch.nn.init.normal_(policy.value_head.weight)
+    run(policy, collate([[1, 5]], [[1, 6]], pad_id=1)).values.sum().backward()
+    assert policy.lm.get_input_embeddings().weight.grad[1].any()

@@ -1,0 +1,44 @@
+"""Completions to score, and tiny models to score them with."""
+
+import pytest
+import torch
+
+from heedful.models.tiny import make_tiny_model
+from heedful.rewards import Completion
+from heedful.types import Message, Prompt
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """``tiny(architecture)`` is the folder of a tiny model, made once."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(architecture="gpt2", *, max_length=128):
+        path = root / f"{architecture}-{max_length}"
+        if not path.is_dir():
+            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
+        return str(path)
+
+    return folder
+
+
+@pytest.fixture
+def completions():
+    """Three answers to raw-text prompts, with two columns."""
+    answers = [("一加一等于几？", "等于2。"), ("苹果是什么颜色？", "红色"), ("say hi", "你好")]
+    return [
+        Completion(Prompt(q, f"数据.jsonl:{i}", {"expected": a[-2:], "难度": i}), a, ids=(i, i + 1), truncated=i == 3)
+        for i, (q, a) in enumerate(answers, 1)
+    ]
+
+
+@pytest.fixture
+def chat():
+    """One answer in a conversation."""
+    turns = (Message("system", "简短"), Message("user", "你好"))
+    return Completion(Prompt(turns, "chat.jsonl:7"), "您好！", ids=(5,))
+
+
+@pytest.fixture
+def cpu():
+    return {"device": torch.device("cpu"), "compute_dtype": torch.float32}

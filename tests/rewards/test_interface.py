@@ -1,0 +1,252 @@
+"""What a reward function is given, what it may give back, and what is said of everything else."""
+
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from heedful.errors import RewardError
+from heedful.rewards import Completion, Reward, score
+from heedful.types import Prompt
+
+
+def totals(function, completions):
+    return score([Reward("f", function)], completions)[0]
+
+
+def seen_by(completions, *names):
+    """What a function that names these arguments is called with."""
+    seen = {}
+    source = f"def function({', '.join(names)}):\n    seen.update(locals())\n    return [0.0] * {len(completions)}\n"
+    scope = {"seen": seen}
+    exec(source, scope)
+    totals(scope["function"], completions)
+    return {name.removeprefix("**"): seen[name.removeprefix("**")] for name in names}
+
+
+def test_raw_text_arrives_as_strings(completions):
+    seen = seen_by(completions, "prompts", "completions", "completion_ids", "truncated", "expected", "难度")
+    assert seen == {
+        "prompts": ["一加一等于几？", "苹果是什么颜色？", "say hi"],
+        "completions": ["等于2。", "红色", "你好"],
+        "completion_ids": [[1, 2], [2, 3], [3, 4]],
+        "truncated": [False, False, True],
+        "expected": ["2。", "红色", "你好"],
+        "难度": [1, 2, 3],
+    }
+
+
+def test_a_conversation_arrives_as_messages(chat):
+    """TRL's convention: functions written for its GRPO read completion[0]["content"]."""
+    assert seen_by([chat], "prompts", "completions") == {
+        "prompts": [[{"role": "system", "content": "简短"}, {"role": "user", "content": "你好"}]],
+        "completions": [[{"role": "assistant", "content": "您好！"}]],
+    }
+
+
+def test_kwargs_take_everything_that_is_not_named(completions):
+    seen = seen_by(completions, "completions", "**kwargs")
+    assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度"}
+
+
+def test_only_what_is_named_is_given(completions):
+    assert totals(lambda completions: [len(c) for c in completions], completions) == [4.0, 2.0, 2.0]
+    assert totals(lambda expected: [len(e) for e in expected], completions) == [2.0, 2.0, 2.0]
+    assert totals(lambda: [1, 2, 3], completions) == [1.0, 2.0, 3.0]
+
+
+def test_a_column_that_some_records_lack_is_none_there(completions):
+    mixed = [completions[0], Completion(Prompt("无", "数据.jsonl:9"), "答")]
+    assert totals(lambda expected: [0.0 if e is None else 1.0 for e in expected], mixed) == [1.0, 0.0]
+
+
+def test_defaults_stand_where_there_is_no_such_column(completions):
+    def function(completions, weight=2.5, *, expected="none", 难度=()):
+        assert expected == ["2。", "红色", "你好"]
+        return [weight * d for d in 难度]
+
+    assert totals(function, completions) == [2.5, 5.0, 7.5]
+
+
+def test_a_column_cannot_replace_the_responses():
+    """A data file may well have a column called completions; the reward must still see what was sampled."""
+    completion = Completion(Prompt("问", "d:1", {"completions": "旧", "prompts": "旧", "truncated": "旧"}), "新")
+    seen = seen_by([completion], "prompts", "completions", "truncated")
+    assert seen == {"prompts": ["问"], "completions": ["新"], "truncated": [False]}
+
+
+class Length:
+    """A callable object, as a function with settings is written."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, completions, **_):
+        return [self.weight * len(c) for c in completions]
+
+    def score(self, completions):
+        return self(completions)
+
+
+def weighted(weight, completions, offset=0.0):
+    return [weight * len(c) + offset for c in completions]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Length(0.5),
+        Length(0.5).score,
+        functools.partial(weighted, 0.5),
+        functools.partial(weighted, weight=0.5, offset=0.0),
+        functools.lru_cache(maxsize=None)(Length(0.5).__call__).__wrapped__,
+    ],
+    ids=["object", "method", "partial", "partial by name", "wrapped"],
+)
+def test_anything_that_can_be_called(completions, function):
+    assert totals(function, completions) == [2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [1, 0, -2],
+        (1.0, 0.0, -2.0),
+        [np.float64(1), np.int64(0), np.float32(-2)],
+        [np.array(1.0), np.array([0.0]), np.array([[-2.0]])],
+        np.array([1.0, 0.0, -2.0]),
+        np.array([1, 0, -2], dtype=np.int32),
+        np.array([[1.0], [0.0], [-2.0]]),
+        [torch.tensor(1.0), torch.tensor([0.0]), torch.tensor(-2)],
+        torch.tensor([1.0, 0.0, -2.0]),
+        torch.tensor([1.0, 0.0, -2.0], dtype=torch.bfloat16),
+        torch.tensor([1.0, 0.0, -2.0], requires_grad=True),
+        torch.tensor([[1.0], [0.0], [-2.0]]),
+        [True, False, Fraction(-4, 2)],
+        [np.bool_(True), np.bool_(False), -2],
+    ],
+    ids=["list", "tuple", "numpy scalars", "numpy arrays of one", "array", "integers", "column", "tensors of one", "tensor",
+         "bfloat16", "with gradient", "column tensor", "bool and fraction", "numpy bool"],
+)  # fmt: skip
+def test_numbers_of_every_kind(completions, result):
+    """A reward model's own code returns tensors, numpy code arrays: both are numbers to us."""
+    scores = totals(lambda: result, completions)
+    assert scores == [1.0, 0.0, -2.0]
+    assert all(type(s) is float for s in scores)
+
+
+def test_rewards_are_summed_and_their_means_told(completions):
+    rewards = [Reward("长", lambda completions: [len(c) for c in completions]), Reward("常", lambda: [0.5, 0.5, -1.0])]
+    scores, means = score(rewards, completions)
+    assert scores == [4.5, 2.5, 1.0]
+    assert means == {"长": pytest.approx(8 / 3), "常": 0.0}
+
+
+def test_none_is_left_out_of_sum_and_mean(completions):
+    scores, means = score([Reward("a", lambda: [1.0, None, 3.0]), Reward("b", lambda: [None, -2.0, 1.0])], completions)
+    assert scores == [1.0, -2.0, 4.0]
+    assert means == {"a": 2.0, "b": -0.5}
+
+
+def test_a_reward_that_never_applies_has_no_mean(completions):
+    scores, means = score([Reward("a", lambda: [1.0, 2.0, 3.0]), Reward("b", lambda: [None] * 3)], completions)
+    assert (scores, means) == ([1.0, 2.0, 3.0], {"a": 2.0})
+
+
+def test_no_reward_applies(completions):
+    with pytest.raises(RewardError) as error:
+        score([Reward("甲", lambda: [1.0, None, 1.0]), Reward("乙", lambda: [1.0, None, 1.0])], completions)
+    for fragment in ("甲, 乙", "None", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
+        assert fragment in str(error.value)
+
+
+def at_the_second(value):
+    return lambda completions: [value if c == "红色" else 1.0 for c in completions]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -math.inf, np.float32("nan"), "1.0", b"1", [1.0], [1.0, 2.0], {}, 1j, object(), 10**400,
+     np.array([1.0, 2.0]), np.array([]), torch.tensor(math.nan), torch.tensor([1.0, 2.0])],
+    ids=lambda v: f"{type(v).__name__}-{v!s:.12}",
+)  # fmt: skip
+def test_something_that_is_no_finite_number(completions, value):
+    """The function is named, and of the samples the one it failed on, with its file and line."""
+    with pytest.raises(RewardError) as error:
+        score([Reward("我的奖励", at_the_second(value))], completions)
+    for fragment in ("我的奖励", "one finite number", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
+        assert fragment in str(error.value)
+    assert "数据.jsonl:1" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_the_wrong_number_of_scores(completions, count):
+    with pytest.raises(RewardError) as error:
+        totals(lambda: [1.0] * count, completions)
+    for fragment in ("reward f returned", f"{count} scores for 3 responses", "一加一等于几？", "数据.jsonl:1"):
+        assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        1.0,
+        np.float64(1.0),
+        np.array(1.0),
+        torch.tensor(1.0),
+        "abc",
+        b"abc",
+        (1.0 for _ in range(3)),
+        {"a": 1.0, "b": 2.0, "c": 3.0},
+        {0: 1.0, 1: 2.0, 2: 3.0},
+        {1.0, 2.0, 3.0},
+        iter([1.0, 2.0, 3.0]),
+    ],
+    ids=["None", "float", "np.float64", "0-d array", "0-d tensor", "str", "bytes", "generator", "dict of names",
+         "dict of numbers", "set", "iterator"],
+)  # fmt: skip
+def test_something_that_is_no_list(completions, result):
+    """A set would give the scores in no order, a dictionary its keys."""
+    with pytest.raises(RewardError) as error:
+        totals(lambda: result, completions)
+    for fragment in ("reward f returned", type(result).__name__, "一加一等于几？", "数据.jsonl:1"):
+        assert fragment in str(error.value)
+
+
+def test_a_function_that_raises(completions):
+    """It is called once with the whole batch; which sample it was is found by calling it again, one at a time."""
+
+    def function(completions):
+        return [1.0 / (len(c) - 2) if c == "红色" else 1.0 for c in completions]
+
+    with pytest.raises(RewardError) as error:
+        totals(function, completions)
+    for fragment in ("reward f raised ZeroDivisionError", "苹果是什么颜色？", "数据.jsonl:2", "红色"):
+        assert fragment in str(error.value)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_function_that_raises_on_whole_batches_alone(completions):
+    def function(completions):
+        if len(completions) > 1:
+            raise KeyError("只能一个")
+        return [1.0]
+
+    with pytest.raises(RewardError, match=r"reward f raised KeyError: '只能一个'; .*数据.jsonl:1"):
+        totals(function, completions)
+
+
+def test_a_missing_column_names_those_there_are(completions):
+    with pytest.raises(RewardError) as error:
+        totals(lambda completions, answer, hint: [1.0] * len(completions), completions)
+    for fragment in ("reward f", "columns answer, hint", "expected, 难度", "--columns", "数据.jsonl:1"):
+        assert fragment in str(error.value)
+
+
+def test_a_missing_column_where_there_are_none(chat):
+    with pytest.raises(RewardError, match=r"needs the column expected; the prompts have no columns besides the prompt"):
+        totals(lambda expected: [1.0], [chat])

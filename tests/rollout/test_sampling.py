@@ -1,0 +1,121 @@
+"""Drawing tokens: exact frequencies over a grid of uniform numbers, and filters equal to those of transformers."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from heedful.rollout.sampling import draw, filter_logits
+
+LARGEST = 1 - 2**-53
+"""The largest uniform number that torch.rand gives in float64."""
+
+
+def midpoints(n):
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+def draw_all(logits, uniforms):
+    return draw(logits.expand(len(uniforms), -1), uniforms)
+
+
+@pytest.mark.parametrize("parts", [[1, 2, 3, 4], [10], [0, 5, 0, 0, 3, 2, 0], [1] * 10, [0, 0, 10, 0]])
+def test_frequencies_are_the_probabilities(parts):
+    """Probabilities in tenths; of 10 n evenly spread numbers every token gets its tenths times n, exactly."""
+    logits = torch.tensor([parts], dtype=torch.float64).log()
+    n = 1000
+    counts = torch.bincount(draw_all(logits, midpoints(10 * n)), minlength=len(parts))
+    assert counts.tolist() == [n * part for part in parts]
+
+
+@given(st.lists(st.floats(-8, 8), min_size=1, max_size=30), st.integers(0, 2**32))
+def test_frequencies_of_any_logits(values, seed):
+    """At most one grid number a border may fall on its other side."""
+    logits = torch.tensor([values], dtype=torch.float32)
+    n = 2000
+    counts = torch.bincount(draw_all(logits, midpoints(n)), minlength=len(values))
+    expected = logits[0].double().softmax(-1) * n
+    assert (counts - expected).abs().max() <= 1 + 1e-9
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    shuffled = torch.bincount(draw_all(logits, midpoints(n)[order]), minlength=len(values))
+    assert torch.equal(shuffled, counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_token_of_probability_zero_is_never_drawn(dtype):
+    """Not even at the ends of [0, 1), before the first possible token, after the last, or where a border is hit."""
+    logits = torch.tensor([[-torch.inf, 0, -torch.inf, 0, -torch.inf, -torch.inf]], dtype=dtype)
+    uniforms = torch.tensor([0.0, 5e-324, 2**-53, 0.5 - 2**-54, 0.5, 0.5 + 2**-53, LARGEST], dtype=torch.float64)
+    assert draw_all(logits, uniforms).tolist() == [1, 1, 1, 1, 3, 3, 3]
+
+
+@given(st.lists(st.sampled_from([-torch.inf, -50.0, 0.0, 0.1, 3.0]), min_size=1, max_size=40))
+def test_the_ends_of_the_unit_interval_draw_the_first_and_last_possible_token(values):
+    values = [*values, 0.3] if all(v == -torch.inf for v in values) else values
+    logits = torch.tensor([values])
+    possible = [i for i, v in enumerate(values) if v > -torch.inf]
+    first, last = draw_all(logits, torch.tensor([0.0, LARGEST], dtype=torch.float64)).tolist()
+    assert first == possible[0]
+    assert last in possible
+    assert not [i for i in possible if i > last and values[i] > -50]
+
+
+def test_a_larger_number_never_draws_an_earlier_token():
+    tokens = draw_all(torch.randn(1, 500) * 3, midpoints(5000))
+    assert (tokens.diff() >= 0).all()
+
+
+def test_rows_are_drawn_by_themselves():
+    logits, uniforms = torch.randn(20, 300), torch.rand(20, dtype=torch.float64)
+    together = draw(logits, uniforms)
+    alone = torch.cat([draw(logits[i : i + 1], uniforms[i : i + 1]) for i in range(20)])
+    assert torch.equal(together, alone)
+    assert together.unique().numel() > 10
+
+
+def test_a_large_vocabulary():
+    """150,000 almost equally likely tokens: in float32 the sums would be off by several tokens at the far end."""
+    vocabulary = 150_000
+    logits = torch.zeros(1, vocabulary)
+    wanted = torch.tensor([0, 1, 74_999, 149_000, 149_998, 149_999])
+    drawn = draw_all(logits, (wanted.double() + 0.5) / vocabulary)
+    assert torch.equal(drawn, wanted)
+    assert draw(logits, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [vocabulary - 1]
+    rare = logits.clone()
+    rare[0, 70_000:] = -torch.inf
+    assert draw(rare, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [69_999]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, 299, 300, 999])
+def test_top_k_is_that_of_transformers(top_k):
+    logits = torch.randn(8, 300) * 3
+    assert torch.equal(filter_logits(logits, top_k=top_k, top_p=1.0), TopKLogitsWarper(top_k)(None, logits))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
+def test_top_p_is_that_of_transformers(top_p):
+    logits = torch.randn(8, 300) * 3
+    assert torch.equal(filter_logits(logits, top_k=0, top_p=top_p), TopPLogitsWarper(top_p)(None, logits))
+
+
+def test_both_filters_in_the_order_of_transformers():
+    """Top-p is of what top-k left: the other order keeps fewer."""
+    logits = torch.randn(8, 300)
+    expected = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, logits))
+    assert torch.equal(filter_logits(logits, top_k=20, top_p=0.8), expected)
+    assert not torch.equal(TopKLogitsWarper(20)(None, TopPLogitsWarper(0.8)(None, logits)), expected)
+
+
+def test_no_filter_changes_nothing():
+    logits = torch.randn(8, 300)
+    assert torch.equal(filter_logits(logits, top_k=0, top_p=1.0), logits)
+
+
+def test_the_token_that_crosses_top_p_is_kept():
+    """Of 0.5, 0.3 and 0.2, a share of 0.6 needs the first two; ties with the k-th token stay."""
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    assert filter_logits(logits, top_k=0, top_p=0.6).isfinite().tolist() == [[False, True, True]]
+    assert filter_logits(logits, top_k=0, top_p=0.49).isfinite().tolist() == [[False, True, False]]
+    tied = torch.tensor([[1.0, 2.0, 2.0, 3.0]])
+    assert filter_logits(tied, top_k=2, top_p=1.0).isfinite().tolist() == [[False, True, True, True]]

@@ -1,0 +1,61 @@
+"""The teacher-forced pass: what one call of the policy says, whatever the micro-batches."""
+
+import copy
+
+import pytest
+import torch
+
+from heedful.data.collate import collate
+from heedful.models.tiny import byte_tokenizer
+from heedful.models.value_model import ValueModel
+from heedful.rollout.teacher_forced import micro_batches, token_outputs, token_values
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
+RESPONSES = [[*TOKENIZER(text).input_ids, 1] for text in ("很好！", "晴", "🙂 ok, 当然", "", "bye")]
+BATCH = collate(PROMPTS, RESPONSES, pad_id=1)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 5, 64])
+def test_micro_batches_change_nothing(policy, micro_batch_size):
+    with torch.no_grad():
+        direct = policy(BATCH.ids, BATCH.attention_mask, BATCH.response_mask, temperature=0.7, with_entropy=True)
+    options = {"temperature": 0.7, "with_entropy": True}
+    outputs = token_outputs(policy, BATCH, micro_batch_size=micro_batch_size, **options)
+    for x, y in zip(outputs, direct, strict=True):
+        assert not x.requires_grad
+        # Numbers up to 20: the relative 1e-6 is of the largest, since a sum over hidden states may cancel.
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6 * max(1.0, float(y.abs().max())))
+    if micro_batch_size >= 5:
+        assert all(torch.equal(x, y) for x, y in zip(outputs, direct, strict=True))
+
+
+def test_the_temperature_and_entropy_are_handed_on(policies):
+    cold, warm = (
+        token_outputs(policies["gpt2"], BATCH, temperature=t, micro_batch_size=2, with_entropy=True) for t in (0.5, 2.0)
+    )
+    assert (warm.entropy > cold.entropy)[BATCH.response_mask].all()
+    assert not token_outputs(policies["gpt2"], BATCH, temperature=1.0, micro_batch_size=2).entropy.any()
+
+
+def test_no_values_without_a_head(policies):
+    policy = copy.deepcopy(policies["gpt2"])
+    policy.value_head = None
+    assert token_outputs(policy, BATCH, temperature=1.0, micro_batch_size=2).values is None
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
+def test_values_of_a_model_of_its_own(policy, micro_batch_size):
+    model = ValueModel(policy.lm.base_model, 32)
+    model.value_head = policy.value_head
+    values = token_values(model, BATCH, micro_batch_size=micro_batch_size)
+    shared = token_outputs(policy, BATCH, temperature=1.0, micro_batch_size=5).values
+    torch.testing.assert_close(values, shared, rtol=1e-6, atol=1e-5)
+    assert not values.requires_grad
+
+
+def test_micro_batches_cover_all_rows_once():
+    parts = list(micro_batches(BATCH, 2))
+    assert [rows for rows, _ in parts] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    for name in ("ids", "attention_mask", "response_mask"):
+        assert torch.equal(torch.cat([getattr(part, name) for _, part in parts]), getattr(BATCH, name))
