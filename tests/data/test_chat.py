@@ -113,7 +113,7 @@ def test_special_texts_in_several_messages():
 
 
 def test_one_special_text_inside_another():
-    """The longer one is the one that was typed."""
+    """Whichever is found first, all of it is letters."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(
         {"additional_special_tokens": ["<|x|>", "<<|x|>>"]}, replace_extra_special_tokens=False

@@ -71,11 +71,11 @@ def test_defaults_stand_where_there_is_no_such_column(completions):
     assert totals(function, completions) == [2.5, 5.0, 7.5]
 
 
-def test_a_column_cannot_replace_the_responses():
-    """A data file may well have a column called completions; the reward must still see what was sampled."""
-    completion = Completion(Prompt("问", "d:1", {"completions": "旧", "prompts": "旧", "truncated": "旧"}), "新")
-    seen = seen_by([completion], "prompts", "completions", "truncated")
-    assert seen == {"prompts": ["问"], "completions": ["新"], "truncated": [False]}
+@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "truncated"])
+def test_a_column_cannot_replace_what_was_sampled(name):
+    """A data file may well have a column called completions; which of the two a reward means would be a guess."""
+    with pytest.raises(RewardError, match=f"column '{name}'.*rename it"):
+        totals(lambda completions: [1.0], [Completion(Prompt("问", "d:1", {name: "旧"}), "新")])
 
 
 class Length:

@@ -143,9 +143,9 @@ def test_a_file_does_not_replace_a_module_of_its_name(tmp_path, completions, cpu
 
 
 def test_a_model_that_does_not_exist(tmp_path, cpu):
-    (tmp_path / "评分").mkdir()
-    with pytest.raises(CheckpointError, match="does not exist; did you mean .*评分"):
-        resolve_rewards([f"model:{tmp_path / '评份'}"], **cpu)
+    (tmp_path / "评分模型").mkdir()
+    with pytest.raises(CheckpointError, match="does not exist; did you mean .*评分模型"):
+        resolve_rewards([f"model:{tmp_path / '评分模形'}"], **cpu)
 
 
 def test_a_language_model_is_no_reward_model_yet(tiny, cpu):

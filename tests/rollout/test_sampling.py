@@ -75,7 +75,7 @@ def test_rows_are_drawn_by_themselves():
 
 
 def test_a_large_vocabulary():
-    """150,000 almost equally likely tokens: in float32 the sums would be off by several tokens at the far end."""
+    """150,000 equally likely tokens: each is hit in its middle, and the last possible one at the far end."""
     vocabulary = 150_000
     logits = torch.zeros(1, vocabulary)
     wanted = torch.tensor([0, 1, 74_999, 149_000, 149_998, 149_999])
@@ -85,6 +85,21 @@ def test_a_large_vocabulary():
     rare = logits.clone()
     rare[0, 70_000:] = -torch.inf
     assert draw(rare, torch.tensor([LARGEST], dtype=torch.float64)).tolist() == [69_999]
+
+
+def test_a_tail_of_rare_tokens_is_drawn_in_proportion():
+    """A thousand tokens of 1e-10 each behind one that is nearly certain: float32 sums could not tell them apart."""
+    logits = torch.cat([torch.zeros(1), torch.full((1000,), -23.0)]).unsqueeze(0)
+    rare = torch.tensor(-23.0, dtype=torch.float64).exp()
+    wanted = torch.arange(1000)
+    assert torch.equal(draw_all(logits, (1 + (wanted + 0.5) * rare) / (1 + 1000 * rare)), wanted + 1)
+
+
+def test_rounding_at_the_far_end_never_leaves_the_vocabulary():
+    """A sum that rounds to a little more than 1, times the largest number, may round back to the whole sum."""
+    logits = torch.randn(5000, 50)
+    logits[:, -1] = -torch.inf
+    assert (draw(logits, torch.full((5000,), LARGEST, dtype=torch.float64)) < 49).all()
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 7, 299, 300, 999])

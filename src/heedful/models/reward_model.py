@@ -17,12 +17,16 @@ HEADS = ("score", "classifier")
 
 
 class RewardModel(nn.Module):
-    """A sequence classifier with one output: token ids in, one score a row out."""
+    """A sequence classifier with one output: token ids in, one score a row out.
+
+    Half precision is for the trunk; the head computes in float32, or scores near 5 would come in steps of 1/32.
+    """
 
     def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.classifier = classifier
         self.compute_dtype = compute_dtype
+        _head(classifier).register_forward_hook(_recompute_in_float32)
 
     @property
     def max_length(self) -> int:
@@ -90,8 +94,26 @@ def load_reward_model(
     return RewardModel(classifier, compute_dtype=compute_dtype).to(device)
 
 
+def _head(classifier: PreTrainedModel) -> nn.Linear:
+    """The last linear layer. Raises CheckpointError where a classifier has none of the usual names."""
+    for name in HEADS:
+        head = getattr(classifier, name, None)
+        if isinstance(head, nn.Linear):
+            return head
+    raise CheckpointError(f"{type(classifier).__name__}: no linear head named {' or '.join(HEADS)} was found in it")
+
+
+def _recompute_in_float32(head: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A forward hook: where autocast made the output half precision, compute it again in float32."""
+    assert isinstance(head, nn.Linear)
+    if output.dtype == at_least_float32(output).dtype:
+        return output
+    with torch.autocast(output.device.type, enabled=False):
+        return nn.functional.linear(at_least_float32(inputs[0]), head.weight, head.bias)
+
+
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
-    head = next(getattr(classifier, name) for name in HEADS if hasattr(classifier, name))
+    head = _head(classifier)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)

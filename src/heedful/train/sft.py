@@ -65,7 +65,8 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
-    shown = [record for record in (split[1] or split[0]) if record.prompt][: config.num_samples]
+    by_prompt = {record.prompt: record for record in (split[1] or split[0]) if record.prompt}
+    shown = list(by_prompt.values())[: config.num_samples]
     prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)[-limit:]) for d in shown]
     table = make_sampler(SamplingOptions(max_new_tokens=SAMPLED_TOKENS), renderer, policy)
 

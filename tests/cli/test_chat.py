@@ -1,0 +1,230 @@
+"""The conversation in the terminal, with a model that learned one answer by heart."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from heedful.chat import Conversation, chat
+from heedful.configs.chat import ChatConfig
+from heedful.configs.sft import SFTConfig
+from heedful.data.chat import Renderer
+from heedful.errors import ConfigError
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.policy import freeze, load_policy
+from heedful.train.sft import train_sft
+from heedful.types import Message
+
+ANSWER = "您好😀！再见。"
+
+
+@pytest.fixture(scope="session")
+def learned(tiny, tmp_path_factory):
+    """A model that answers "你好" with Chinese and an emoji: characters of three and of four bytes, a token a byte."""
+    root = tmp_path_factory.mktemp("chat")
+    (root / "d.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "%s"}]}\n' % ANSWER,
+        encoding="utf-8",
+    )
+    config = SFTConfig(
+        model=tiny("gpt2", max_length=128), data=str(root / "d.jsonl"), output=root / "run", dtype="float32",
+        eval_fraction=0.0, batch_size=1, max_steps=60, learning_rate=1e-2, sample_every=0, eval_every=0,
+    )  # fmt: skip
+    train_sft(config)
+    return str(root / "run" / "final")
+
+
+@pytest.fixture
+def conversation(learned):
+    """``conversation(**settings)`` with the learned model, greedy."""
+
+    def make(model=learned, **settings):
+        settings = {"temperature": 0.0, "max_new_tokens": 40, "dtype": "float32"} | settings
+        policy = load_policy(model, device=torch.device("cpu"), compute_dtype=torch.float32)
+        freeze(policy)
+        return Conversation(policy, Renderer(load_tokenizer(model)), ChatConfig(model=model, **settings))
+
+    return make
+
+
+@pytest.fixture
+def say(capsys):
+    """``say(config, *lines)``: what is printed when these lines are typed, then the input ends."""
+
+    def run(config, *lines):
+        capsys.readouterr()
+        typed = iter(lines)
+
+        def read(prompt):
+            assert prompt == ""
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        chat(config, read)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def settings(learned):
+    return ChatConfig(model=learned, temperature=0.0, max_new_tokens=40, dtype="float32")
+
+
+def test_pieces_are_whole_characters_and_add_up(conversation):
+    """A token is a byte here, so no piece may hold half a character, and none may be lost."""
+    talk = conversation()
+    pieces = list(talk.answer("你好"))
+    assert "".join(pieces) == ANSWER
+    assert [piece for piece in pieces if piece] == list(ANSWER)
+    assert talk.messages == (Message("user", "你好"), Message("assistant", ANSWER))
+
+
+@pytest.mark.parametrize("tokens", range(1, 26, 3))
+def test_an_answer_cut_inside_a_character(conversation, tokens):
+    """What was cut off is shown as transformers decodes it, and nothing twice."""
+    talk = conversation(max_new_tokens=tokens)
+    tokenizer = AutoTokenizer.from_pretrained(talk.config.model)
+    expected = tokenizer.decode(tokenizer(ANSWER).input_ids[:tokens])
+    assert "".join(talk.answer("你好")) == expected
+    assert talk.messages[-1].content == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_bytes_add_up(tiny, conversation, seed):
+    """A random model writes bytes that are no UTF-8 at all."""
+    talk = conversation(model=tiny("gpt2"), temperature=1.0, seed=seed, max_new_tokens=60)
+    pieces = list(talk.answer("你好"))
+    assert "".join(pieces) == talk.messages[-1].content
+
+
+def test_the_answer_is_generates(learned, conversation):
+    tokenizer = AutoTokenizer.from_pretrained(learned)
+    model = AutoModelForCausalLM.from_pretrained(learned).eval()
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "你好"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    ).input_ids
+    generated = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    assert "".join(conversation().answer("你好")) == expected == ANSWER
+
+
+def test_the_conversation_is_kept(conversation):
+    """The second line is answered in the light of the first: the model is given all messages."""
+    talk = conversation(system_prompt="简短", max_new_tokens=4)
+    first = "".join(talk.answer("你好"))
+    second = "".join(talk.answer("再说"))
+    assert talk.messages == (
+        Message("system", "简短"),
+        Message("user", "你好"),
+        Message("assistant", first),
+        Message("user", "再说"),
+        Message("assistant", second),
+    )
+    alone = conversation(max_new_tokens=4)
+    seen = [alone.renderer.prompt_ids((*talk.messages[:3], Message("user", "再说")))]
+    tokenizer = alone.renderer.tokenizer
+    assert tokenizer.decode(seen[0]).count("你好") == 1
+    model = alone.policy.lm
+    ids = torch.tensor(seen)
+    generated = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    assert second == tokenizer.decode([i for i in generated[0, ids.shape[1] :].tolist() if i not in talk.stop_ids])
+
+
+def test_reset_forgets_all_but_the_system_prompt(conversation):
+    talk = conversation(system_prompt="简短", max_new_tokens=2)
+    list(talk.answer("你好"))
+    talk.reset()
+    assert talk.messages == (Message("system", "简短"),)
+
+
+def test_raw_keeps_nothing_and_uses_no_template(conversation):
+    talk = conversation(raw=True, max_new_tokens=4)
+    said = "".join(talk.answer("你好"))
+    assert talk.messages == ()
+    ids = torch.tensor([talk.renderer.tokenizer("你好").input_ids])
+    generated = talk.policy.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    fresh = [i for i in generated[0, ids.shape[1] :].tolist() if i not in talk.stop_ids]
+    assert said == talk.renderer.decode(fresh)
+
+
+def test_too_long_a_conversation_keeps_the_old_one(conversation):
+    talk = conversation(max_new_tokens=2)
+    list(talk.answer("你好"))
+    before = talk.messages
+    with pytest.raises(ConfigError, match="/reset starts over"):
+        list(talk.answer("很长" * 60))
+    assert talk.messages == before
+
+
+def test_lines_commands_and_the_end_of_the_input(say, settings):
+    printed = say(settings, "你好", "", "   ", "/reset", "  你好  ", "/重来")
+    assert printed.splitlines() == [
+        ANSWER,
+        "(the conversation starts over)",
+        ANSWER,
+        "(no command '/重来': /reset starts over, /quit ends)",
+    ]
+
+
+def test_quit_ends(say, settings):
+    assert say(settings, "/quit", "你好") == ""
+    assert say(settings) == ""
+
+
+def test_a_line_that_is_too_long_ends_nothing(say, settings):
+    lines = say(settings, "很长" * 60, "/reset", "你好").splitlines()
+    assert "tokens" in lines[0]
+    assert "/reset" in lines[0]
+    assert lines[1:] == ["(the conversation starts over)", ANSWER]
+
+
+def test_the_same_seed_says_the_same(tiny, conversation):
+    one, same, other = (
+        "".join(conversation(model=tiny("gpt2"), temperature=1.0, seed=seed, max_new_tokens=12).answer("你好"))
+        for seed in (0, 0, 1)
+    )
+    assert one == same != other
+
+
+def test_no_room_for_a_word(heedful, learned):
+    """A context of 128 with 256 new tokens could never answer; /reset, which a long conversation needs, would not help."""
+    outcome = heedful("chat", "--model", learned, "--max-new-tokens", "128")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "--max-new-tokens 128" in outcome.message
+    assert "128 tokens" in outcome.message or "no room" in outcome.message
+    assert "/reset" not in outcome.message
+
+
+def test_no_template(learned, tmp_path, heedful, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(learned)
+    tokenizer.chat_template = None
+    AutoModelForCausalLM.from_pretrained(learned).save_pretrained(tmp_path / "模型")
+    tokenizer.save_pretrained(tmp_path / "模型")
+    assert not (tmp_path / "模型" / "chat_template.jinja").exists()
+    outcome = heedful("chat", "--model", tmp_path / "模型")
+    assert (outcome.status, outcome.out) == (2, "")
+    for fragment in ("模型 has no chat template", "--raw", "--chat-template plain"):
+        assert fragment in outcome.message
+    for flags in (["--raw"], ["--chat-template", "plain"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("你好\n"))
+        outcome = heedful("chat", "--model", tmp_path / "模型", *flags, "--max-new-tokens", "4")
+        assert outcome.status == 0, outcome.err
+
+
+def test_in_a_pipe(learned):
+    """Lines from standard input, answers on standard output, no prompt sign between."""
+    command = [sys.executable, "-m", "heedful.cli", "chat", "--model", learned, "--temperature", "0"]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "40", "--dtype", "float32"],
+        input="你好\n/reset\n你好\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == f"{ANSWER}\n(the conversation starts over)\n{ANSWER}\n"
+    assert done.stderr == b""

@@ -1,0 +1,195 @@
+"""The command line itself: what there is, help, versions, and how little it loads."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from heedful.cli import COMMANDS
+
+QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
+
+
+def config_of(command):
+    module, _, name = COMMANDS[command].config.partition(":")
+    return getattr(importlib.import_module(f"heedful.{module}"), name)
+
+
+def docstrings(config_class):
+    """Every field's docstring, the most derived class winning."""
+    found = {}
+    for base in reversed(config_class.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(base)).body[0].body
+        for statement, following in zip(body, body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign):
+                found[statement.target.id] = ast.literal_eval(following.value)
+    return found
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
+def test_help_lists_every_command(heedful, words):
+    outcome = heedful(*words)
+    assert (outcome.status, outcome.err) == (0, "")
+    for name, command in COMMANDS.items():
+        assert name in outcome.out
+        assert command.summary in outcome.out
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(heedful, word):
+    outcome = heedful(word)
+    assert (outcome.status, outcome.out) == (0, version("heedful") + "\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_help_explains_every_setting(heedful, command):
+    outcome = heedful(*command.split(), "--help")
+    assert outcome.status == 0
+    said = " ".join(outcome.out.split())
+    explained = docstrings(config_of(command))
+    for field in dataclasses.fields(config_of(command)):
+        assert "--" + field.name.replace("_", "-") in said
+        assert explained[field.name] in said, f"--{field.name} is not explained by its docstring"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_short_help_is_help(heedful, command):
+    assert heedful(*command.split(), "-h").status == 0
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("sfx", "sft"), ("rewards", "reward"), ("pop", "ppo"), ("chatt", "chat")])
+def test_an_unknown_command_suggests_the_nearest(heedful, typed, meant):
+    outcome = heedful(typed, "--model", "m")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert f"there is no command {typed!r}; did you mean {meant!r}?" in outcome.err
+    for name in COMMANDS:
+        assert name in outcome.err
+
+
+def test_an_unknown_command_near_none(heedful):
+    outcome = heedful("训练")
+    assert outcome.status == 2
+    assert "there is no command '训练'\n" in outcome.err
+    assert "did you mean" not in outcome.err
+
+
+def test_a_misspelt_measure_of_evaluate(heedful):
+    outcome = heedful("evalute", "accuracy")
+    assert outcome.status == 2
+    assert "did you mean 'evaluate" in outcome.err
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["-h"], 0), (["--help"], 0), (["acuracy"], 2)])
+def test_evaluate_alone_lists_its_measures(heedful, words, status):
+    outcome = heedful("evaluate", *words)
+    assert outcome.status == status
+    said = outcome.err if status else outcome.out
+    for name in ("accuracy", "win-rate", "scores", "kl", "perplexity"):
+        assert f"heedful evaluate {name}" in said
+    assert (outcome.out if status else outcome.err) == ""
+    if words == ["acuracy"]:
+        assert "no measure 'acuracy'" in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nothing"], ["evaluate"]])
+def test_what_needs_no_configuration_loads_next_to_nothing(words):
+    code = (
+        "import sys\nfrom heedful.cli import main\nmain(sys.argv[1:])\n"
+        f"print('LOADED', [m for m in {QUICK} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+@pytest.mark.parametrize(
+    "words", [["sft", "--help"], ["ppo", "--kl-coeff", "1"], ["evaluate", "kl"], ["reward", "没有.yaml"]]
+)
+def test_help_and_mistyped_flags_load_no_torch(words):
+    code = (
+        "import sys\nfrom heedful.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', [m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_the_installed_command_exits_with_its_status(tmp_path):
+    """What a shell sees: the status and the two streams, in a locale that is not UTF-8 too."""
+    command = [sys.executable, "-m", "heedful.cli"]
+    environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, "--help"], capture_output=True, env=environment, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = subprocess.run(
+        [*command, "sft", "没有.yaml"], capture_output=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "没有.yaml" in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_tiny_makes_a_model_and_does_not_overwrite_unasked(heedful, tmp_path):
+    folder = tmp_path / "小模型"
+    assert heedful("tiny", "--output", folder, "--hidden-size", "16", "--num-layers", "1").status == 0
+    before = (folder / "model.safetensors").read_bytes()
+    outcome = heedful("tiny", "--output", folder, "--hidden-size", "16", "--seed", "1")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "--overwrite" in outcome.message
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert heedful("tiny", "--output", folder, "--hidden-size", "16", "--seed", "1", "--overwrite").status == 0
+    assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_tiny_replaces_nothing_but_a_model(heedful, tmp_path):
+    (tmp_path / "论文").mkdir()
+    (tmp_path / "论文" / "第一章.md").write_text("重要", encoding="utf-8")
+    outcome = heedful("tiny", "--output", tmp_path / "论文", "--overwrite")
+    assert outcome.status == 2
+    assert (tmp_path / "论文" / "第一章.md").read_text(encoding="utf-8") == "重要"
+
+
+def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
+    """Ctrl-C in a conversation; 130 is what shells expect."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("heedful.chat.chat.__defaults__", (interrupted,))
+    outcome = heedful("chat", "--model", tiny())
+    assert outcome.status == 130
+    assert "interrupted" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["sft", "reward", "ppo"])
+def test_a_run_says_what_came_of_it(train, command, tmp_path):
+    """Results on standard output, progress on standard error."""
+    outcome = train(command)
+    assert outcome.status == 0, outcome.err
+    assert "1 steps" in outcome.out
+    assert str(tmp_path / "运行") in outcome.out
+    assert f"{command} 1/1" in outcome.err
+
+
+def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
+    """The saved configuration repeats the run, number by number."""
+    import json
+
+    assert train("sft").status == 0
+    again = tmp_path / "再来"
+    outcome = heedful("sft", tmp_path / "运行" / "config.yaml", "--output", again)
+    assert outcome.status == 0, outcome.err
+    one, other = (
+        [json.loads(line)["loss/sft"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "运行", again)
+    )
+    assert one == other
+    assert (again / "config.yaml").read_text(encoding="utf-8") == (tmp_path / "运行" / "config.yaml").read_text(
+        encoding="utf-8"
+    )

@@ -1,0 +1,339 @@
+"""Measures of policies on models whose answers are known, and against independent computations."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from heedful.cli import main
+from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.sft import SFTConfig
+from heedful.data.loading import load_split
+from heedful.data.schemas import read_demonstrations, read_prompts
+from heedful.errors import ConfigError, DataError
+from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
+from heedful.evaluate.report import mean_and_interval, report
+
+REWARD = "def letters(completions):\n    return [sum(c.isascii() for c in text) / 10 for text in completions]\n"
+
+
+@pytest.fixture
+def reward(tmp_path):
+    (tmp_path / "奖励.py").write_text(REWARD, encoding="utf-8")
+    return f"python:{tmp_path / '奖励.py'}:letters"
+
+
+@pytest.fixture
+def sampled(prompts, cpu):
+    """Settings of the measures that sample: short, and of fixed length so that rows differ in content alone."""
+    return {"data": prompts, "max_new_tokens": 12, "response_length": "fixed", **cpu}
+
+
+def test_interval_by_hand():
+    """Values 1, 2, 3, 6: mean 3, sample variance 14 / 3, half-width 1.96 sqrt(14 / 12)."""
+    found = mean_and_interval([1.0, 2.0, 3.0, 6.0])
+    assert found == {"mean": 3.0, "interval_95": pytest.approx(1.96 * math.sqrt(14 / 12), abs=1e-12)}
+    assert mean_and_interval([0.5, 0.5])["interval_95"] == 0.0
+
+
+def test_a_policy_ties_with_itself(tiny, sampled, reward):
+    """The same seed gives both the same random numbers, so every response is the same."""
+    config = WinRateConfig(model=tiny(), baseline=tiny(), rewards=(reward,), **sampled)
+    result, rows = evaluate_win_rate(config)
+    assert (result["win_rate"], result["ties"], result["prompts"], result["interval_95"]) == (0.5, 12, 12, 0.0)
+    assert result["score_mean"] == result["baseline_score_mean"]
+    assert all(row["response"] == row["baseline"] for row in rows)
+    assert len(rows) == 4
+
+
+def test_swapping_the_policies_mirrors_the_win_rate(tiny, sampled, reward):
+    one, other = tiny(seed=0), tiny(seed=1)
+    ours, rows = evaluate_win_rate(WinRateConfig(model=one, baseline=other, rewards=(reward,), **sampled))
+    theirs, _ = evaluate_win_rate(WinRateConfig(model=other, baseline=one, rewards=(reward,), **sampled))
+    assert ours["win_rate"] == pytest.approx(1 - theirs["win_rate"], abs=1e-12)
+    assert ours["interval_95"] == pytest.approx(theirs["interval_95"], abs=1e-12)
+    assert (ours["score_mean"], ours["ties"]) == (theirs["baseline_score_mean"], theirs["ties"])
+    assert any(row["response"] != row["baseline"] for row in rows)
+
+
+def test_win_rate_by_hand(tiny, sampled, tmp_path):
+    """A win counts 1, a tie one half: from the scores of all prompts, taken with ``scores`` under the same seed."""
+    (tmp_path / "r.py").write_text("def odd(completions):\n    return [sum(map(ord, c)) % 2 for c in completions]\n")
+    reward = f"python:{tmp_path / 'r.py'}:odd"
+    scores = [
+        [row["score"] for row in evaluate_scores(
+            ScoresConfig(model=tiny(seed=seed), rewards=(reward,), num_samples=12, **sampled)
+        )[1]]
+        for seed in (0, 1)
+    ]  # fmt: skip
+    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(*scores, strict=True)]
+    assert {0.5} < set(wins), "the seeds no longer give both ties and decisions"
+    result, _ = evaluate_win_rate(WinRateConfig(model=tiny(), baseline=tiny(seed=1), rewards=(reward,), **sampled))
+    assert result["win_rate"] == pytest.approx(sum(wins) / 12)
+    assert result["ties"] == wins.count(0.5)
+    variance = sum((w - sum(wins) / 12) ** 2 for w in wins) / 11
+    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(variance / 12))
+
+
+def test_scores(tiny, sampled, reward):
+    result, rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled))
+    by_hand = [sum(c.isascii() for c in row["response"]) / 10 for row in rows]
+    assert [row["score"] for row in rows] == by_hand
+    assert result["score_mean"] == pytest.approx(sum(by_hand) / 12)
+    assert result["interval_95"] == mean_and_interval(by_hand)["interval_95"]
+    assert (result["response_length"], result["eos_frac"], result["prompts"]) == (12.0, 0.0, 12)
+    assert [row["prompt"] for row in rows] == [f"第{i}个问题" for i in range(12)]
+
+
+def test_rewards_are_summed(tiny, sampled, reward):
+    one, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **sampled))
+    digits, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=("rule:digits",), **sampled))
+    both, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward, "rule:digits"), **sampled))
+    assert both["score_mean"] == pytest.approx(one["score_mean"] + digits["score_mean"])
+
+
+def test_max_prompts_and_seed(tiny, sampled, reward):
+    config = ScoresConfig(model=tiny(), rewards=(reward,), **sampled)
+    first, rows = evaluate_scores(dataclasses.replace(config, max_prompts=3))
+    assert first["prompts"] == len(rows) == 3
+    again, same = evaluate_scores(dataclasses.replace(config, max_prompts=3))
+    assert (again, same) == (first, rows)
+    _, other = evaluate_scores(dataclasses.replace(config, max_prompts=3, seed=1))
+    assert [r["response"] for r in other] != [r["response"] for r in rows]
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_batch_changes_nothing(tiny, sampled, reward, size):
+    config = ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled)
+    one, other = evaluate_scores(config), evaluate_scores(dataclasses.replace(config, micro_batch_size=size))
+    assert one[1] == other[1]
+    assert one[0] == pytest.approx(other[0])
+
+
+def test_the_fraction_is_what_trainers_hold_out(tiny, written, cpu, reward):
+    path = written([{"prompt": f"第{i}问"} for i in range(60)])
+    config = SFTConfig(model="m", data=path, output="o", eval_fraction=0.2)
+    _, expected, _ = load_split(read_prompts, config)
+    settings = {"data": path, "max_new_tokens": 2, "num_samples": 60, "eval_fraction": 0.2, **cpu}
+    _, rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **settings))
+    assert [row["prompt"] for row in rows] == [item.prompt for item in expected]
+    assert 2 < len(rows) < 30
+
+
+@pytest.mark.parametrize("measure", ["scores", "win-rate", "kl", "perplexity"])
+def test_no_remedy_is_offered_that_the_command_lacks(measure, tiny, written, capsys):
+    """Too long a prompt or text: every flag in the message must exist."""
+    records = [{"prompt": "长" * 60, "completion": "答"}]
+    more = {
+        "scores": ["--rewards", "rule:digits"],
+        "win-rate": ["--rewards", "rule:digits", "--baseline", tiny()],
+        "kl": ["--reference", tiny()],
+        "perplexity": [],
+    }
+    status = main(["evaluate", measure, "--model", tiny(), "--data", written(records), *more[measure]])
+    message = capsys.readouterr().err
+    assert status == 2
+    assert "longer than" in message
+    with pytest.raises(SystemExit):
+        main(["evaluate", measure, "--help"])
+    known = capsys.readouterr().out
+    for word in message.split():
+        if word.startswith("--"):
+            assert word.strip(".,:;") in known, f"{word} is no flag of evaluate {measure}"
+
+
+def test_max_new_tokens_that_leave_no_room(tiny, prompts, cpu):
+    """Not "longer than -72 tokens"."""
+    with pytest.raises(ConfigError, match="--max-new-tokens 200 leaves no room"):
+        evaluate_scores(ScoresConfig(model=tiny(), data=prompts, rewards=("rule:digits",), max_new_tokens=200, **cpu))
+
+
+def test_kl_to_itself_is_zero(tiny, sampled):
+    result, rows = evaluate_kl(KLConfig(model=tiny(), reference=tiny(), **sampled))
+    assert result["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert result["kl_per_token"] == pytest.approx(0.0, abs=1e-5)
+    assert all(row["kl"] == pytest.approx(0.0, abs=1e-5) for row in rows)
+
+
+@pytest.fixture
+def letter_models(tiny, tmp_path):
+    """Two models that write ASCII letters alone, so that a response's tokens are known from its text."""
+    folders = []
+    for seed in (0, 1):
+        tokenizer = AutoTokenizer.from_pretrained(tiny("llama"))
+        model = AutoModelForCausalLM.from_pretrained(tiny("llama", seed=seed))
+        letters = tokenizer("abcdefghijklmnop").input_ids
+        model.config.tie_word_embeddings = False
+        model.lm_head = torch.nn.Linear(32, len(tokenizer), bias=False)
+        with torch.no_grad():
+            # Part 0 of the state is large after every token; the output weighs it up for letters, down for the rest.
+            model.lm_head.weight[:, 0] = -8.0
+            model.lm_head.weight[letters, 0] = 8.0
+            model.model.embed_tokens.weight[:, 0] = 0.05
+        folders.append(str(tmp_path / str(seed)))
+        model.save_pretrained(folders[-1])
+        tokenizer.save_pretrained(folders[-1])
+    return folders
+
+
+def test_kl_is_the_mean_of_the_summed_log_ratios(letter_models, sampled):
+    """Against a plain teacher-forced pass of transformers, at a temperature that divides both models' logits."""
+    config = KLConfig(model=letter_models[0], reference=letter_models[1], num_samples=12, temperature=1.5, **sampled)
+    result, rows = evaluate_kl(config)
+    tokenizer = AutoTokenizer.from_pretrained(letter_models[0])
+    models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in letter_models]
+    checked = 0
+    for row in rows:
+        prompt, response = tokenizer(row["prompt"]).input_ids, tokenizer(row["response"]).input_ids
+        if not row["response"].isascii():
+            continue
+        ids = torch.tensor([prompt + response])
+        with torch.no_grad():
+            one, other = (
+                (model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 1.5).log_softmax(-1) for model in models
+            )
+        expected = float((one - other)[range(12), response].sum())
+        assert row["kl"] == pytest.approx(expected, abs=1e-4)
+        checked += 1
+    assert checked >= 3
+    assert result["kl"] == pytest.approx(sum(row["kl"] for row in rows) / 12)
+    assert result["kl_per_token"] == pytest.approx(result["kl"] / 12)
+    assert result["kl"] > 0.1
+
+
+def test_kl_between_vocabularies_is_refused(tiny, sampled, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny())
+    tokenizer = AutoTokenizer.from_pretrained(tiny())
+    tokenizer.add_tokens(["苹果"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"--reference .*other has another vocabulary"):
+        evaluate_kl(KLConfig(model=tiny(), reference=str(tmp_path / "other"), **sampled))
+
+
+def test_perplexity_of_a_uniform_model_is_the_vocabulary(uniform_model, written, cpu):
+    vocabulary = len(AutoTokenizer.from_pretrained(uniform_model))
+    texts = written([{"text": "一二三" * 100}, {"text": "short"}])
+    result = evaluate_perplexity(PerplexityConfig(model=uniform_model, data=texts, **cpu))
+    assert result["perplexity"] == pytest.approx(vocabulary, rel=1e-6)
+    assert result["loss"] == pytest.approx(math.log(vocabulary), rel=1e-6)
+    # Without a BOS the first token has nothing to be predicted from; the end is a token like any other.
+    assert result["tokens"] == (900 - 1 + 1) + (5 - 1 + 1)
+    assert result["records"] == 2
+
+
+def independent_losses(folder, ids, length):
+    """Negative log-likelihood of every token but the first, in pieces that overlap by one token."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    losses = []
+    for start in range(0, len(ids) - 1, length - 1):
+        piece = torch.tensor([ids[start : start + length]])
+        with torch.no_grad():
+            logits = model(input_ids=piece).logits[0, :-1]
+        losses += torch.nn.functional.cross_entropy(logits, piece[0, 1:], reduction="none").tolist()
+    return losses
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("length", [None, 2, 17])
+def test_perplexity_of_text_longer_than_the_context(tiny, written, cpu, architecture, length):
+    folder = tiny(architecture)
+    texts = ["从前有一座山，" * 20, "a tale of two cities", "短", "x" * 127, "y" * 128]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    losses = [
+        loss
+        for text in texts
+        for loss in independent_losses(folder, [*tokenizer(text).input_ids, tokenizer.eos_token_id], length or 128)
+    ]
+    config = PerplexityConfig(
+        model=folder, data=written([{"text": t} for t in texts]), max_length=length, micro_batch_size=3, **cpu
+    )
+    result = evaluate_perplexity(config)
+    assert result["tokens"] == len(losses) == sum(len(t.encode()) for t in texts)
+    assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss_on", ["response", "all"])
+def test_perplexity_of_demonstrations(tiny, written, cpu, loss_on):
+    folder, prompt, response = tiny(), "一加一等于几？", "等于二。"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [*tokenizer(prompt + response).input_ids, tokenizer.eos_token_id]
+    losses = independent_losses(folder, ids, 128)
+    if loss_on == "response":
+        losses = losses[len(prompt.encode()) - 1 :]
+    config = PerplexityConfig(
+        model=folder, data=written([{"prompt": prompt, "completion": response}]), loss_on=loss_on, **cpu
+    )
+    result = evaluate_perplexity(config)
+    assert result["tokens"] == len(losses)
+    assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
+def test_the_fraction_holds_out_texts(tiny, written, cpu):
+    """Plain text has no prompt; trainers split it by the text itself."""
+    path = written([{"text": f"第{i}篇文章"} for i in range(60)])
+    _, expected, _ = load_split(read_demonstrations, SFTConfig(model="m", data=path, output="o", eval_fraction=0.2))
+    result = evaluate_perplexity(PerplexityConfig(model=tiny(), data=path, eval_fraction=0.2, **cpu))
+    assert result["records"] == len(expected) < 30
+    assert result["tokens"] == sum(len(item.response.encode()) for item in expected)
+
+
+def test_a_text_of_one_token_has_nothing_to_measure(tiny, written, cpu):
+    """One byte that is marked as cut: no token has another before it. Division by zero would be a traceback."""
+    with pytest.raises(DataError, match="no token"):
+        evaluate_perplexity(PerplexityConfig(model=tiny(), data=written([{"text": "a", "truncated": True}]), **cpu))
+
+
+def strict_json(path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def test_the_result_as_json(tiny, prompts, tmp_path, capsys):
+    output = tmp_path / "结果" / "[a]一.json"
+    arguments = ["evaluate", "perplexity", "--model", tiny(), "--data", prompts, "--columns", "text=prompt"]
+    assert main([*arguments, "--dtype", "float32", "--output", str(output)]) == 0
+    config = PerplexityConfig(model=tiny(), data=prompts, columns="text=prompt", dtype="float32")
+    assert strict_json(output) == evaluate_perplexity(config)
+    assert [path.name for path in output.parent.iterdir()] == ["[a]一.json"]
+    printed = capsys.readouterr().out
+    assert f"perplexity: {strict_json(output)['perplexity']:.4f}" in printed
+    assert f"written to {output}" in printed
+
+
+def test_one_prompt_has_no_interval_and_the_json_is_valid(tiny, written, tmp_path):
+    """A variance needs two; NaN is no JSON, which other tools refuse to read."""
+    output = tmp_path / "r.json"
+    data = written([{"prompt": "问"}])
+    arguments = ["evaluate", "scores", "--model", tiny(), "--data", data, "--rewards", "rule:digits"]
+    assert main([*arguments, "--max-new-tokens", "3", "--output", str(output)]) == 0
+    assert strict_json(output)["interval_95"] is None
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.parent.rmdir()], ids=["folder", "below"])
+def test_a_result_that_cannot_be_written_is_told_before_the_work(tiny, prompts, tmp_path, capsys, make):
+    """Not a traceback after an hour of sampling."""
+    output = tmp_path / "结果" / "r.json"
+    output.parent.mkdir()
+    make(output)
+    if not output.parent.exists():
+        output.parent.write_text("a file where a folder should be", encoding="utf-8")
+    arguments = ["evaluate", "scores", "--model", tiny(), "--data", prompts, "--rewards", "rule:digits"]
+    assert main([*arguments, "--max-new-tokens", "3", "--output", str(output)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--output" in captured.err
+
+
+def test_report_prints_what_it_is_given(capsys):
+    report({"kl": 0.25, "prompts": 3}, [{"prompt": "[bold]你好[/bold]", "response": "a\nb"}], None)
+    printed = capsys.readouterr().out
+    for fragment in ("kl: 0.2500", "prompts: 3", "[bold]你好[/bold]", "a\\nb"):
+        assert fragment in printed

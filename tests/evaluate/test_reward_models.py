@@ -1,0 +1,106 @@
+"""Accuracy of a reward model whose every score is known by hand."""
+
+import math
+
+import pytest
+
+from heedful.configs.evaluate import AccuracyConfig
+from heedful.configs.sft import SFTConfig
+from heedful.data.loading import load_split
+from heedful.data.schemas import read_rankings
+from heedful.errors import CheckpointError, DataError, RewardError
+from heedful.evaluate.reward_models import evaluate_accuracy, held_out
+
+
+@pytest.fixture
+def measure(planted_model, written, cpu):
+    """``measure(records, **settings)``: accuracy of the planted reward model."""
+
+    def run(records, **settings):
+        config = AccuracyConfig(reward_model=planted_model, data=written(records), **(cpu | settings))
+        return evaluate_accuracy(config)
+
+    return run
+
+
+def pair(chosen, rejected, prompt="问"):
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def test_planted_pairs(measure):
+    """Three of four in the right order; the interval is 1.96 sqrt(p (1 - p) / n)."""
+    result = measure([pair("好!", "好?"), pair("好!", "好好"), pair("a", "?"), pair("??", "!!")])
+    assert result["accuracy"] == 0.75
+    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(0.75 * 0.25 / 4), abs=1e-12)
+    assert (result["pairs"], result["prompts"]) == (4, 4)
+
+
+def test_the_planted_scores_are_those_of_the_margin(measure):
+    """Sign and order of the score itself, so that the accuracies here mean what they say."""
+    assert measure([pair("!", "a")])["margin_mean"] > 0
+    assert measure([pair("a", "?")])["margin_mean"] > 0
+    better, worse = measure([pair("!", "?")]), measure([pair("?", "!")])
+    assert better["margin_mean"] == pytest.approx(-worse["margin_mean"], abs=1e-6)
+    assert (better["accuracy"], worse["accuracy"]) == (1.0, 0.0)
+    assert better["score_mean"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_equal_scores_are_not_right(measure):
+    """A model that gives everything the same score has learned nothing: 0, not one half or one."""
+    assert measure([pair("ab", "cd")])["accuracy"] == 0.0
+
+
+def test_rankings_count_all_their_pairs_and_no_ties(measure):
+    """Of A < B = C < D there are five pairs; the planted scores get all right but (B, D)."""
+    responses = ["!!", "??", "ab", "cd"]  # scores 1, -1, 0, 0 over the same length
+    result = measure([{"prompt": "问", "responses": responses, "ranks": [0, 1, 1, 2]}])
+    assert result["pairs"] == 5
+    # (A,B) (A,C) (A,D) are right; (B,D): -1 against 0 is wrong; (C,D): equal scores are not right.
+    assert result["accuracy"] == pytest.approx(3 / 5)
+
+
+def test_pairs_are_weighted_alike_not_prompts(measure):
+    records = [
+        {"prompt": "一", "responses": ["!!!", "!!a", "!aa"], "ranks": [0, 1, 2]},
+        {"prompt": "二", "responses": ["?", "!"], "ranks": [0, 1]},
+    ]
+    result = measure(records)
+    assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.75, 4, 2)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_batch_changes_nothing(measure, size):
+    records = [pair("!" * (i % 4) + "长" * (i % 7), "?" * (i % 3) + "短") for i in range(1, 12)]
+    one, other = measure(records, micro_batch_size=size), measure(records, micro_batch_size=2)
+    assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_the_fraction_is_what_trainers_hold_out(measure, written):
+    """Otherwise accuracy would be measured on pairs that were trained on."""
+    records = [pair("!", "?", prompt=f"第{i}问") for i in range(200)]
+    path = written(records)
+    config = SFTConfig(model="m", data=path, output="o", eval_fraction=0.1)
+    _, expected, counts = load_split(read_rankings, config)
+    found = held_out(read_rankings, AccuracyConfig(reward_model="m", data=path, eval_fraction=0.1))
+    assert found == expected
+    assert 5 < len(found) < 40
+    assert measure(records, eval_fraction=0.1)["prompts"] == counts["held_out"] == len(found)
+    assert measure(records)["prompts"] == 200
+
+
+def test_a_fraction_that_holds_nothing_out(measure):
+    with pytest.raises(DataError, match="--eval-fraction"):
+        measure([pair("a", "b")], eval_fraction=0.001)
+
+
+def test_too_long_for_the_reward_model(measure):
+    """The remedy must be one that this command has."""
+    with pytest.raises(RewardError) as error:
+        measure([pair("好" * 200, "坏")])
+    assert "128 tokens" in str(error.value)
+    assert "--max-new-tokens" not in str(error.value)
+
+
+def test_a_language_model_is_refused(tiny, written, cpu):
+    with pytest.raises(CheckpointError, match="no reward head"):
+        evaluate_accuracy(AccuracyConfig(reward_model=tiny("llama"), data=written([pair("a", "b")]), **cpu))
