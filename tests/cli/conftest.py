@@ -91,7 +91,14 @@ def train(heedful, tiny, data, tmp_path):
     """
 
     def run(command, *flags, model=None, data_file=None, output=None):
-        common = ["--model", model or tiny(), "--data", data_file or data(command), "--output", output or tmp_path / "运行"]
+        common = [
+            "--model",
+            model or tiny(),
+            "--data",
+            data_file or data(command),
+            "--output",
+            output or tmp_path / "运行",
+        ]
         machine = ["--dtype", "float32", "--eval-fraction", "0", "--num-samples", "1"]
         rewards = ["--rewards", "rule:digits"] if command == "ppo" and "--rewards" not in flags else []
         return heedful(command, *common, *machine, *SHORT[command], *rewards, *flags)

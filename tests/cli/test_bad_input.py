@@ -21,6 +21,7 @@ from transformers import (
 TRAINERS = ("sft", "reward", "ppo")
 each_trainer = pytest.mark.parametrize("command", TRAINERS)
 LONG = "很长的问题" * 20
+UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts"}
 LONG_RECORD = {
     "sft": {"prompt": LONG, "completion": "答"},
     "reward": {"prompt": LONG, "chosen": "好", "rejected": "坏"},
@@ -146,7 +147,11 @@ def test_malformed_record(train, refused, written, command):
         ("sft", {"prompt": "一", "completion": ["二"]}, ["`completion`", "both strings"]),
         ("ppo", {"prompt": "  "}, ["`prompt` is empty or only white space", "remove the record"]),
         ("reward", {"prompt": "一", "chosen": "", "rejected": "二"}, ["`chosen` is empty"]),
-        ("sft", {"messages": [{"role": "assistent", "content": "二"}]}, ["assistent", "one of system, user, assistant"]),
+        (
+            "sft",
+            {"messages": [{"role": "assistent", "content": "二"}]},
+            ["assistent", "one of system, user, assistant"],
+        ),
         ("sft", {"messages": [{"role": "user", "content": "一"}]}, ["no assistant turn"]),
     ],
 )
@@ -176,7 +181,7 @@ def test_too_long(train, refused, written, command):
     path = written("长.jsonl", [*records, LONG_RECORD[command]])
     refused(
         train(command, data_file=path),
-        f"1 of 20 {dict(sft='demonstrations', reward='pairs', ppo='prompts')[command]}",
+        f"1 of 20 {UNIT[command]}",
         f"{path}:20",
         "tokens",
         "--too-long drop",
@@ -411,7 +416,7 @@ def test_an_empty_folder_is_a_good_output(train, command, tmp_path):
         ("--warmup-steps", "-1", "at least 0, got -1"),
         ("--max-grad-norm", "-1", "at least 0, got -1"),
         ("--eval-fraction", "1", "below 1"),
-        ("--seed", "-1", "at least 0, got -1"),
+        ("--seed", "-1", "got -1"),
         ("--seed", "99999999999999999999", "--seed"),
         ("--device", "gpu", "auto, cpu, mps, cuda"),
     ],
@@ -454,7 +459,13 @@ def bare_model(tmp_path_factory):
         tokenizer.decoder = decoders.ByteLevel()
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
         config = GPT2Config(
-            vocab_size=len(vocabulary), n_embd=16, n_layer=1, n_head=2, n_positions=128, eos_token_id=0, bos_token_id=None
+            vocab_size=len(vocabulary),
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=128,
+            eos_token_id=0,
+            bos_token_id=None,
         )
         GPT2LMHeadModel(config).save_pretrained(folder)
         return str(folder)

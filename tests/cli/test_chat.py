@@ -1,6 +1,7 @@
 """The conversation in the terminal, with a model that learned one answer by heart."""
 
 import io
+import json
 import subprocess
 import sys
 
@@ -25,10 +26,8 @@ ANSWER = "您好😀！再见。"
 def learned(tiny, tmp_path_factory):
     """A model that answers "你好" with Chinese and an emoji: characters of three and of four bytes, a token a byte."""
     root = tmp_path_factory.mktemp("chat")
-    (root / "d.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "%s"}]}\n' % ANSWER,
-        encoding="utf-8",
-    )
+    turns = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": ANSWER}]
+    (root / "d.jsonl").write_text(json.dumps({"messages": turns}), encoding="utf-8")
     config = SFTConfig(
         model=tiny("gpt2", max_length=128), data=str(root / "d.jsonl"), output=root / "run", dtype="float32",
         eval_fraction=0.0, batch_size=1, max_steps=60, learning_rate=1e-2, sample_every=0, eval_every=0,
@@ -192,8 +191,9 @@ def test_the_same_seed_says_the_same(tiny, conversation):
     assert one == same != other
 
 
-def test_no_room_for_a_word(heedful, learned):
+def test_no_room_for_a_word(heedful, learned, monkeypatch):
     """A context of 128 with 256 new tokens could never answer; /reset, which a long conversation needs, would not help."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("你好\n"))
     outcome = heedful("chat", "--model", learned, "--max-new-tokens", "128")
     assert (outcome.status, outcome.out) == (2, "")
     assert "--max-new-tokens 128" in outcome.message

@@ -50,7 +50,13 @@ SAMPLING = [
     {"temperature": NAN},
     {"temperature": INFINITE},
 ]
-MEASURE = [*MACHINE, {"micro_batch_size": 0}, {"max_dropped": -0.1}, {"max_dropped": 1.1}, *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN))]
+MEASURE = [
+    *MACHINE,
+    {"micro_batch_size": 0},
+    {"max_dropped": -0.1},
+    {"max_dropped": 1.1},
+    *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN)),
+]
 SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
 
@@ -110,9 +116,17 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
     ("config_class", "together", "message"),
     [
         (PPOConfig, {"minibatch_size": 128}, "--minibatch-size is 128, larger than --rollout-batch-size 64; lower it"),
-        (PPOConfig, {"minibatch_size": 48}, "--rollout-batch-size 64 is not a multiple of --minibatch-size 48; try .*48"),
+        (
+            PPOConfig,
+            {"minibatch_size": 48},
+            "--rollout-batch-size 64 is not a multiple of --minibatch-size 48; try .*48",
+        ),
         (PPOConfig, {"samples_per_prompt": 65}, "--samples-per-prompt is 65, larger than --rollout-batch-size 64"),
-        (PPOConfig, {"samples_per_prompt": 3}, "--rollout-batch-size 64 is not a multiple of --samples-per-prompt 3; try"),
+        (
+            PPOConfig,
+            {"samples_per_prompt": 3},
+            "--rollout-batch-size 64 is not a multiple of --samples-per-prompt 3; try",
+        ),
         (PPOConfig, {"score_norm_samples": 1}, "--score-norm-samples must be 0 or at least 2"),
         (PPOConfig, {"kl_target": 6.0, "kl_coef": 0.0}, "--kl-target .*--kl-coef .* above 0"),
         (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
@@ -140,7 +154,10 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (SFTConfig, {"eval_fraction": 0.0, "max_dropped": 1.0, "warmup_steps": 0, "max_grad_norm": 0, "patience": 1}),
         (SFTConfig, {"batch_size": 1, "epochs": 0.01, "max_steps": 1, "seed": 2**63 - 1}),
         (RewardConfig, {"label_smoothing": 0.0, "center_coef": 0.0}),
-        (PPOConfig, {"gamma": 0.0, "gae_lambda": 1.0, "kl_coef": 0.0, "value_clip_range": None, "score_norm_samples": 2}),
+        (
+            PPOConfig,
+            {"gamma": 0.0, "gae_lambda": 1.0, "kl_coef": 0.0, "value_clip_range": None, "score_norm_samples": 2},
+        ),
         (PPOConfig, {"minibatch_size": 64, "samples_per_prompt": 64, "min_new_tokens": 64, "top_p": 1.0}),
         (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0}),
         (ChatConfig, {"temperature": 0.0, "top_k": 0}),

@@ -27,7 +27,12 @@ def completions():
     """Three answers to raw-text prompts, with two columns."""
     answers = [("一加一等于几？", "等于2。"), ("苹果是什么颜色？", "红色"), ("say hi", "你好")]
     return [
-        Completion(Prompt(q, f"数据.jsonl:{i}", {"expected": a[-2:], "难度": i}), a, ids=(i, i + 1), truncated=i == 3)
+        Completion(
+            Prompt(q, f"数据.jsonl:{i}", {"expected": a[-2:], "难度": i, "weights": i}),
+            a,
+            ids=(i, i + 1),
+            truncated=i == 3,
+        )
         for i, (q, a) in enumerate(answers, 1)
     ]
 

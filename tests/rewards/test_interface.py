@@ -49,7 +49,7 @@ def test_a_conversation_arrives_as_messages(chat):
 
 def test_kwargs_take_everything_that_is_not_named(completions):
     seen = seen_by(completions, "completions", "**kwargs")
-    assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度"}
+    assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度", "weights"}
 
 
 def test_only_what_is_named_is_given(completions):
@@ -64,9 +64,9 @@ def test_a_column_that_some_records_lack_is_none_there(completions):
 
 
 def test_defaults_stand_where_there_is_no_such_column(completions):
-    def function(completions, weight=2.5, *, expected="none", 难度=()):
+    def function(completions, weight=2.5, *, expected="none", weights=()):
         assert expected == ["2。", "红色", "你好"]
-        return [weight * d for d in 难度]
+        return [weight * d for d in weights]
 
     assert totals(function, completions) == [2.5, 5.0, 7.5]
 
@@ -243,7 +243,7 @@ def test_a_function_that_raises_on_whole_batches_alone(completions):
 def test_a_missing_column_names_those_there_are(completions):
     with pytest.raises(RewardError) as error:
         totals(lambda completions, answer, hint: [1.0] * len(completions), completions)
-    for fragment in ("reward f", "columns answer, hint", "expected, 难度", "--columns", "数据.jsonl:1"):
+    for fragment in ("reward f", "columns answer, hint", "expected, weights, 难度", "--columns", "数据.jsonl:1"):
         assert fragment in str(error.value)
 
 

@@ -20,9 +20,7 @@ ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "
 def decoder(tiny, tmp_path_factory):
     """A reward model from a tiny qwen2, its head drawn at random."""
     tokenizer = load_tokenizer(tiny("qwen2"))
-    model = load_reward_model(
-        tiny("qwen2"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3
-    )
+    model = load_reward_model(tiny("qwen2"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
     folder = tmp_path_factory.mktemp("rm") / "decoder"
     save_reward_model(model, tokenizer, folder)
     return str(folder)
@@ -37,9 +35,7 @@ def other_vocabulary(tmp_path_factory):
     characters = ["<pad>", "<eos>", "<unk>", *"好一二个梨苹果和ok回答"]
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(dict.fromkeys(characters))}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     config = LlamaConfig(
         vocab_size=len(fast), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, max_position_embeddings=64,
@@ -52,7 +48,10 @@ def other_vocabulary(tmp_path_factory):
 
 
 def completed(prompts, answers=ANSWERS):
-    return [Completion(Prompt(prompt, f"d:{i}"), answer) for i, (prompt, answer) in enumerate(zip(prompts, answers))]
+    return [
+        Completion(Prompt(prompt, f"d:{i}"), answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
 
 
 def raw_score(folder, ids):
@@ -67,7 +66,7 @@ def test_a_decoder_reads_prompt_and_response_as_one_text(decoder, cpu):
     rewards = resolve_rewards([f"model:{decoder}"], **cpu)
     scores, _ = score(rewards, completed(["问题："] * 6))
     expected = [
-        raw_score(decoder, tokenizer("问题：" + answer).input_ids + [tokenizer.eos_token_id]) for answer in ANSWERS
+        raw_score(decoder, [*tokenizer("问题：" + answer).input_ids, tokenizer.eos_token_id]) for answer in ANSWERS
     ]
     assert scores == pytest.approx(expected, abs=1e-5)
     assert len({round(s, 4) for s in scores}) == 6
@@ -97,7 +96,7 @@ def test_another_vocabulary_reads_the_text_again(other_vocabulary, cpu):
     answers = ["苹果和梨", "好", "一个回答"]
     completions = [Completion(Prompt("二", "d:1"), answer, ids=(250, 251)) for answer in answers]
     scores, _ = score(resolve_rewards([f"model:{other_vocabulary}"], **cpu), completions)
-    expected = [raw_score(other_vocabulary, tokenizer("二" + answer).input_ids + [1]) for answer in answers]
+    expected = [raw_score(other_vocabulary, [*tokenizer("二" + answer).input_ids, 1]) for answer in answers]
     assert 2 not in tokenizer("二" + "".join(answers)).input_ids
     assert scores == pytest.approx(expected, abs=1e-5)
 

@@ -144,10 +144,10 @@ def test_a_file_does_not_replace_a_module_of_its_name(tmp_path, completions, cpu
 
 def test_a_model_that_does_not_exist(tmp_path, cpu):
     (tmp_path / "评分模型").mkdir()
-    with pytest.raises(CheckpointError, match="does not exist; did you mean .*评分模型"):
+    with pytest.raises(CheckpointError, match=r"does not exist; did you mean .*评分模型"):
         resolve_rewards([f"model:{tmp_path / '评分模形'}"], **cpu)
 
 
 def test_a_language_model_is_no_reward_model_yet(tiny, cpu):
-    with pytest.raises(CheckpointError, match="no reward head.*heedful reward"):
+    with pytest.raises(CheckpointError, match=r"no reward head.*heedful reward"):
         resolve_rewards([f"model:{tiny('gpt2')}"], **cpu)

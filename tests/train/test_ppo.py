@@ -178,12 +178,12 @@ def test_padding_does_not_change_the_gradient(config):
 
 def test_gradient_is_that_of_the_formulas(config):
     """The trainer's gradient against one written out from the paper's formulas, without micro-batches and masks."""
-    settings = config(entropy_coef=0.02, value_coef=0.3, clip_range=0.1, value_clip_range=0.15)
+    settings = config(entropy_coef=0.02, value_coef=0.3, clip_range=0.1, value_clip_range=0.15, temperature=0.8)
     models = make_models(settings.model, "shared", torch.float64)
     e = moved(make_experience(models, settings)[0])
     trained = minibatch_gradient(models, e, settings, 3)
     models.policy.zero_grad()
-    out = models.policy(e.batch.ids, e.batch.attention_mask, e.batch.response_mask, with_entropy=True)
+    out = models.policy(e.batch.ids, e.batch.attention_mask, e.batch.response_mask, temperature=0.8, with_entropy=True)
     m = e.batch.response_mask
     ratio, a = (out.logprobs - e.old_logprobs).exp()[m], e.advantages[m]
     surrogate = torch.min(ratio * a, ratio.clamp(0.9, 1.1) * a)
@@ -195,9 +195,10 @@ def test_gradient_is_that_of_the_formulas(config):
     assert float((trained - expected).norm() / expected.norm()) < 1e-12
 
 
-def test_experience_is_that_of_the_formulas(config):
+@pytest.mark.parametrize("whiten_rewards", [False, True])
+def test_experience_is_that_of_the_formulas(config, whiten_rewards):
     """Rewards, advantages and returns recomputed with loops over single rows."""
-    settings = config(missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95)
+    settings = config(missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95, whiten_rewards=whiten_rewards)
     models = make_models(settings.model, "shared", torch.float64)
     norm = ScoreNorm(mean=3.0, std=2.0)
     reference = freeze(Policy(load_causal_lm(settings.model).double()))
@@ -206,19 +207,24 @@ def test_experience_is_that_of_the_formulas(config):
             parameter.add_(0.02 * torch.randn_like(parameter))
     experience, metrics = make_experience(replace(models, reference=reference), settings, score_norm=norm, kl_coef=0.2)
     ref = token_outputs(reference, experience.batch, temperature=1.0, micro_batch_size=8).logprobs
-    raw = torch.zeros_like(ref)
+    mask = experience.batch.response_mask
+    lengths = mask.sum(dim=1).tolist()
+    rewards = -0.2 * (experience.old_logprobs - ref)
     for row, completion in enumerate(experience.completions):
-        n = int(experience.batch.response_mask[row].sum())
-        k1 = experience.old_logprobs[row, :n] - ref[row, :n]
-        rewards = -0.2 * k1
-        rewards[n - 1] += (experience.scores[row] - 3.0) / 2.0 - 0.7 * completion.truncated
+        rewards[row, lengths[row] - 1] += (experience.scores[row] - 3.0) / 2.0 - 0.7 * completion.truncated
+        kl = (experience.old_logprobs - ref)[row, : lengths[row]].sum()
+        assert float(experience.kl[row]) == pytest.approx(float(kl), rel=1e-9)
+    if whiten_rewards:
+        mean, std = rewards[mask].mean(), rewards[mask].std(correction=0)
+        rewards = (rewards - mean) / std + mean
+    raw = torch.zeros_like(ref)
+    for row, n in enumerate(lengths):
         values = [*experience.old_values[row, :n].tolist(), 0.0]
         for t in range(n):
             raw[row, t] = sum(
-                (0.95 * 0.9) ** (k - t) * (float(rewards[k]) + 0.95 * values[k + 1] - values[k]) for k in range(t, n)
+                (0.95 * 0.9) ** (k - t) * (float(rewards[row, k]) + 0.95 * values[k + 1] - values[k])
+                for k in range(t, n)
             )
-        assert float(experience.kl[row]) == pytest.approx(float(k1.sum()), rel=1e-9)
-    mask = experience.batch.response_mask
     expected = (raw - raw[mask].mean()) / raw[mask].std(correction=0)
     torch.testing.assert_close(experience.advantages[mask], expected[mask], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(experience.returns[mask], (raw + experience.old_values)[mask], rtol=1e-6, atol=1e-6)
@@ -327,13 +333,16 @@ def test_entropy_bonus_keeps_the_policy_diverse(config, tmp_path):
 def test_score_normalisation_uses_reference_samples(config):
     settings = config()
     models = make_models(settings.model, "shared", torch.float32)
+    with torch.no_grad():
+        models.policy.lm.get_output_embeddings().weight[7] += 100.0  # the policy says one thing, the reference does not
     renderer = Renderer(load_tokenizer(settings.model))
     encoded = [EncodedPrompt(p, renderer.prompt_ids(p.prompt)) for p in PROMPTS] * 4
     sampler = make_sampler(settings, renderer, models.policy)
     seen = []
 
-    def remembered(completions, **_):
-        seen.extend(float(len(completion)) for completion in completions)
+    def remembered(completions, completion_ids, **_):
+        assert len({token for ids in completion_ids for token in ids}) > 20
+        seen.extend(length(completions))
         return seen
 
     rewards = [Reward("remembered", remembered)]
@@ -360,6 +369,20 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_weights_before_it(confi
     with pytest.raises(TrainingError, match="gradient norm is nan"):
         learn(models, experience, optimizer, settings, torch.Generator())
     assert all(torch.equal(a, b) for a, b in zip(before, models.policy.parameters(), strict=True))
+
+
+@critics
+def test_dropout_is_off_in_training_mode_too(config, critic):
+    """gpt2's default is 0.1, and a ratio of two passes under dropout means nothing."""
+    models = ppo._load_models(config(critic=critic))
+    ids = torch.arange(10, 22).unsqueeze(0)
+    attention_mask, response_mask = torch.ones_like(ids, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)
+    for module in models.trained:
+        torch.nn.init.normal_(module.value_head.weight) if module.value_head is not None else None
+        module.train()
+        first, second = (module(ids, attention_mask, response_mask) for _ in range(2))
+        for a, b in [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True):
+            assert a is b is None or torch.equal(a, b)
 
 
 def test_kl_control_is_fixed_without_a_target(config):

@@ -110,6 +110,16 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingOptions(OptimizerOptions, DataOptions, RunOptions):
+    """What every trainer has."""
+
+    def check_training(self) -> None:
+        self.check_run()
+        self.check_data()
+        self.check_optimizer()
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How responses are sampled. Filters shape what is sampled and nothing else; temperature 0 is greedy."""
 

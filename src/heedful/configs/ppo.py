@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import fraction, multiple, not_negative, positive
-from heedful.configs.options import DataOptions, OptimizerOptions, RunOptions, SamplingOptions
+from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(OptimizerOptions, SamplingOptions, DataOptions, RunOptions):
+class PPOConfig(SamplingOptions, TrainingOptions):
     """PPO: improve a policy against a reward while it stays near its reference."""
 
     model: str
@@ -72,9 +72,7 @@ class PPOConfig(OptimizerOptions, SamplingOptions, DataOptions, RunOptions):
     """Peak learning rate of the policy; constant inside the epochs of one rollout batch."""
 
     def __post_init__(self) -> None:
-        self.check_run()
-        self.check_data()
-        self.check_optimizer()
+        self.check_training()
         self.check_sampling()
         positive(
             self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size", "clip_range"

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import fraction, not_negative, positive
-from heedful.configs.options import DataOptions, OptimizerOptions, RunOptions
+from heedful.configs.options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig(OptimizerOptions, DataOptions, RunOptions):
+class RewardConfig(TrainingOptions):
     """Reward model: learn from pairs which of two responses people prefer."""
 
     model: str
@@ -31,9 +31,7 @@ class RewardConfig(OptimizerOptions, DataOptions, RunOptions):
     """Share of labels taken to be wrong. Raising it makes the model less sure."""
 
     def __post_init__(self) -> None:
-        self.check_run()
-        self.check_data()
-        self.check_optimizer()
+        self.check_training()
         positive(self, "batch_size", "epochs", "max_steps", "max_length")
         not_negative(self, "center_coef")
         fraction(self, "label_smoothing")

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import positive
-from heedful.configs.options import DataOptions, OptimizerOptions, RunOptions
+from heedful.configs.options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(OptimizerOptions, DataOptions, RunOptions):
+class SFTConfig(TrainingOptions):
     """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
 
     model: str
@@ -27,7 +27,5 @@ class SFTConfig(OptimizerOptions, DataOptions, RunOptions):
     """Which tokens are learned: the response, or the prompt as well. Plain text is learned whole either way."""
 
     def __post_init__(self) -> None:
-        self.check_run()
-        self.check_data()
-        self.check_optimizer()
+        self.check_training()
         positive(self, "batch_size", "epochs", "max_steps", "max_length")

@@ -136,14 +136,25 @@ class RewardInputs:
         reads_pairs = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
         self.renderer = None if reads_pairs else Renderer(tokenizer)
 
-    def encode(self, prompt: Text, response: str, *, truncated: bool = False) -> dict[str, list[int]]:
-        """Token ids (and token types) of one prompt and response; a decoder's end of turn unless ``truncated``."""
+    def encode(
+        self, prompt: Text, response: str, *, truncated: bool = False, max_length: int | None = None
+    ) -> dict[str, list[int]]:
+        """Token ids (and token types) of one prompt and response; a decoder's end of turn unless ``truncated``.
+
+        ``max_length`` cuts: a decoder's text at its end, the longer of an encoder's two texts.
+        """
         if self.renderer is None:
             # As a batch of one: given singly, an empty response would be taken for no response.
-            encoded = self.tokenizer([plain_text(prompt)], [response], split_special_tokens=True)
+            encoded = self.tokenizer(
+                [plain_text(prompt)],
+                [response],
+                split_special_tokens=True,
+                truncation="longest_first" if max_length else False,
+                max_length=max_length,
+            )
             return {name: list(rows[0]) for name, rows in encoded.items() if name != "attention_mask"}
         response_ids = self.renderer.response_ids(response, prompt=prompt, truncated=truncated)
-        return {"input_ids": self.renderer.prompt_ids(prompt) + response_ids}
+        return {"input_ids": (self.renderer.prompt_ids(prompt) + response_ids)[:max_length]}
 
 
 def stop_ids(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> tuple[int, ...]:

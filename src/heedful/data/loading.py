@@ -149,7 +149,7 @@ def encode_pairs(
     equal_pairs: str,
     max_dropped: float,
 ) -> tuple[list[PairRows], Counts]:
-    """Pairs as rows of token ids. Truncation shortens the end of prompt and response together.
+    """Pairs as rows of token ids; truncation as `RewardInputs.encode` says.
 
     Raises DataError, also where chosen and rejected are equal, before or after truncation, and ``equal_pairs`` is
     "error", or where a ranking is not a pair.
@@ -160,27 +160,19 @@ def encode_pairs(
                 f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
                 "(prompt, chosen, rejected)"
             )
-    rows = []
-    for ranking in rankings:
-        best = min(range(2), key=ranking.ranks.__getitem__)
-        chosen, rejected = (inputs.encode(ranking.prompt, ranking.responses[i]) for i in (best, 1 - best))
-        rows.append(PairRows(ranking, chosen, rejected))
+    rows = [_pair(ranking, inputs, None) for ranking in rankings]
     lengths = [max(len(row.chosen["input_ids"]), len(row.rejected["input_ids"])) for row in rows]
     sources = [ranking.source for ranking in rankings]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="pairs"))
     if action == "drop":
         rows = [row for i, row in enumerate(rows) if i not in offenders]
     else:
-        rows = [
-            PairRows(row.ranking, _cut(row.chosen, max_length), _cut(row.rejected, max_length))
-            if i in offenders
-            else row
-            for i, row in enumerate(rows)
-        ]
+        rows = [_pair(row.ranking, inputs, max_length) if i in offenders else row for i, row in enumerate(rows)]
     different = [row for row in rows if row.chosen["input_ids"] != row.rejected["input_ids"]]
     equal = [row.ranking.source for row in rows if row.chosen["input_ids"] == row.rejected["input_ids"]]
     if equal:
-        after = " after truncation" if action == "truncate" and offenders else ""
+        whole = sum(row.ranking.responses[0] == row.ranking.responses[1] for row in rows)
+        after = " after truncation" if len(equal) > whole else ""
         found = (
             f"{len(equal)} of {len(rows)} pairs have equal chosen and rejected responses{after}: {', '.join(equal[:5])}"
         )
@@ -225,5 +217,9 @@ def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: i
     return [Example(ids[start : start + 1], ids[start + 1 : start + max_length]) for start in starts]
 
 
-def _cut(row: Row, max_length: int) -> Row:
-    return {name: ids[:max_length] for name, ids in row.items()}
+def _pair(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> PairRows:
+    best = min(range(2), key=ranking.ranks.__getitem__)
+    chosen, rejected = (
+        inputs.encode(ranking.prompt, ranking.responses[i], max_length=max_length) for i in (best, 1 - best)
+    )
+    return PairRows(ranking, chosen, rejected)

@@ -60,6 +60,8 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
     check_model_folder(name)
     with explained(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name)
+        if "a" not in tokenizer.decode(tokenizer("a", add_special_tokens=False).input_ids).lower():
+            raise CheckpointError(f"{name}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?")
     if tokenizer.eos_token_id is None:
         raise CheckpointError(
             f"{name}: the tokenizer has no end-of-sequence token, so a response could never end; "
@@ -84,7 +86,7 @@ def load_causal_lm(name: str) -> PreTrainedModel:
             f"{name}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
-    return model
+    return learn_every_embedding(model)
 
 
 def load_trunk(name: str) -> PreTrainedModel:
@@ -94,7 +96,7 @@ def load_trunk(name: str) -> PreTrainedModel:
         model, info = AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise CheckpointError(f"{name}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
-    return model
+    return learn_every_embedding(model)
 
 
 def load_config(name: str) -> Any:
@@ -111,6 +113,12 @@ def context_length(config: Any) -> int:
         if value:
             return int(value)
     return 2**31
+
+
+def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
+    """Let the padding token's embedding learn too: transformers freezes it, and it often is the end-of-sequence token."""
+    model.get_input_embeddings().padding_idx = None
+    return model
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

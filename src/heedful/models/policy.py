@@ -46,6 +46,7 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         hidden_size = lm.get_output_embeddings().weight.shape[1]
         self.value_head = scalar_head(hidden_size, std=0.0).to(lm.dtype) if with_value_head else None
+        self.train(lm.training)
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
-from heedful.models.checkpoints import check_model_folder, context_length, explained
+from heedful.models.checkpoints import check_model_folder, context_length, explained, learn_every_embedding
 from heedful.models.device import autocast
 
 HEADS = ("score", "classifier")
@@ -73,7 +73,8 @@ def load_reward_model(
     Raises CheckpointError where the model has more than one output, no head, or no padding token.
     """
     check_model_folder(name)
-    with explained(name, "sequence classifier"):
+    with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
         classifier, info = AutoModelForSequenceClassification.from_pretrained(
             name, dtype=torch.float32, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -83,6 +84,11 @@ def load_reward_model(
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     if head_missing and seed is None:
         raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+    lacking = sorted(
+        key for key in missing if key.split(".")[0] not in HEADS and not (head_missing and "pooler" in key.split("."))
+    )
+    if lacking:
+        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
     if head_missing and seed is not None:
         _init_head(classifier, seed)
     if seed is not None:
@@ -91,6 +97,7 @@ def load_reward_model(
         if tokenizer.pad_token_id is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         classifier.config.pad_token_id = tokenizer.pad_token_id
+    learn_every_embedding(classifier)
     return RewardModel(classifier, compute_dtype=compute_dtype).to(device)
 
 
@@ -98,6 +105,7 @@ def _head(classifier: PreTrainedModel) -> nn.Linear:
     """The last linear layer. Raises CheckpointError where a classifier has none of the usual names."""
     for name in HEADS:
         head = getattr(classifier, name, None)
+        head = getattr(head, "out_proj", head)  # RoBERTa's head is a small network
         if isinstance(head, nn.Linear):
             return head
     raise CheckpointError(f"{type(classifier).__name__}: no linear head named {' or '.join(HEADS)} was found in it")

@@ -136,8 +136,12 @@ def reference_score_norm(
 ) -> ScoreNorm:
     """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
 
+    Without prompts nothing is sampled and scores stay as they are.
+
     Raises RewardError, also where all scores are equal and so have no scale.
     """
+    if not prompts:
+        return ScoreNorm()
     _, completions = sampler.respond(models.reference, prompts, generator)
     scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
     std = float(scores.std(correction=0))

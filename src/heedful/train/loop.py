@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.options import RunOptions
+from heedful.configs.options import RunOptions, TrainingOptions
 from heedful.display import Display
 from heedful.files import complete_or_absent
 from heedful.train.optimization import Patience
@@ -32,10 +32,39 @@ class Trainer:
     higher_is_better: bool
 
 
-def run_loop(
+def run(
+    trainer: Trainer,
+    config: TrainingOptions,
+    *,
+    algorithm: str,
+    total_steps: int,
+    shown: Mapping[str, str],
+    parents: Sequence[str],
+    facts: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run a trainer in a run folder of its own and return what summary.json holds.
+
+    ``shown`` are the metrics of the progress bar, ``parents`` the models the run starts from, ``facts`` what is known before
+    it starts and belongs into the summary, such as the counts of records.
+    """
+    data_files = [path for path in (config.data, config.eval_data) if path]
+    with (
+        RunFolder(config, algorithm, data=data_files, models=parents) as folder,
+        Display(algorithm, total_steps, shown) as display,
+    ):
+        for note in (*(f"{name}: {fact}" for name, fact in facts.items()), *notes):
+            display.note(note)
+        outcome = _loop(trainer, config, total_steps=total_steps, folder=folder, display=display)
+        summary = {"algorithm": algorithm, **facts, **outcome}
+        folder.finish(summary)
+    return summary
+
+
+def _loop(
     trainer: Trainer, config: RunOptions, *, total_steps: int, folder: RunFolder, display: Display
 ) -> dict[str, Any]:
-    """Run the steps and return the summary: how many, why it stopped, first, best and last evaluation.
+    """Run the steps: how many, why it stopped, first, best and last evaluation.
 
     The model is evaluated before the first step, every ``eval_every`` steps and after the last; ``best/`` holds the best
     of these and ``final/`` the last.

@@ -16,7 +16,6 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_prompts
-from heedful.display import Display
 from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
@@ -31,11 +30,10 @@ from heedful.train.experience import (
     Experience,
     KLControl,
     Models,
-    ScoreNorm,
     collect,
     reference_score_norm,
 )
-from heedful.train.loop import Numbers, Trainer, run_loop
+from heedful.train.loop import Numbers, Trainer, run
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -44,8 +42,9 @@ from heedful.train.optimization import (
     seed_everything,
     set_learning_rate,
 )
-from heedful.train.run_folder import RunFolder, check_output
+from heedful.train.run_folder import check_output
 
+OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: PPO becomes off-policy"
 SHOWN = {
     "reward/score_mean": "score",
     "reference/kl": "kl",
@@ -81,16 +80,14 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     device = models.policy.device
     functions = resolve_rewards(wanted, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     control = kl_control(config)
-    policy_rate = config.learning_rate
-    value_rate = config.value_learning_rate or policy_rate
-    optimizer = make_optimizer(
-        [(models.policy.lm, policy_rate), (models.policy.value_head, value_rate), (models.value_model, value_rate)],
-        config,
+    optimizer = _make_optimizer(models, config)
+    score_norm = reference_score_norm(
+        models,
+        [train[i % len(train)] for i in range(config.score_norm_samples)],
+        rewards=functions,
+        sampler=sampler,
+        generator=generator,
     )
-    score_norm = ScoreNorm()
-    if config.score_norm_samples:
-        cycled = [train[i % len(train)] for i in range(config.score_norm_samples)]
-        score_norm = reference_score_norm(models, cycled, rewards=functions, sampler=sampler, generator=generator)
     latest: list[Experience] = []
 
     def step(i: int) -> Numbers:
@@ -129,26 +126,18 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         objective="eval/score_mean",
         higher_is_better=True,
     )
-    data_files = [path for path in (config.data, config.eval_data) if path]
-    parents = [path for path in (config.model, config.reference, config.value_model) if path]
-    parents += [reward.name.removeprefix("model:") for reward in functions if reward.name.startswith("model:")]
-    with (
-        RunFolder(config, "ppo", data=data_files, models=parents) as folder,
-        Display("ppo", config.steps, SHOWN) as display,
-    ):
-        display.note(f"data: {counts}")
-        if config.top_k or config.top_p < 1:
-            display.note(
-                "--top-k and --top-p shape what is sampled, not the policy's log-probs: PPO becomes off-policy"
-            )
-        summary = {
-            "algorithm": "ppo",
-            "data": counts,
-            "score_norm": {"mean": score_norm.mean, "std": score_norm.std},
-            **run_loop(trainer, config, total_steps=config.steps, folder=folder, display=display),
-        }
-        folder.finish(summary)
-    return summary
+    filtered = config.top_k > 0 or config.top_p < 1
+    return run(
+        trainer,
+        config,
+        algorithm="ppo",
+        total_steps=config.steps,
+        shown=SHOWN,
+        parents=[path for path in (config.model, config.reference, config.value_model) if path]
+        + [reward.name.removeprefix("model:") for reward in functions if reward.name.startswith("model:")],
+        facts={"data": counts, "score_norm": {"mean": score_norm.mean, "std": score_norm.std}},
+        notes=[OFF_POLICY] if filtered else [],
+    )
 
 
 def learn(
@@ -275,6 +264,12 @@ def _load_prompts(config: PPOConfig, renderer: Renderer) -> tuple[list[EncodedPr
         ),
         load_split(read_prompts, config),
     )
+
+
+def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:
+    value_rate = config.value_learning_rate or config.learning_rate
+    modules = [(models.policy.lm, config.learning_rate), (models.policy.value_head, value_rate)]
+    return make_optimizer([*modules, (models.value_model, value_rate)], config)
 
 
 def _load_models(config: PPOConfig) -> Models:

@@ -14,12 +14,11 @@ from heedful.data.fitting import max_length
 from heedful.data.loading import PairRows, encode_pairs, encode_split, load_split
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
-from heedful.display import Display
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
-from heedful.train.loop import Numbers, Trainer, run_loop
+from heedful.train.loop import Numbers, Trainer, run
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -28,7 +27,7 @@ from heedful.train.optimization import (
     seed_everything,
     set_learning_rate,
 )
-from heedful.train.run_folder import RunFolder, check_output
+from heedful.train.run_folder import check_output
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 
@@ -102,19 +101,15 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         objective="eval/accuracy",
         higher_is_better=True,
     )
-    data_files = [path for path in (config.data, config.eval_data) if path]
-    with (
-        RunFolder(config, "reward", data=data_files, models=[config.model]) as folder,
-        Display("reward", total_steps, SHOWN) as display,
-    ):
-        display.note(f"data: {counts}")
-        summary = {
-            "algorithm": "reward",
-            "data": counts,
-            **run_loop(trainer, config, total_steps=total_steps, folder=folder, display=display),
-        }
-        folder.finish(summary)
-    return summary
+    return run(
+        trainer,
+        config,
+        algorithm="reward",
+        total_steps=total_steps,
+        shown=SHOWN,
+        parents=[config.model],
+        facts={"data": counts},
+    )
 
 
 def accumulate(model: RewardModel, pairs: Sequence[PairRows], config: RewardConfig) -> dict[str, float]:

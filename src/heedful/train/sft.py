@@ -16,12 +16,11 @@ from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations
-from heedful.display import Display
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, load_policy, save_policy
 from heedful.rollout.responses import make_sampler
-from heedful.train.loop import Numbers, Trainer, run_loop
+from heedful.train.loop import Numbers, Trainer, run
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -30,7 +29,7 @@ from heedful.train.optimization import (
     seed_everything,
     set_learning_rate,
 )
-from heedful.train.run_folder import RunFolder, check_output
+from heedful.train.run_folder import check_output
 from heedful.types import Prompt
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -108,19 +107,15 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         objective="eval/loss",
         higher_is_better=False,
     )
-    data_files = [path for path in (config.data, config.eval_data) if path]
-    with (
-        RunFolder(config, "sft", data=data_files, models=[config.model]) as folder,
-        Display("sft", total_steps, SHOWN) as display,
-    ):
-        display.note(f"data: {counts}")
-        summary = {
-            "algorithm": "sft",
-            "data": counts,
-            **run_loop(trainer, config, total_steps=total_steps, folder=folder, display=display),
-        }
-        folder.finish(summary)
-    return summary
+    return run(
+        trainer,
+        config,
+        algorithm="sft",
+        total_steps=total_steps,
+        shown=SHOWN,
+        parents=[config.model],
+        facts={"data": counts},
+    )
 
 
 def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> dict[str, float]:

@@ -1,0 +1,197 @@
+"""The shape of the project, enforced: who may import whom, how large things are, what is public."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import heedful
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "heedful"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+LEAVES = {"errors", "types", "configs", "files", "display"}
+"""What every room may import; none of it knows a model."""
+MAY_IMPORT = {
+    "errors": set(),
+    "types": set(),
+    "files": set(),
+    "display": set(),
+    "configs": {"errors"},
+    "core": set(),
+    "models": {"core"},
+    "data": set(),
+    "rewards": {"models", "data", "core"},
+    "rollout": {"rewards", "models", "data", "core"},
+    "train": {"rollout", "rewards", "models", "data", "core"},
+    "evaluate": {"rollout", "rewards", "models", "data", "core"},
+    "chat": {"rollout", "rewards", "models", "data", "core"},
+    "commands": {"train", "evaluate", "chat", "models"},
+    "cli": {"commands"},
+    "__init__": {"train", "evaluate", "rewards", "models", "types"},
+}
+NO_LEAVES = {"errors", "types", "files", "display", "core"}
+"""Rooms that import nothing of heedful at all, but their own files."""
+ALGORITHMS = {"sft", "reward", "ppo"}
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
+
+
+def room_of(path):
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def modules_imported(path):
+    """Every module of heedful that a file names in an import, with its line; relative imports are not used."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            if node.module == "heedful":
+                yield from ((f"heedful.{alias.name}", node.lineno) for alias in node.names)
+            elif (node.module or "").startswith("heedful."):
+                yield node.module, node.lineno
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, node.lineno) for a in node.names if a.name.split(".")[0] == "heedful")
+
+
+def named(path):
+    return str(path.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_imports_point_downwards(path):
+    """Design, section 1: a room imports those below it, the leaves, and itself."""
+    room = room_of(path)
+    allowed = {room} | MAY_IMPORT[room] | (set() if room in NO_LEAVES else LEAVES)
+    for module, line in modules_imported(path):
+        target = module.split(".")[1]
+        assert target in allowed, f"{named(path)}:{line}: {room} may not import {module}"
+
+
+def test_every_room_has_its_rule():
+    assert {room_of(path) for path in FILES} <= set(MAY_IMPORT), "a new room: say here what it may import"
+
+
+def test_no_algorithm_imports_another():
+    """Shared mechanics are functions in files of their own; an algorithm can be read, and deleted, alone."""
+    present = {path.stem for path in (SOURCE / "train").glob("*.py")}
+    assert present >= ALGORITHMS
+    for name in ALGORITHMS:
+        for module, line in modules_imported(SOURCE / "train" / f"{name}.py"):
+            target = module.removeprefix("heedful.train.")
+            assert target not in ALGORITHMS - {name}, f"train/{name}.py:{line} imports {module}"
+
+
+def test_shared_mechanics_know_no_algorithm():
+    for path in (SOURCE / "train").glob("*.py"):
+        if path.stem not in ALGORITHMS:
+            found = [m for m, _ in modules_imported(path) if m.removeprefix("heedful.train.") in ALGORITHMS]
+            assert found == [], f"{named(path)} imports {found}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "core"], ids=named)
+def test_core_is_pure_mathematics(path):
+    """It imports torch, jaxtyping and the standard library."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+        for module in modules:
+            top = module.split(".")[0]
+            assert top in {"torch", "jaxtyping", "heedful"} | sys.stdlib_module_names, f"{named(path)} imports {module}"
+            assert top != "heedful" or module.startswith("heedful.core"), f"{named(path)} imports {module}"
+            assert top not in {"os", "io", "pathlib", "json", "logging"}, f"{named(path)}: core touches no files"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_names_say_what_is_inside(path):
+    assert not FORBIDDEN_NAMES & set(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_files_and_functions_can_be_read_in_one_sitting(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400, "review: design says around 200 lines, never more than 600"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= 80, f"{named(path)}:{node.lineno}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_every_module_and_public_function_says_what_it_does(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), f"{named(path)} has no docstring"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{named(path)}:{node.lineno}: {node.name} has no docstring"
+
+
+def test_what_is_exported_can_be_imported():
+    assert heedful.__all__ == sorted(heedful.__all__)
+    assert len(set(heedful.__all__)) == len(heedful.__all__)
+    assert dir(heedful) == heedful.__all__
+    for name in heedful.__all__:
+        value = getattr(heedful, name)
+        assert value.__name__ == name
+        assert value.__doc__, f"heedful.{name} has no docstring"
+
+
+def test_what_type_checkers_see_is_what_is_exported():
+    """Lazy names are listed twice, for readers and for getattr; the lists must agree."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in checked.body for alias in node.names}
+    assert sorted(seen) == heedful.__all__
+    for name, module in seen.items():
+        assert getattr(heedful, name).__module__ == module
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'train_pop'"):
+        _ = heedful.train_pop
+
+
+def loaded_after(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_core_needs_torch_and_jaxtyping_alone():
+    """Measured against torch and jaxtyping themselves, whatever those load."""
+    extra = loaded_after("import heedful.core") - loaded_after("import torch, jaxtyping")
+    assert extra <= {"heedful"} | sys.stdlib_module_names
+    assert not {"transformers", "tyro", "datasets", "tokenizers", "yaml", "rich"} & loaded_after("import heedful.core")
+
+
+def test_importing_heedful_loads_nothing():
+    loaded = loaded_after("import heedful, heedful.errors, heedful.types")
+    assert not {"torch", "transformers", "tyro", "datasets", "numpy", "rich", "yaml"} & loaded
+
+
+TEXTS = sorted(
+    path
+    for pattern in ("src/**/*.py", "docs/**/*", "recipes/**/*", "README.md", "*.toml", "*.md")
+    for path in ROOT.glob(pattern)
+    if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json"}
+)
+PRIVATE = re.compile(
+    r"/(work|home|root|Users|mnt|data|scratch|private|tmp)/[\w.-]+|\b\w+\.(local|internal|lan|corp)\b|[A-Z]:\\\\"
+)
+ADDRESS = re.compile(r"\b(?:10|172|192)\.\d{1,3}\.\d{1,3}\.\d{1,3}\b")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_machine_is_written_down(path):
+    """A path or host of the machine that this was written on means nothing on another."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        found = PRIVATE.search(line) or ADDRESS.search(line)
+        assert found is None, f"{path.relative_to(ROOT)}:{number}: {found.group()}"
