@@ -7,6 +7,7 @@ import torch
 
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
+from heedful.data.fitting import prompt_room
 from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
@@ -24,6 +25,7 @@ class Conversation:
         self.config = config
         self.generator = torch.Generator().manual_seed(config.seed)
         self.stop_ids = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+        self.room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
         self.messages: tuple[Message, ...] = ()
         self.reset()
 
@@ -39,10 +41,10 @@ class Conversation:
         """
         prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
         ids = self.renderer.prompt_ids(prompt)
-        room = context_length(self.policy.lm.config) - self.config.max_new_tokens
-        if len(ids) > room:
+        if len(ids) > self.room:
             raise ConfigError(
-                f"the conversation has {len(ids)} tokens; the model reads {room} besides --max-new-tokens; /reset starts over"
+                f"the conversation has {len(ids)} tokens; the model reads {self.room} besides --max-new-tokens; "
+                "/reset starts over"
             )
         uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
         steps = decode(

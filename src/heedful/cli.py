@@ -1,6 +1,7 @@
 """The command line: parse and call, no logic. ``heedful --help`` loads neither torch nor transformers."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeedfulError as error:
         print(f"heedful: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("heedful: interrupted", file=sys.stderr)
         return 130

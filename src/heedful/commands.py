@@ -13,7 +13,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
-from heedful.evaluate.report import report
+from heedful.evaluate.report import check_result_file, report
 from heedful.models.tiny import make_tiny_model
 from heedful.train.ppo import train_ppo
 from heedful.train.reward import train_reward
@@ -58,22 +58,27 @@ def ppo(config: PPOConfig) -> None:
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
+    check_result_file(config.output)
     report(reward_models.evaluate_accuracy(config), [], config.output)
 
 
 def evaluate_win_rate(config: WinRateConfig) -> None:
+    check_result_file(config.output)
     report(*policies.evaluate_win_rate(config), config.output)
 
 
 def evaluate_scores(config: ScoresConfig) -> None:
+    check_result_file(config.output)
     report(*policies.evaluate_scores(config), config.output)
 
 
 def evaluate_kl(config: KLConfig) -> None:
+    check_result_file(config.output)
     report(*policies.evaluate_kl(config), config.output)
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> None:
+    check_result_file(config.output)
     report(policies.evaluate_perplexity(config), [], config.output)
 
 

@@ -27,6 +27,11 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def blocking_file(path: Path) -> Path | None:
+    """The file that stands where ``path`` needs a folder; None where there is none."""
+    return next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Indented UTF-8 JSON, complete or absent."""
     temporary = path.with_name(f".{path.name}.partial")

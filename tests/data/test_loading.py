@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.configs.options import DataOptions
-from heedful.data import read_prompts, read_rankings
+from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import (
     Example,
@@ -302,3 +302,21 @@ def test_counts_of_both_halves_are_added_and_zeros_left_out():
         {"records": 3, "dropped_too_long": 3},
     )
     assert encode_split(halve, ([1], [], {"records": 1})) == (["e1"], [], {"records": 1, "dropped_too_long": 1})
+
+
+def test_unusable_records_are_dropped_and_counted_when_asked(tmp_path):
+    """An empty answer among ten: an error that names it by default; dropped within the share; refused beyond it."""
+    records = [{"prompt": f"问{i}", "completion": "答"} for i in range(9)] + [{"prompt": "x", "completion": " "}]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+
+    def load(**changes):
+        return load_split(read_demonstrations, DataOptions(data=str(path), eval_fraction=0.0, **changes))
+
+    with pytest.raises(DataError, match=r"d\.jsonl:10"):
+        load()
+    train, _, counts = load(unusable="drop")
+    assert len(train) == 9
+    assert counts == {"records": 10, "train": 9, "held_out": 0, "dropped_unusable": 1}
+    with pytest.raises(DataError, match=r"1 records are unusable, first: .*d\.jsonl:10.*--max-dropped 0\.05"):
+        load(unusable="drop", max_dropped=0.05)

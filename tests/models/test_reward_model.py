@@ -14,6 +14,7 @@ from transformers import (
 
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError
+from heedful.models.checkpoints import load_tokenizer
 from heedful.models.reward_model import load_reward_model, save_reward_model
 from heedful.models.tiny import DECODERS, make_tiny_model
 from heedful.types import Message
@@ -265,3 +266,39 @@ def test_the_tokenizers_padding_token_serves_a_config_without_one(reward_folders
 
 def test_the_longest_row_is_the_models_context(folder):
     assert load(folder)[0].max_length == 512
+
+
+def test_the_head_computes_in_float32_under_bfloat16(tmp_path):
+    """A score near 5 in bfloat16 would come in steps of 1/32: the scores here lie on no such grid."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32)
+    tokenizer = load_tokenizer(str(tmp_path / "m"))
+    model = load_reward_model(
+        str(tmp_path / "m"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.bfloat16, seed=0
+    )
+    with torch.no_grad():
+        model.classifier.score.weight.mul_(50.0)
+        scores = model([{"input_ids": [7, 8, 9 + i]} for i in range(16)])
+    assert scores.dtype == torch.float32
+    assert float(scores.abs().max()) > 4
+    assert not torch.equal(scores, scores.bfloat16().float())
+
+
+def test_a_roberta_head_is_found_and_initialised(tmp_path):
+    """Its classifier is a small network whose last layer is the head."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    from heedful.models.tiny import byte_tokenizer
+
+    tokenizer = byte_tokenizer(encoder=True)
+    settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=0, **settings)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    tokenizer = load_tokenizer(str(tmp_path / "m"))
+    arguments = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+    first, second = (load_reward_model(str(tmp_path / "m"), tokenizer, seed=seed, **arguments) for seed in (1, 2))
+    with pytest.raises(CheckpointError, match="no reward head"):
+        load_reward_model(str(tmp_path / "m"), tokenizer, **arguments)
+    weights = [model.classifier.classifier.out_proj.weight for model in (first, second)]
+    assert not torch.equal(*weights)
+    assert float(weights[0].detach().std()) == pytest.approx((32 + 1) ** -0.5, rel=0.5)

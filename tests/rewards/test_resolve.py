@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import torch
 
 from heedful.errors import CheckpointError, ConfigError, RewardError
 from heedful.rewards import Reward, score
@@ -151,3 +152,23 @@ def test_a_model_that_does_not_exist(tmp_path, cpu):
 def test_a_language_model_is_no_reward_model_yet(tiny, cpu):
     with pytest.raises(CheckpointError, match=r"no reward head.*heedful reward"):
         resolve_rewards([f"model:{tiny('gpt2')}"], **cpu)
+
+
+def test_equal_names_are_told_apart():
+    """Two rewards of one name would overwrite each other's mean in the metrics."""
+
+    def brevity(completions):
+        return [1.0] * len(completions)
+
+    rewards = resolve_rewards(
+        ["rule:digits", brevity, "rule:digits", brevity, "rule:digits"],
+        device=torch.device("cpu"),
+        compute_dtype=torch.float32,
+    )
+    assert [reward.name for reward in rewards] == [
+        "rule:digits",
+        "brevity",
+        "rule:digits#2",
+        "brevity#2",
+        "rule:digits#3",
+    ]

@@ -79,3 +79,9 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 def test_the_rules_there_are():
     assert set(RULES) == {"contains_expected", "digits"}
+
+
+def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
+    """It would be contained in every response."""
+    with pytest.raises(ValueError, match="nothing but spaces and punctuation"):
+        RULES["contains_expected"](completions=["好"], expected=["。 !"])

@@ -10,6 +10,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import Example
 from heedful.data.schemas import read_demonstrations
+from heedful.errors import ConfigError
 from heedful.models.checkpoints import load_causal_lm, load_tokenizer
 from heedful.models.policy import Policy
 from heedful.train.sft import accumulate, evaluate_loss, train_sft
@@ -177,3 +178,9 @@ def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
         losses[loss_on] = evaluate_loss(policy, [Example(ids[:1], ids[1:]) for ids in prompts], 0, 5)["eval/loss"]
     assert losses["all"] < 1.0
     assert losses["response"] > 3.0
+
+
+def test_patience_without_held_out_data_is_refused(config, tmp_path):
+    with pytest.raises(ConfigError, match="nothing is held out"):
+        train_sft(config(patience=2))
+    assert not (tmp_path / "run").exists()

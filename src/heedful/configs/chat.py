@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from heedful.configs.options import MachineOptions, SamplingOptions
+from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +24,5 @@ class ChatConfig(SamplingOptions, MachineOptions):
     def __post_init__(self) -> None:
         self.check_machine()
         self.check_sampling()
+        if self.raw and self.system_prompt is not None:
+            raise ConfigError("--system-prompt is a message, and --raw has none; leave one of them out")

@@ -27,6 +27,14 @@ def not_negative(config: Any, *fields: str) -> None:
             raise ConfigError(f"{flag(field)} must be at least 0, got {value}")
 
 
+def seed(config: Any, *fields: str) -> None:
+    """Every field is a seed that every random generator takes: an integer of at least 0 and below 2^63."""
+    for field in fields:
+        value = getattr(config, field)
+        if not 0 <= value < 2**63:
+            raise ConfigError(f"{flag(field)} must be at least 0 and below 2^63, got {value}")
+
+
 def fraction(config: Any, *fields: str) -> None:
     """Every field lies in [0, 1]."""
     for field in fields:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from heedful.configs.checks import fraction, not_negative, positive
+from heedful.configs.checks import fraction, not_negative, positive, seed
 from heedful.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class MachineOptions:
     """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it."""
 
     def check_machine(self) -> None:
-        not_negative(self, "seed")
+        seed(self, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,9 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
     flags: list[YamlFlag] = []
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{place}: expected a name before the colon; settings are flat 'key: value' lines")
+        key = str(key_node.value).replace("-", "_")
         if any(flag.key == key for flag in flags):
             raise ConfigError(f"{place}: the key {key!r} is set twice")
         flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))
@@ -92,6 +94,8 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
     if isinstance(node, yaml.SequenceNode):
         if any(not isinstance(item, yaml.ScalarNode) or item.value.startswith("-") for item in node.value):
             raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
+        if annotation is not None and typing.get_origin(annotation) is not tuple:
+            raise ConfigError(f"{place}: {key} takes one value, got a list of {len(node.value)}")
         return (name, *(str(item.value) for item in node.value)) if node.value else ()
     if not isinstance(node, yaml.ScalarNode):
         raise ConfigError(f"{place}: {key} holds a mapping; settings are flat 'key: value' lines")
@@ -120,7 +124,9 @@ def _stray_argument(arguments: Sequence[str], config_class: type) -> str | None:
     switches = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
     values_left = 0.0
     for argument in arguments:
-        if argument.startswith("--"):
+        if argument == "-h":
+            values_left = 0
+        elif argument.startswith("--"):
             name = argument.partition("=")[0].replace("_", "-")
             takes_none = "=" in argument or name in switches or name.replace("--no-", "--", 1) in switches
             values_left = 0 if takes_none else float("inf") if name in many else 1
@@ -144,7 +150,10 @@ def to_yaml(config: Any, *, leave_out: Sequence[str] = ()) -> str:
     """A configuration as YAML that `parse` reads back to an equal one."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
     plain = {name: _plain(value) for name, value in fields.items()}
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+    if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)
+    return text
 
 
 def _plain(value: Any) -> Any:

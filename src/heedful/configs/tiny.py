@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from heedful.configs.checks import not_negative, positive
+from heedful.configs.checks import positive, seed
 from heedful.errors import ConfigError
 
 
@@ -29,6 +29,6 @@ class TinyConfig:
 
     def __post_init__(self) -> None:
         positive(self, "hidden_size", "num_layers", "max_length")
-        not_negative(self, "seed")
+        seed(self, "seed")
         if self.hidden_size % 8:
             raise ConfigError(f"--hidden-size must be a multiple of 8 (4 heads of even size), got {self.hidden_size}")

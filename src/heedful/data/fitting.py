@@ -5,7 +5,8 @@ from typing import Literal
 
 from heedful.errors import ConfigError, DataError
 
-TooLong = Literal["error", "drop", "truncate"]
+TooLong = Literal["error", "drop", "truncate", "refuse"]
+"""``refuse`` is ``error`` for commands that have no ``--too-long``."""
 
 
 def max_length(wanted: int | None, context: int) -> int:
@@ -15,6 +16,15 @@ def max_length(wanted: int | None, context: int) -> int:
             f"--max-length must lie between 2 and the {context} tokens that the model can read, got {wanted}"
         )
     return wanted or context
+
+
+def prompt_room(max_new_tokens: int, context: int) -> int:
+    """Tokens that a response leaves for its prompt. Raises ConfigError where it leaves none."""
+    if max_new_tokens >= context:
+        raise ConfigError(
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {context} tokens that the model can read"
+        )
+    return context - max_new_tokens
 
 
 def too_long(
@@ -32,6 +42,8 @@ def too_long(
     found = f"{len(offenders)} of {len(lengths)} {what} are longer than {limit} tokens: {first}" + (
         ", ..." if len(offenders) > 5 else ""
     )
+    if action == "refuse":
+        raise DataError(f"{found}. Leave them out, or use a model with a longer context")
     if action == "error":
         raise DataError(f"{found}. Use --too-long drop or --too-long truncate, or a model with a longer context")
     if action == "drop":

@@ -10,10 +10,10 @@ from heedful import core
 from heedful.configs.evaluate import KLConfig, PerplexityConfig, SampledOptions, ScoresConfig, WinRateConfig
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
-from heedful.data.fitting import max_length
+from heedful.data.fitting import max_length, prompt_room
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, DataError
 from heedful.evaluate.report import mean_and_interval
 from heedful.evaluate.reward_models import held_out
 from heedful.models.checkpoints import context_length, load_tokenizer
@@ -141,7 +141,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
         records,
         renderer,
         max_length=max_length(config.max_length, context_length(policy.lm.config)),
-        action="error",
+        action="refuse",
         max_dropped=0.0,
         learn_prompt=config.loss_on == "all",
     )
@@ -153,6 +153,10 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
         outputs = token_outputs(policy, batch, temperature=1.0, micro_batch_size=config.micro_batch_size)
         total -= float(outputs.logprobs.double().sum())
         tokens += int(batch.response_mask.sum())
+    if not tokens:
+        raise DataError(
+            f"{config.data}: no token has another before it, so there is nothing to predict; give longer texts"
+        )
     return {"perplexity": math.exp(total / tokens), "loss": total / tokens, "tokens": tokens, "records": len(records)}
 
 
@@ -169,8 +173,8 @@ def _answer(config: SampledOptions, name: str, prompts: list[Prompt]) -> Answere
     encoded, _ = encode_prompts(
         prompts,
         renderer,
-        max_length=context_length(policy.lm.config) - config.max_new_tokens,
-        action="error",
+        max_length=prompt_room(config.max_new_tokens, context_length(policy.lm.config)),
+        action="refuse",
         max_dropped=0.0,
     )
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.micro_batch_size)

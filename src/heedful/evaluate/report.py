@@ -7,15 +7,29 @@ from typing import Any
 from rich.console import Console
 
 from heedful.display import print_table
-from heedful.files import write_json
+from heedful.errors import ConfigError
+from heedful.files import blocking_file, write_json
 
 
-def mean_and_interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean of values and the half-width of its 95 % interval (normal approximation, sample variance)."""
+def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean of values and the half-width of its 95 % interval (normal approximation, sample variance); None for one value."""
     n = len(values)
     mean = sum(values) / n
-    variance = sum((value - mean) ** 2 for value in values) / (n - 1) if n > 1 else float("nan")
+    if n < 2:
+        return {"mean": mean, "interval_95": None}
+    variance = sum((value - mean) ** 2 for value in values) / (n - 1)
     return {"mean": mean, "interval_95": 1.96 * (variance / n) ** 0.5}
+
+
+def check_result_file(output: Path | None) -> None:
+    """Refuse a file that could not be written, before any work is done. Raises ConfigError."""
+    if output is None:
+        return
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a JSON file")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
 
 
 def report(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], output: Path | None) -> None:
@@ -28,4 +42,4 @@ def report(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], output:
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_json(output, result)
-        console.print(f"written to {output}", highlight=False)
+        console.print(f"written to {output}", highlight=False, markup=False)

@@ -80,29 +80,43 @@ def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[f
         raise RewardError(
             f"reward {reward.name} raised {type(own_error).__name__}: {own_error}; for {_sample(culprit)}"
         ) from own_error
-    if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
+    # Arrays and tensors become lists of their rows. A set or a dictionary is no list: it has no order.
+    scores = list(result) if getattr(result, "shape", ()) else result
+    if isinstance(scores, str | bytes) or not isinstance(scores, Sequence):
         raise RewardError(
             f"reward {reward.name} returned {type(result).__name__} {result!r:.80}; it must return a list with one number "
             f"per response; first sample: {_sample(completions[0])}"
         )
-    if len(result) != len(completions):
+    if len(scores) != len(completions):
         raise RewardError(
-            f"reward {reward.name} returned {len(result)} scores for {len(completions)} responses; it must return one "
+            f"reward {reward.name} returned {len(scores)} scores for {len(completions)} responses; it must return one "
             f"number per response; first sample: {_sample(completions[0])}"
         )
-    return [_checked_number(reward, value, c) for value, c in zip(result, completions, strict=True)]
+    return [_checked_number(reward, value, c) for value, c in zip(scores, completions, strict=True)]
 
 
 def _checked_number(reward: Reward, value: Any, completion: Completion) -> float | None:
     if value is None:
         return None
-    value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else value
-    if not isinstance(value, Real) or not math.isfinite(value):
+    number = value.item() if hasattr(value, "item") and _holds_one(value) else value
+    if not isinstance(number, Real) or not _is_finite(number):
         raise RewardError(
             f"reward {reward.name} returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None "
             f"where the reward does not apply; for {_sample(completion)}"
         )
-    return float(value)
+    return float(number)
+
+
+def _holds_one(value: Any) -> bool:
+    """A number of numpy or torch, or an array or tensor of one."""
+    return all(length == 1 for length in getattr(value, "shape", ()))
+
+
+def _is_finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer too large for a float
+        return False
 
 
 def _call(reward: Reward, completions: Sequence[Completion]) -> Any:

@@ -35,7 +35,7 @@ def score_texts(
         raise RewardError(
             f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {model.max_length} tokens "
             f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
-            "lower --max-new-tokens or use shorter prompts"
+            "use shorter prompts and responses, or a reward model that reads more"
         )
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     scores = [0.0] * len(rows)

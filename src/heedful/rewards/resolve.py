@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,15 +24,20 @@ FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, or rule:NAME"
 def resolve_rewards(
     rewards: Sequence[str | Reward | RewardFunction], *, device: torch.device, compute_dtype: torch.dtype
 ) -> list[Reward]:
-    """Rewards from strings, functions and `Reward` objects. Raises ConfigError, CheckpointError or RewardError."""
-    resolved = []
+    """Rewards from strings, functions and `Reward` objects; equal names are told apart as NAME#2.
+
+    Raises ConfigError, CheckpointError or RewardError.
+    """
+    resolved: list[Reward] = []
     for reward in rewards:
         if isinstance(reward, Reward):
-            resolved.append(reward)
+            named = reward
         elif isinstance(reward, str):
-            resolved.append(Reward(reward, _from_string(reward, device, compute_dtype)))
+            named = Reward(reward, _from_string(reward, device, compute_dtype))
         else:
-            resolved.append(Reward(getattr(reward, "__name__", type(reward).__name__), reward))
+            named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
+        same = sum(other.name.partition("#")[0] == named.name for other in resolved)
+        resolved.append(Reward(f"{named.name}#{same + 1}", named.function) if same else named)
     return resolved
 
 
@@ -66,13 +72,14 @@ def _load_function(spec: str) -> RewardFunction:
         raise ConfigError(f"--rewards: python:{spec} names no function; use python:FILE.py:FUNCTION")
     if not path.is_file():
         raise ConfigError(f"--rewards: the file {file} of python:{spec} does not exist")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module_spec = importlib.util.spec_from_file_location(f"heedful_reward:{path.resolve()}", path)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"--rewards: {file} is no Python file; use python:FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and pickle look a class's module up there
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"--rewards: {file} cannot be imported: {type(error).__name__}: {error}") from error
     functions = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
     if not callable(getattr(module, name, None)):

@@ -19,12 +19,16 @@ def response_text(completion: Any) -> str:
 def contains_expected(completions: Sequence[Any], expected: Sequence[str], **_: Any) -> list[float]:
     """1 where the response contains the record's ``expected`` text, -1 where not, minus 0.002 a character.
 
+    Raises ValueError where nothing of ``expected`` is left to look for.
+
     Case, spaces and common punctuation, Chinese too, are removed from both first; the length is counted after that.
     """
     scores = []
     for completion, wanted in zip(completions, expected, strict=True):
-        response = _normalised(response_text(completion))
-        scores.append((1.0 if _normalised(wanted) in response else -1.0) - 0.002 * len(response))
+        response, searched = _normalised(response_text(completion)), _normalised(wanted)
+        if not searched:
+            raise ValueError(f"the expected text {wanted!r} is nothing but spaces and punctuation")
+        scores.append((1.0 if searched in response else -1.0) - 0.002 * len(response))
     return scores
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from heedful.configs.options import RunOptions, TrainingOptions
 from heedful.display import Display
+from heedful.errors import ConfigError
 from heedful.files import complete_or_absent
 from heedful.train.optimization import Patience
 from heedful.train.run_folder import RunFolder
@@ -47,7 +48,11 @@ def run(
 
     ``shown`` are the metrics of the progress bar, ``parents`` the models the run starts from, ``facts`` what is known before
     it starts and belongs into the summary, such as the counts of records.
+
+    Raises ConfigError where the run would stop early by evaluations that it cannot make.
     """
+    if config.patience and trainer.evaluate is None:
+        raise ConfigError("--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data")
     data_files = [path for path in (config.data, config.eval_data) if path]
     with (
         RunFolder(config, algorithm, data=data_files, models=parents) as folder,

@@ -13,6 +13,7 @@ import torch
 from heedful import core
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer, plain_text
+from heedful.data.fitting import prompt_room
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_prompts
@@ -69,12 +70,8 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     generator = seed_everything(config.seed)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = _load_prompts(config, renderer)
-    prompt_sampler = BatchSampler(
-        len(train),
-        config.rollout_batch_size // config.samples_per_prompt,
-        config.seed,
-        batch_flag="--rollout-batch-size",
-    )
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     models = _load_models(config)
     sampler = make_sampler(config, renderer, models.policy)
     device = models.policy.device
@@ -88,6 +85,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         sampler=sampler,
         generator=generator,
     )
+    _try_rewards(functions, models, train[:2], sampler, config)
     latest: list[Experience] = []
 
     def step(i: int) -> Numbers:
@@ -110,8 +108,9 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         metrics |= learned | {"reference/kl_coef": control.coef, "optimizer/learning_rate": learning_rate}
         control.update(metrics["reference/kl"], config.rollout_batch_size)
         tokens = float(experience.batch.response_mask.sum())
-        total = seconds + metrics["time/rollout"] + metrics["time/score"]
-        return {**metrics, "time/update": seconds, "perf/tokens_per_second": tokens / total}
+        metrics["time/update"] = seconds
+        total = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+        return {**metrics, "perf/tokens_per_second": tokens / total}
 
     def save(folder: Path) -> None:
         save_policy(models.policy, renderer.tokenizer, folder)
@@ -126,17 +125,15 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         objective="eval/score_mean",
         higher_is_better=True,
     )
-    filtered = config.top_k > 0 or config.top_p < 1
     return run(
         trainer,
         config,
         algorithm="ppo",
         total_steps=config.steps,
         shown=SHOWN,
-        parents=[path for path in (config.model, config.reference, config.value_model) if path]
-        + [reward.name.removeprefix("model:") for reward in functions if reward.name.startswith("model:")],
+        parents=_parents(config, functions),
         facts={"data": counts, "score_norm": {"mean": score_norm.mean, "std": score_norm.std}},
-        notes=[OFF_POLICY] if filtered else [],
+        notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
     )
 
 
@@ -253,17 +250,31 @@ def sample_rows(experience: Experience, num_samples: int, *, every: int) -> list
 
 def _load_prompts(config: PPOConfig, renderer: Renderer) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
     """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
-    room = context_length(load_config(config.model)) - config.max_new_tokens
-    if room < 1:
-        raise ConfigError(
-            f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt in the model's context"
-        )
+    room = prompt_room(config.max_new_tokens, context_length(load_config(config.model)))
     return encode_split(
         lambda prompts: encode_prompts(
             prompts, renderer, max_length=room, action=config.too_long, max_dropped=config.max_dropped
         ),
         load_split(read_prompts, config),
     )
+
+
+def _try_rewards(
+    rewards: Sequence[Reward],
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    sampler: Sampler,
+    config: PPOConfig,
+) -> None:
+    """Score two responses before anything is written, with random numbers of its own. Raises RewardError."""
+    generator = torch.Generator().manual_seed(config.seed)
+    score(rewards, sampler.respond(models.policy, prompts, generator)[1])
+
+
+def _parents(config: PPOConfig, rewards: Sequence[Reward]) -> list[str]:
+    """The models a run starts from; their hashes are written down."""
+    named = [path for path in (config.model, config.reference, config.value_model) if path]
+    return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
 
 
 def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:

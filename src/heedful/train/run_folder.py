@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
-from heedful.files import write_json
+from heedful.files import blocking_file, write_json
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
@@ -28,6 +28,9 @@ def check_output(config: RunOptions) -> None:
     output = config.output
     if output.is_file():
         raise ConfigError(f"--output {output} is a file; name a folder")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
     if not output.is_dir() or not any(output.iterdir()):
         return
     is_run = (output / "environment.json").is_file()
@@ -39,6 +42,22 @@ def check_output(config: RunOptions) -> None:
         raise ConfigError(
             f"--output {output} holds files that are no heedful run, so it is left alone; choose another folder"
         )
+    for path in _inputs(config):
+        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+            raise ConfigError(
+                f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
+                "folder"
+            )
+
+
+def _inputs(config: RunOptions) -> list[Path]:
+    """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
+    names = ("model", "reference", "value_model", "data", "eval_data", "chat_template")
+    paths = [getattr(config, name, None) for name in names]
+    for reward in getattr(config, "rewards", ()):
+        kind, _, rest = reward.partition(":")
+        paths.append(rest.rpartition(":")[0] if kind == "python" else rest)
+    return [Path(path) for path in paths if path]
 
 
 class RunFolder:
