@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from heedful.configs.options import SamplingOptions
+from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
@@ -17,6 +18,7 @@ from heedful.models.policy import freeze, load_policy
 from heedful.models.reward_model import load_reward_model
 from heedful.models.tiny import make_tiny_model
 from heedful.rollout.generate import sample
+from heedful.train.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.types import Message
@@ -73,24 +75,10 @@ def write(path: Path, records) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
-def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architecture):
-    make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
-    answers = dict(zip(QUESTIONS, ["您好！", "hi there", "4"], strict=True))
-    data = write(
-        tmp_path / "sft.jsonl",
-        [
-            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-            for q, a in answers.items()
-        ],
-    )
-    settings = {"eval_fraction": 0.0, "batch_size": 3, "max_steps": 25, "learning_rate": 1e-2, "dtype": "float32"}
-    train_sft(SFTConfig(model=str(tmp_path / "base"), data=data, output=tmp_path / "run", sample_every=0, **settings))
-    final = str(tmp_path / "run" / "final")
-    theirs = run(GENERATE, final, json.dumps(QUESTIONS))
-    tokenizer = load_tokenizer(final)
-    renderer = Renderer(tokenizer)
-    policy = freeze(load_policy(final, device=CPU, compute_dtype=torch.float32))
+def answers_here(folder: str) -> list[list[int]]:
+    """Greedy answers to the questions by heedful's own sampler."""
+    renderer = Renderer(load_tokenizer(folder))
+    policy = freeze(load_policy(folder, device=CPU, compute_dtype=torch.float32))
     rollouts = sample(
         policy,
         [renderer.prompt_ids((Message("user", q),)) for q in QUESTIONS],
@@ -99,7 +87,58 @@ def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architectur
         pad_id=renderer.pad_id,
         generator=torch.Generator(),
     )
-    assert [rollouts.response_ids(row, with_stop=True) for row in range(len(QUESTIONS))] == theirs
+    return [rollouts.response_ids(row, with_stop=True) for row in range(len(QUESTIONS))]
+
+
+def fine_tuned(tmp_path: Path, architecture: str) -> str:
+    """A tiny model that learned three answers, from a base that does not know its template's end of turn as a stop."""
+    make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
+    generation = tmp_path / "base" / "generation_config.json"
+    generation.write_text(json.dumps(json.loads(generation.read_text("utf-8")) | {"eos_token_id": 1}), encoding="utf-8")
+    answers = dict(zip(QUESTIONS, ["您好！", "hi there", "4"], strict=True))
+    data = write(
+        tmp_path / "sft.jsonl",
+        [
+            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+            for q, a in answers.items()
+        ],
+    )
+    settings = {"eval_fraction": 0.0, "batch_size": 3, "max_steps": 40, "learning_rate": 1e-2, "dtype": "float32"}
+    train_sft(SFTConfig(model=str(tmp_path / "base"), data=data, output=tmp_path / "run", sample_every=0, **settings))
+    return str(tmp_path / "run" / "final")
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
+def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architecture):
+    """And stops where it stops here, at the template's end of turn."""
+    final = fine_tuned(tmp_path, architecture)
+    theirs = run(GENERATE, final, json.dumps(QUESTIONS))
+    assert answers_here(final) == theirs
+    assert all(len(answer) < 24 for answer in theirs)
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, critic):
+    """With the critic in a folder of its own, which nobody else takes for weights of the language model."""
+    start = fine_tuned(tmp_path, "qwen3")
+    data = write(tmp_path / "prompts.jsonl", [{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS])
+    settings = {"eval_fraction": 0.0, "rollout_batch_size": 6, "samples_per_prompt": 2, "minibatch_size": 6, "steps": 2}
+    config = PPOConfig(
+        model=start,
+        data=data,
+        output=tmp_path / "ppo",
+        critic=critic,
+        max_new_tokens=12,
+        learning_rate=1e-3,
+        dtype="float32",
+        **settings,
+    )
+    train_ppo(config, rewards=[lambda completion_ids: [float(len(ids)) for ids in completion_ids]])
+    final = str(tmp_path / "ppo" / "final")
+    assert [path.name for path in Path(final).glob("*.safetensors")] == ["model.safetensors"]
+    weights = [(Path(folder) / "model.safetensors").read_bytes() for folder in (start, final)]
+    assert weights[0] != weights[1], "PPO changed nothing, so this would prove nothing"
+    assert answers_here(final) == run(GENERATE, final, json.dumps(QUESTIONS))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "deberta-v2"])

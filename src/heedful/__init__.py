@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heedful.configs.chat import ChatConfig
     from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from heedful.types import Demonstration, Message, Prompt, Ranking
 
 _HOMES = {
+    "configs.chat": ("ChatConfig",),
     "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
@@ -45,6 +47,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AccuracyConfig",
+    "ChatConfig",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -76,6 +79,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "core":
+        return import_module("heedful.core")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
     return getattr(import_module(f"heedful.{_HOME_OF[name]}"), name)

@@ -74,6 +74,11 @@ class Conversation:
             self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
 
 
+def _is_text(line: str) -> bool:
+    """False where bytes that are no UTF-8 came in from a pipe (they arrive as lone surrogates)."""
+    return not any("\ud800" <= character <= "\udfff" for character in line)
+
+
 def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     """Talk until /quit or the end of the input. Raises ConfigError and CheckpointError."""
     device = resolve_device(config.device)
@@ -96,6 +101,8 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
             print("(the conversation starts over)")
         elif line.startswith("/"):
             print(f"(no command {line!r}: /reset starts over, /quit ends)")
+        elif not _is_text(line):
+            print("(not valid UTF-8)")
         elif line:
             try:
                 for piece in conversation.answer(line):

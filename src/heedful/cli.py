@@ -53,15 +53,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _run(words)
-    except HeedfulError as error:
-        print(f"heedful: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         print("heedful: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        message = _message(error)
+        if message is None:
+            raise
+        print(f"heedful: {message}", file=sys.stderr)
+        return 2
+
+
+def _message(error: Exception) -> str | None:
+    """What to tell a user of an error that is theirs or their machine's; None for a mistake of our own."""
+    if isinstance(error, HeedfulError):
+        return f"{type(error).__name__}: {error}"
+    if (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's, which is not loaded here
+        return "out of memory; lower --micro-batch-size or --max-new-tokens"
+    if isinstance(error, OSError):  # a full disk, a folder without permission
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    return None
 
 
 def usage() -> str:

@@ -59,27 +59,27 @@ def ppo(config: PPOConfig) -> None:
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
     check_result_file(config.output)
-    report(reward_models.evaluate_accuracy(config), [], config.output)
+    report(reward_models.evaluate_accuracy(config), config)
 
 
 def evaluate_win_rate(config: WinRateConfig) -> None:
     check_result_file(config.output)
-    report(*policies.evaluate_win_rate(config), config.output)
+    report(policies.evaluate_win_rate(config), config)
 
 
 def evaluate_scores(config: ScoresConfig) -> None:
     check_result_file(config.output)
-    report(*policies.evaluate_scores(config), config.output)
+    report(policies.evaluate_scores(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:
     check_result_file(config.output)
-    report(*policies.evaluate_kl(config), config.output)
+    report(policies.evaluate_kl(config), config)
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> None:
     check_result_file(config.output)
-    report(policies.evaluate_perplexity(config), [], config.output)
+    report(policies.evaluate_perplexity(config), config)
 
 
 def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:

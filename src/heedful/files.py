@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,8 +33,21 @@ def blocking_file(path: Path) -> Path | None:
     return next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
 
 
+def to_json(content: Any, *, indent: int | None = None) -> str:
+    """JSON text; a number that is not finite becomes null, because JSON has no other word for it."""
+    return json.dumps(_finite(content), ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Indented UTF-8 JSON, complete or absent."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

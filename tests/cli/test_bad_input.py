@@ -212,9 +212,9 @@ def test_a_too_long_prompt_is_cut_by_option_and_reported(train, written, tmp_pat
 @each_trainer
 def test_dropping_too_many(train, refused, written, command):
     path = written("长.jsonl", [RECORD[command], LONG_RECORD[command]])
-    refused(train(command, "--too-long", "drop", data_file=path), "50.0%", "--max-dropped 0.1", f"{path}:2")
+    refused(train(command, "--too-long", "drop", data_file=path), "1 of 2 records (50.0%)", "--max-dropped 0.1", path)
     path = written("长.jsonl", [LONG_RECORD[command]])
-    refused(train(command, "--too-long", "drop", "--max-dropped", "1", data_file=path), f"{path}:1")
+    refused(train(command, "--too-long", "drop", "--max-dropped", "1", data_file=path), "1 of 1 records", path)
 
 
 def test_max_new_tokens_that_leave_no_room(train, refused):

@@ -429,9 +429,21 @@ MUTANTS = [
         ),
         (
             "always the clipped surrogate",
-            "return torch.where(clipped, at_bound, unclipped), clipped",
+            "return torch.where(is_constant, constant, unclipped), clipped",
             "return at_bound, clipped",
             "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "an advantage of 0 meets an infinite ratio",
+            "clipped | (advantages == 0)",
+            "clipped",
+            "::test_identity_no_advantage_no_gradient_also_where_the_ratio_overflows",
+        ),
+        (
+            "the floor of the dual clip keeps its gradient",
+            "is_constant | at_floor",
+            "is_constant",
+            "::test_identity_dual_clip_has_no_gradient_also_where_the_ratio_overflows",
         ),
         (
             "the bounds are swapped",
@@ -483,8 +495,8 @@ MUTANTS = [
         ),
         (
             "the dual clip also raises good tokens",
-            "torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)",
-            "torch.maximum(objective, dual_clip * advantages)",
+            "(advantages < 0) & (ratio > dual_clip)",
+            "ratio > dual_clip",
             "::test_golden_ppo_policy_loss_dual_clip",
         ),
         (

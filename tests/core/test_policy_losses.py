@@ -166,6 +166,32 @@ def test_identity_ppo_gradient_is_zero_also_where_the_ratio_overflows(dtype):
     close(new.grad, [0, -1 / 2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identity_no_advantage_no_gradient_also_where_the_ratio_overflows(dtype):
+    """Groups of equal scores have advantages of exactly 0: infinity times 0 would be NaN."""
+    new = torch.tensor([[1000.0, 0.0]], dtype=dtype, requires_grad=True)
+    old, inside = torch.zeros(1, 2, dtype=dtype), torch.tensor([[True, True]])
+    for loss, _ in (
+        ppo_policy_loss(new, old, torch.tensor([[0.0, 1.0]], dtype=dtype), inside, clip_range=0.2),
+        sequence_policy_loss(new, old, torch.zeros(1, dtype=dtype), inside, clip_range=0.2),
+    ):
+        (gradient,) = torch.autograd.grad(loss, new)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient[0, 0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identity_dual_clip_has_no_gradient_also_where_the_ratio_overflows(dtype):
+    """The case that dual clip exists for: a bad token that became infinitely likely counts c A and moves nothing."""
+    new = torch.tensor([1000.0, 0.0], dtype=dtype, requires_grad=True)
+    old, a = torch.zeros(2, dtype=dtype), torch.tensor([-1.0, -1.0], dtype=dtype)
+    loss, _ = ppo_policy_loss(new, old, a, torch.tensor([True, True]), clip_range=0.2, dual_clip=3.0)
+    loss.backward()
+    close(loss.detach(), (3.0 + 1.0) / 2)
+    close(new.grad, [0, 1 / 2])
+
+
 def test_identity_symmetric_bounds_are_the_default():
     new, old, a, inside = random_batch()
     one = ppo_policy_loss(new, old, a, inside, clip_range=0.1)[0]

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from heedful.configs.options import DataOptions
 from heedful.data import read_demonstrations, read_prompts, read_rankings
@@ -36,10 +37,8 @@ def demonstrations(*pairs, **options):
     return [Demonstration(p, r, f"示例.jsonl:{i}", **options) for i, (p, r) in enumerate(pairs, 1)]
 
 
-def encode(items, *, max_length=10, action="error", max_dropped=1.0, **options):
-    return encode_demonstrations(
-        items, RENDERER, max_length=max_length, action=action, max_dropped=max_dropped, **options
-    )
+def encode(items, *, max_length=10, action="error", **options):
+    return encode_demonstrations(items, RENDERER, max_length=max_length, action=action, **options)
 
 
 def flat(example):
@@ -94,6 +93,20 @@ def test_learning_the_prompt_learns_all_but_the_first_token(extra, max_length):
         assert counts["dropped_too_long"] == 1
 
 
+def check_share(records, done, *, exactly, too_little, listed):
+    """These counts pass `encode_split` with the first share of --max-dropped and are refused, listed, with the second."""
+    split = ["record"], [], {"records": records}
+
+    def encoded(items):
+        return items, done
+
+    shown = {"records": records} | {name: count for name, count in done.items() if count}
+    assert encode_split(encoded, split, DataOptions(data="d.jsonl", max_dropped=exactly))[2] == shown
+    with pytest.raises(DataError) as error:
+        encode_split(encoded, split, DataOptions(data="d.jsonl", max_dropped=too_little))
+    assert str(error.value).startswith(f"d.jsonl: {listed}, more than --max-dropped {too_little}. ")
+
+
 MIXED = demonstrations(("ab", "cd"), ("ab", "cdefghijk"), ("abcdefghij", "k"), ("a", "bcdefghi"))
 """Of 5, 12, 12 and 10 tokens; the limit is 10 and the third prompt alone fills it."""
 
@@ -108,24 +121,29 @@ def test_a_too_long_demonstration_is_an_error():
 
 
 def test_too_long_demonstrations_are_dropped_and_counted():
-    examples, counts = encode(MIXED, action="drop", max_dropped=0.5)
+    examples, counts = encode(MIXED, action="drop")
     assert [TOKENIZER.decode(e.response[:-1]) for e in examples] == ["cd", "bcdefghi"]
-    assert counts == {"dropped_too_long": 2, "truncated": 0, "text_pieces": 0}
-    with pytest.raises(DataError, match=r"would lose 50\.0% of the data, more than --max-dropped 0.4"):
-        encode(MIXED, action="drop", max_dropped=0.4)
+    assert counts == {"dropped_too_long": 2, "dropped_too_short": 0, "truncated": 0, "text_pieces": 0}
+    check_share(4, counts, exactly=0.5, too_little=0.4, listed="2 of 4 records (50.0%) would be dropped (2 too_long)")
 
 
 def test_truncation_shortens_the_response_and_its_end_is_not_learned():
-    examples, counts = encode(MIXED, action="truncate", max_dropped=0.25)
+    examples, counts = encode(MIXED, action="truncate")
     assert examples[1] == Example(ids("ab"), ids("cdefghij"))
     assert [len(flat(e)) for e in examples] == [5, 10, 10]
     assert [e.response[-1] == EOS for e in examples] == [True, False, True]
-    assert counts == {"dropped_too_long": 1, "truncated": 1, "text_pieces": 0}
-    with pytest.raises(DataError) as error:
-        encode(MIXED, action="truncate", max_dropped=0.2)
-    assert str(error.value) == (
-        "1 prompts fill all 10 tokens, first 示例.jsonl:3. Dropping them would lose 25.0% of the data, "
-        "more than --max-dropped 0.2"
+    assert counts == {"dropped_too_long": 1, "dropped_too_short": 0, "truncated": 1, "text_pieces": 0}
+    check_share(4, counts, exactly=0.25, too_little=0.2, listed="1 of 4 records (25.0%) would be dropped (1 too_long)")
+
+
+def test_a_text_of_one_token_is_dropped_and_counted():
+    """Nothing comes before its only token, so it would vanish without a word; an empty cut text alike."""
+    items = [*demonstrations(("", "a"), ("", "ab"), truncated=True), *demonstrations(("", "a"))]
+    examples, counts = encode(items)
+    assert examples == [Example(ids("a"), ids("b")), Example(ids("a"), [EOS])]
+    assert counts == {"dropped_too_long": 0, "dropped_too_short": 1, "truncated": 0, "text_pieces": 2}
+    check_share(
+        3, counts, exactly=0.34, too_little=0.33, listed="1 of 3 records (33.3%) would be dropped (1 too_short)"
     )
 
 
@@ -142,10 +160,8 @@ def ranking(chosen, rejected, *, prompt="问", line=1, margin=None, swap=False):
     return Ranking(prompt, responses, ranks, f"偏好.jsonl:{line}", margin)
 
 
-def pairs(rankings, *, max_length=99, action="error", equal_pairs="error", max_dropped=1.0, inputs=INPUTS):
-    return encode_pairs(
-        rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs, max_dropped=max_dropped
-    )
+def pairs(rankings, *, max_length=99, action="error", equal_pairs="error", inputs=INPUTS):
+    return encode_pairs(rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -186,8 +202,7 @@ def test_too_long_pairs_count_their_longer_side():
     rows, counts = pairs(LONG, max_length=10, action="drop")
     assert [row.ranking.source for row in rows] == ["偏好.jsonl:1"]
     assert counts == {"dropped_too_long": 2, "truncated": 0, "dropped_equal": 0}
-    with pytest.raises(DataError, match=r"66\.7% of the data, more than --max-dropped 0.5"):
-        pairs(LONG, max_length=10, action="drop", max_dropped=0.5)
+    check_share(3, counts, exactly=0.67, too_little=0.5, listed="2 of 3 records (66.7%) would be dropped (2 too_long)")
 
 
 def test_truncation_cuts_the_end_of_both_sides():
@@ -208,11 +223,10 @@ def test_equal_responses_teach_nothing():
     assert str(error.value) == (
         "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Mend the data, or use --equal-pairs drop"
     )
-    rows, counts = pairs(EQUAL, equal_pairs="drop", max_dropped=0.25)
+    rows, counts = pairs(EQUAL, equal_pairs="drop")
     assert [row.ranking.source for row in rows] == ["偏好.jsonl:1", "偏好.jsonl:3", "偏好.jsonl:4"]
     assert counts["dropped_equal"] == 1
-    with pytest.raises(DataError, match=r"would lose 25\.0% of the data, more than --max-dropped 0.1"):
-        pairs(EQUAL, equal_pairs="drop", max_dropped=0.1)
+    check_share(4, counts, exactly=0.25, too_little=0.1, listed="1 of 4 records (25.0%) would be dropped (1 equal)")
 
 
 def test_pairs_that_are_equal_only_after_truncation():
@@ -227,12 +241,27 @@ def test_pairs_that_are_equal_only_after_truncation():
     assert counts == {"dropped_too_long": 0, "truncated": 1, "dropped_equal": 1}
 
 
+def test_pairs_that_are_equal_only_as_tokens():
+    """A tokenizer that normalises reads two ways to write é as one; nothing was truncated, and nothing says so."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    inputs = RewardInputs(tokenizer)
+    items = [ranking("caf\u00e9", "cafe\u0301", line=1), ranking("a", "b", line=2)]
+    message = "1 of 2 pairs have equal chosen and rejected responses after tokenisation: 偏好.jsonl:1"
+    with pytest.raises(DataError, match=message):
+        pairs(items, inputs=inputs)
+    rows, counts = pairs(items, inputs=inputs, equal_pairs="drop")
+    assert [row.ranking.source for row in rows] == ["偏好.jsonl:2"]
+    assert counts["dropped_equal"] == 1
+    assert len(pairs(items)[0]) == 2
+
+
 def prompts(*texts):
     return [Prompt(text, f"题.jsonl:{i}", {"expected": i}) for i, text in enumerate(texts, 1)]
 
 
-def encode_all(items, *, action="error", max_dropped=1.0, max_length=4):
-    return encode_prompts(items, RENDERER, max_length=max_length, action=action, max_dropped=max_dropped)
+def encode_all(items, *, action="error", max_length=4):
+    return encode_prompts(items, RENDERER, max_length=max_length, action=action)
 
 
 def test_prompts_keep_their_columns_and_their_end():
@@ -296,12 +325,67 @@ def test_counts_of_both_halves_are_added_and_zeros_left_out():
     def halve(items):
         return [f"e{i}" for i in items], {"dropped_too_long": len(items), "truncated": 0}
 
-    assert encode_split(halve, ([1, 2], [3], {"records": 3})) == (
+    options = DataOptions(data="d.jsonl", max_dropped=0.5)
+    assert encode_split(halve, ([1, 2], [3], {"records": 6}), options) == (
         ["e1", "e2"],
         ["e3"],
-        {"records": 3, "dropped_too_long": 3},
+        {"records": 6, "dropped_too_long": 3},
     )
-    assert encode_split(halve, ([1], [], {"records": 1})) == (["e1"], [], {"records": 1, "dropped_too_long": 1})
+    assert encode_split(halve, ([1], [], {"records": 2}), options) == (
+        ["e1"],
+        [],
+        {"records": 2, "dropped_too_long": 1},
+    )
+    with pytest.raises(DataError, match=r"^d\.jsonl: 3 of 5 records \(60.0%\) would be dropped \(3 too_long\)"):
+        encode_split(halve, ([1, 2], [3], {"records": 5}), options)
+
+
+def test_one_long_held_out_record_of_few_is_fine_where_it_is_one_in_a_hundred():
+    """The share is of the whole: half of two held-out records is 1 % of the data."""
+
+    def encode_short(items):
+        return encode(items, action="drop")
+
+    train, held_out = demonstrations(*[("a", "b")] * 98), demonstrations(("a", "b"), ("a", "b" * 20))
+    split = train, held_out, {"records": 100}
+    encoded = encode_split(encode_short, split, DataOptions(data="d.jsonl", max_dropped=0.01))
+    assert (len(encoded[0]), len(encoded[1])) == (98, 1)
+    assert encoded[2] == {"records": 100, "dropped_too_long": 1}
+    with pytest.raises(DataError, match="1 of 100 records"):
+        encode_split(encode_short, split, DataOptions(data="d.jsonl", max_dropped=0.009))
+
+
+def test_unusable_too_long_and_equal_records_share_one_allowance(tmp_path):
+    """9 + 8 + 7 of 100: each within a tenth, a quarter of the data in all."""
+    records = [{"prompt": f"p{i}", "chosen": "ab", "rejected": "cd"} for i in range(76)]
+    records += [{"prompt": f"u{i}", "chosen": " ", "rejected": "x"} for i in range(9)]
+    records += [{"prompt": f"l{i}", "chosen": "a" * 50, "rejected": "x"} for i in range(8)]
+    records += [{"prompt": f"e{i}", "chosen": "x", "rejected": "x"} for i in range(7)]
+    data = write(tmp_path / "偏好.jsonl", *records)
+
+    def load(rows, max_dropped):
+        path = write(tmp_path / "偏好.jsonl", *rows)
+        options = DataOptions(data=path, eval_fraction=0.1, unusable="drop", max_dropped=max_dropped)
+        split = load_split(read_rankings, options)
+        return encode_split(
+            lambda items: pairs(items, max_length=20, action="drop", equal_pairs="drop"), split, options
+        )
+
+    with pytest.raises(DataError) as error:
+        load(records, 0.1)
+    assert str(error.value).startswith(
+        f"{data}: 24 of 100 records (24.0%) would be dropped (9 unusable, 8 too_long, 7 equal), "
+        "more than --max-dropped 0.1. "
+    )
+    train, held_out, counts = load(records, 0.24)
+    assert len(train) + len(held_out) == 76
+    shown = {"dropped_unusable": 9, "dropped_too_long": 8, "dropped_equal": 7}
+    assert {name: count for name, count in counts.items() if name.startswith("dropped_")} == shown
+    assert counts["records"] == 100
+    with pytest.raises(DataError):
+        load(records, 0.23)
+    for kept in ("u", "l", "e"):  # each cause alone passes
+        load([r for r in records if r["prompt"][0] in ("p", kept)], 0.15)
 
 
 def test_unusable_records_are_dropped_and_counted_when_asked(tmp_path):
@@ -318,5 +402,15 @@ def test_unusable_records_are_dropped_and_counted_when_asked(tmp_path):
     train, _, counts = load(unusable="drop")
     assert len(train) == 9
     assert counts == {"records": 10, "train": 9, "held_out": 0, "dropped_unusable": 1}
-    with pytest.raises(DataError, match=r"1 records are unusable, first: .*d\.jsonl:10.*--max-dropped 0\.05"):
-        load(unusable="drop", max_dropped=0.05)
+    options = DataOptions(data=str(path), eval_fraction=0.0, unusable="drop", max_dropped=0.05)
+    with pytest.raises(
+        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\), .*--max-dropped 0\.05\."
+    ):
+        encode_split(encode, load_split(read_demonstrations, options), options)
+
+
+def test_a_file_without_one_usable_record_is_refused(tmp_path):
+    """Whatever share may be dropped: there is nothing to split, and the first record says why."""
+    data = write(tmp_path / "d.jsonl", *[{"prompt": "x", "completion": " "}] * 3)
+    with pytest.raises(DataError, match=r"d\.jsonl: none of 3 records is usable, first: .*d\.jsonl:1\b"):
+        load_split(read_demonstrations, DataOptions(data=data, unusable="drop", max_dropped=1.0))

@@ -314,3 +314,18 @@ def test_parse_columns_refuses(columns, parts):
     with pytest.raises(ConfigError) as caught:
         parse_columns(columns)
     mentions(str(caught.value), "--columns", *parts)
+
+
+def test_a_text_file_is_one_text_to_the_last_character(tmp_path):
+    """Line ends of every kind stay; a BOM does not."""
+    path = tmp_path / "故事.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "从前\r\n有座山。\u2028\n\n 完".encode())
+    (record,) = read_records(str(path), columns={})
+    assert record.fields == {"text": "从前\r\n有座山。\u2028\n\n 完"}
+    assert record.source == f"{path}:1"
+    path.write_bytes(b"a\n\xff")
+    with pytest.raises(DataError, match=r"故事\.txt:2: not UTF-8"):
+        read_records(str(path), columns={})
+    path.write_bytes(b" \n")
+    with pytest.raises(DataError, match=r"no records|empty"):
+        read_records(str(path), columns={})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, W
 from heedful.configs.sft import SFTConfig
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError
+from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.report import mean_and_interval, report
+from heedful.models.reward_model import RewardModel
 
 REWARD = "def letters(completions):\n    return [sum(c.isascii() for c in text) / 10 for text in completions]\n"
 
@@ -42,7 +44,8 @@ def test_interval_by_hand():
 def test_a_policy_ties_with_itself(tiny, sampled, reward):
     """The same seed gives both the same random numbers, so every response is the same."""
     config = WinRateConfig(model=tiny(), baseline=tiny(), rewards=(reward,), **sampled)
-    result, rows = evaluate_win_rate(config)
+    result = evaluate_win_rate(config)
+    rows = result["samples"]
     assert (result["win_rate"], result["ties"], result["prompts"], result["interval_95"]) == (0.5, 12, 12, 0.0)
     assert result["score_mean"] == result["baseline_score_mean"]
     assert all(row["response"] == row["baseline"] for row in rows)
@@ -51,12 +54,12 @@ def test_a_policy_ties_with_itself(tiny, sampled, reward):
 
 def test_swapping_the_policies_mirrors_the_win_rate(tiny, sampled, reward):
     one, other = tiny(seed=0), tiny(seed=1)
-    ours, rows = evaluate_win_rate(WinRateConfig(model=one, baseline=other, rewards=(reward,), **sampled))
-    theirs, _ = evaluate_win_rate(WinRateConfig(model=other, baseline=one, rewards=(reward,), **sampled))
+    ours = evaluate_win_rate(WinRateConfig(model=one, baseline=other, rewards=(reward,), **sampled))
+    theirs = evaluate_win_rate(WinRateConfig(model=other, baseline=one, rewards=(reward,), **sampled))
     assert ours["win_rate"] == pytest.approx(1 - theirs["win_rate"], abs=1e-12)
     assert ours["interval_95"] == pytest.approx(theirs["interval_95"], abs=1e-12)
     assert (ours["score_mean"], ours["ties"]) == (theirs["baseline_score_mean"], theirs["ties"])
-    assert any(row["response"] != row["baseline"] for row in rows)
+    assert any(row["response"] != row["baseline"] for row in ours["samples"])
 
 
 def test_win_rate_by_hand(tiny, sampled, tmp_path):
@@ -66,12 +69,12 @@ def test_win_rate_by_hand(tiny, sampled, tmp_path):
     scores = [
         [row["score"] for row in evaluate_scores(
             ScoresConfig(model=tiny(seed=seed), rewards=(reward,), num_samples=12, **sampled)
-        )[1]]
+        )["samples"]]
         for seed in (0, 1)
     ]  # fmt: skip
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(*scores, strict=True)]
     assert {0.5} < set(wins), "the seeds no longer give both ties and decisions"
-    result, _ = evaluate_win_rate(WinRateConfig(model=tiny(), baseline=tiny(seed=1), rewards=(reward,), **sampled))
+    result = evaluate_win_rate(WinRateConfig(model=tiny(), baseline=tiny(seed=1), rewards=(reward,), **sampled))
     assert result["win_rate"] == pytest.approx(sum(wins) / 12)
     assert result["ties"] == wins.count(0.5)
     variance = sum((w - sum(wins) / 12) ** 2 for w in wins) / 11
@@ -79,7 +82,8 @@ def test_win_rate_by_hand(tiny, sampled, tmp_path):
 
 
 def test_scores(tiny, sampled, reward):
-    result, rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled))
+    result = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled))
+    rows = result["samples"]
     by_hand = [sum(c.isascii() for c in row["response"]) / 10 for row in rows]
     assert [row["score"] for row in rows] == by_hand
     assert result["score_mean"] == pytest.approx(sum(by_hand) / 12)
@@ -89,19 +93,19 @@ def test_scores(tiny, sampled, reward):
 
 
 def test_rewards_are_summed(tiny, sampled, reward):
-    one, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **sampled))
-    digits, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=("rule:digits",), **sampled))
-    both, _ = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward, "rule:digits"), **sampled))
+    one = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **sampled))
+    digits = evaluate_scores(ScoresConfig(model=tiny(), rewards=("rule:digits",), **sampled))
+    both = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward, "rule:digits"), **sampled))
     assert both["score_mean"] == pytest.approx(one["score_mean"] + digits["score_mean"])
 
 
 def test_max_prompts_and_seed(tiny, sampled, reward):
     config = ScoresConfig(model=tiny(), rewards=(reward,), **sampled)
-    first, rows = evaluate_scores(dataclasses.replace(config, max_prompts=3))
+    first = evaluate_scores(dataclasses.replace(config, max_prompts=3))
+    rows = first["samples"]
     assert first["prompts"] == len(rows) == 3
-    again, same = evaluate_scores(dataclasses.replace(config, max_prompts=3))
-    assert (again, same) == (first, rows)
-    _, other = evaluate_scores(dataclasses.replace(config, max_prompts=3, seed=1))
+    assert evaluate_scores(dataclasses.replace(config, max_prompts=3)) == first
+    other = evaluate_scores(dataclasses.replace(config, max_prompts=3, seed=1))["samples"]
     assert [r["response"] for r in other] != [r["response"] for r in rows]
 
 
@@ -109,8 +113,8 @@ def test_max_prompts_and_seed(tiny, sampled, reward):
 def test_the_batch_changes_nothing(tiny, sampled, reward, size):
     config = ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled)
     one, other = evaluate_scores(config), evaluate_scores(dataclasses.replace(config, micro_batch_size=size))
-    assert one[1] == other[1]
-    assert one[0] == pytest.approx(other[0])
+    assert one.pop("samples") == other.pop("samples")
+    assert one == pytest.approx(other)
 
 
 def test_the_fraction_is_what_trainers_hold_out(tiny, written, cpu, reward):
@@ -118,7 +122,7 @@ def test_the_fraction_is_what_trainers_hold_out(tiny, written, cpu, reward):
     config = SFTConfig(model="m", data=path, output="o", eval_fraction=0.2)
     _, expected, _ = load_split(read_prompts, config)
     settings = {"data": path, "max_new_tokens": 2, "num_samples": 60, "eval_fraction": 0.2, **cpu}
-    _, rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **settings))
+    rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **settings))["samples"]
     assert [row["prompt"] for row in rows] == [item.prompt for item in expected]
     assert 2 < len(rows) < 30
 
@@ -152,10 +156,11 @@ def test_max_new_tokens_that_leave_no_room(tiny, prompts, cpu):
 
 
 def test_kl_to_itself_is_zero(tiny, sampled):
-    result, rows = evaluate_kl(KLConfig(model=tiny(), reference=tiny(), **sampled))
+    result = evaluate_kl(KLConfig(model=tiny(), reference=tiny(), **sampled))
     assert result["kl"] == pytest.approx(0.0, abs=1e-5)
     assert result["kl_per_token"] == pytest.approx(0.0, abs=1e-5)
-    assert all(row["kl"] == pytest.approx(0.0, abs=1e-5) for row in rows)
+    assert all(row["kl"] == pytest.approx(0.0, abs=1e-5) for row in result["samples"])
+    assert len(result["samples"]) == 4
 
 
 @pytest.fixture
@@ -182,7 +187,8 @@ def letter_models(tiny, tmp_path):
 def test_kl_is_the_mean_of_the_summed_log_ratios(letter_models, sampled):
     """Against a plain teacher-forced pass of transformers, at a temperature that divides both models' logits."""
     config = KLConfig(model=letter_models[0], reference=letter_models[1], num_samples=12, temperature=1.5, **sampled)
-    result, rows = evaluate_kl(config)
+    result = evaluate_kl(config)
+    rows = result["samples"]
     tokenizer = AutoTokenizer.from_pretrained(letter_models[0])
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in letter_models]
     checked = 0
@@ -205,12 +211,22 @@ def test_kl_is_the_mean_of_the_summed_log_ratios(letter_models, sampled):
 
 
 def test_kl_between_vocabularies_is_refused(tiny, sampled, tmp_path):
+    """A reference that lacks a token of the policy, or gives it another id; it may know more."""
     model = AutoModelForCausalLM.from_pretrained(tiny())
     tokenizer = AutoTokenizer.from_pretrained(tiny())
     tokenizer.add_tokens(["苹果"])
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+    model.save_pretrained(tmp_path / "more")
+    tokenizer.save_pretrained(tmp_path / "more")
+    with pytest.raises(ConfigError, match=r"--reference .* has another vocabulary"):
+        evaluate_kl(KLConfig(model=str(tmp_path / "more"), reference=tiny(), **sampled))
+    more = evaluate_kl(KLConfig(model=tiny(), reference=str(tmp_path / "more"), **sampled))
+    assert 0 < more["kl_per_token"] < 0.1  # the share of one token in 263
+    shutil.copytree(tiny(), tmp_path / "other")
+    content = json.loads((tmp_path / "other" / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["b"], vocabulary["c"] = vocabulary["c"], vocabulary["b"]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"--reference .*other has another vocabulary"):
         evaluate_kl(KLConfig(model=tiny(), reference=str(tmp_path / "other"), **sampled))
 
@@ -285,7 +301,7 @@ def test_the_fraction_holds_out_texts(tiny, written, cpu):
 
 def test_a_text_of_one_token_has_nothing_to_measure(tiny, written, cpu):
     """One byte that is marked as cut: no token has another before it. Division by zero would be a traceback."""
-    with pytest.raises(DataError, match="no token"):
+    with pytest.raises(DataError, match=r"1 too short"):
         evaluate_perplexity(PerplexityConfig(model=tiny(), data=written([{"text": "a", "truncated": True}]), **cpu))
 
 
@@ -300,8 +316,10 @@ def test_the_result_as_json(tiny, prompts, tmp_path, capsys):
     output = tmp_path / "结果" / "[a]一.json"
     arguments = ["evaluate", "perplexity", "--model", tiny(), "--data", prompts, "--columns", "text=prompt"]
     assert main([*arguments, "--dtype", "float32", "--output", str(output)]) == 0
-    config = PerplexityConfig(model=tiny(), data=prompts, columns="text=prompt", dtype="float32")
-    assert strict_json(output) == evaluate_perplexity(config)
+    config = PerplexityConfig(model=tiny(), data=prompts, columns="text=prompt", dtype="float32", output=output)
+    written = strict_json(output)
+    assert written.pop("settings") == dataclasses.asdict(config) | {"output": str(output)}
+    assert written == evaluate_perplexity(config)
     assert [path.name for path in output.parent.iterdir()] == ["[a]一.json"]
     printed = capsys.readouterr().out
     assert f"perplexity: {strict_json(output)['perplexity']:.4f}" in printed
@@ -333,7 +351,192 @@ def test_a_result_that_cannot_be_written_is_told_before_the_work(tiny, prompts, 
 
 
 def test_report_prints_what_it_is_given(capsys):
-    report({"kl": 0.25, "prompts": 3}, [{"prompt": "[bold]你好[/bold]", "response": "a\nb"}], None)
+    samples = [{"prompt": "[bold]你好[/bold]", "response": "a\nb"}]
+    report({"kl": 0.25, "prompts": 3, "samples": samples}, PerplexityConfig(model="m", data="d"))
     printed = capsys.readouterr().out
+    assert "samples:" not in printed
     for fragment in ("kl: 0.2500", "prompts: 3", "[bold]你好[/bold]", "a\\nb"):
         assert fragment in printed
+
+
+def test_the_file_holds_numbers_samples_and_settings(tiny, prompts, tmp_path):
+    """What was measured, and how, in one file; a number that is not finite becomes null."""
+    config = ScoresConfig(
+        model=tiny(), data=prompts, rewards=("rule:digits",), max_new_tokens=3, output=tmp_path / "x" / "r.json"
+    )
+    report({"score_mean": math.inf, "samples": [{"prompt": "问", "score": math.nan}]}, config)
+    settings = dataclasses.asdict(config) | {"output": str(config.output), "rewards": ["rule:digits"]}
+    assert strict_json(config.output) == {
+        "score_mean": None,
+        "samples": [{"prompt": "问", "score": None}],
+        "settings": settings,
+    }
+
+
+def lengths(written, count, long, *, unusable=0):
+    """Prompts of 3 tokens, so many of 90, and so many that are empty."""
+    texts = ["abc"] * (count - long - unusable) + ["x" * 90] * long + [" "] * unusable
+    return written([{"prompt": text} for text in texts])
+
+
+def test_too_long_prompts_are_dropped_or_cut_and_counted(tiny, written, cpu, reward):
+    """Of 128 tokens, 50 are for the response."""
+    config = ScoresConfig(
+        model=tiny(), data=lengths(written, 10, 1), rewards=(reward,), max_new_tokens=50, num_samples=10, **cpu
+    )
+    with pytest.raises(DataError, match=r"1 of 10 prompts are longer than 78 tokens: .*数据\.jsonl:10 \(90 tokens\)"):
+        evaluate_scores(config)
+    dropped = evaluate_scores(dataclasses.replace(config, too_long="drop"))
+    assert (dropped["prompts"], dropped["dropped_too_long"]) == (9, 1)
+    assert "truncated" not in dropped
+    assert [row["prompt"] for row in dropped["samples"]] == ["abc"] * 9
+    cut = evaluate_scores(dataclasses.replace(config, too_long="truncate", max_dropped=0.0))
+    assert (cut["prompts"], cut["truncated"]) == (10, 1)
+    assert "dropped_too_long" not in cut
+    with pytest.raises(
+        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 too_long\).*--max-dropped 0\.09"
+    ):
+        evaluate_scores(dataclasses.replace(config, too_long="drop", max_dropped=0.09))
+    assert (
+        not {"dropped_too_long", "truncated"}
+        & evaluate_scores(dataclasses.replace(config, data=lengths(written, 3, 0))).keys()
+    )
+
+
+def test_unusable_prompts_are_dropped_and_counted(tiny, written, cpu, reward):
+    config = ScoresConfig(
+        model=tiny(), data=lengths(written, 10, 0, unusable=1), rewards=(reward,), max_new_tokens=2, **cpu
+    )
+    with pytest.raises(DataError, match=r"数据\.jsonl:10"):
+        evaluate_scores(config)
+    result = evaluate_scores(dataclasses.replace(config, unusable="drop"))
+    assert (result["prompts"], result["dropped_unusable"]) == (9, 1)
+    with pytest.raises(DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\)"):
+        evaluate_scores(dataclasses.replace(config, unusable="drop", max_dropped=0.09))
+
+
+@pytest.mark.parametrize("short", ["model", "baseline"])
+def test_both_policies_answer_the_prompts_that_both_can_read(tiny, written, cpu, reward, short):
+    """Whichever has the shorter context; pairing by position would compare answers to different prompts."""
+    data = written([{"prompt": text} for text in ("甲", "y" * 90, "乙", "x" * 100, "丙", "丁")])
+    models = {"model": tiny(max_length=128), "baseline": tiny(max_length=128)} | {short: tiny(max_length=64)}
+    config = WinRateConfig(**models, data=data, rewards=(reward,), max_new_tokens=20, num_samples=9, **cpu)
+    with pytest.raises(DataError, match="2 of 6 prompts are longer than 44 tokens"):
+        evaluate_win_rate(config)
+    result = evaluate_win_rate(dataclasses.replace(config, too_long="drop", max_dropped=0.34))
+    assert [row["prompt"] for row in result["samples"]] == ["甲", "乙", "丙", "丁"]
+    assert (result["prompts"], result["dropped_too_long"]) == (4, 2)
+    with pytest.raises(DataError, match=r"2 of 6 records \(33.3%\) would be dropped"):
+        evaluate_win_rate(dataclasses.replace(config, too_long="drop", max_dropped=0.33))
+
+
+def test_each_policy_drops_its_own_and_both_lose_them(tiny, written, cpu, reward):
+    """A prompt is counted once, though both models might refuse it."""
+    data = written([{"prompt": text} for text in ("甲", "y" * 50, "乙", "x" * 120)])
+    config = WinRateConfig(
+        model=tiny(max_length=128),
+        baseline=tiny(max_length=64),
+        data=data,
+        rewards=(reward,),
+        max_new_tokens=20,
+        too_long="drop",
+        max_dropped=0.5,
+        **cpu,
+    )
+    result = evaluate_win_rate(config)
+    assert (result["prompts"], result["dropped_too_long"]) == (2, 2)
+    assert [row["prompt"] for row in result["samples"]] == ["甲", "乙"]
+
+
+def test_kl_counts_what_it_leaves_out(tiny, written, cpu):
+    config = KLConfig(
+        model=tiny(),
+        reference=tiny(seed=1),
+        data=lengths(written, 10, 1),
+        max_new_tokens=50,
+        too_long="drop",
+        num_samples=10,
+        **cpu,
+    )
+    result = evaluate_kl(config)
+    assert (result["prompts"], result["dropped_too_long"], len(result["samples"])) == (9, 1, 9)
+
+
+@pytest.mark.parametrize("filtered", [{"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.0}])
+def test_kl_of_filtered_responses_is_refused(tiny, prompts, filtered):
+    """They are drawn from another distribution than the one whose log-probabilities are compared."""
+    with pytest.raises(ConfigError, match=f"--{next(iter(filtered)).replace('_', '-')}"):
+        evaluate_kl(KLConfig(model=tiny(), reference=tiny(), data=prompts, **filtered))
+
+
+def test_perplexity_counts_what_it_leaves_out(tiny, written, cpu):
+    """Too long a demonstration, a text of one token and an unusable record, each under its own name."""
+    records = [{"prompt": "问", "completion": "答"}] * 17
+    records += [{"prompt": "长" * 60, "completion": "答"}, {"prompt": "问", "completion": "答" * 60}]
+    records += [{"text": "a", "truncated": True}]
+    config = PerplexityConfig(model=tiny(), data=written(records), too_long="truncate", max_dropped=0.1, **cpu)
+    result = evaluate_perplexity(config)
+    assert (result["dropped_too_long"], result["dropped_too_short"], result["truncated"]) == (1, 1, 1)
+    assert result["records"] == 20
+    with pytest.raises(DataError, match=r"2 of 20 records \(10.0%\) would be dropped \(1 too_long, 1 too_short\)"):
+        evaluate_perplexity(dataclasses.replace(config, max_dropped=0.09))
+    dropped = evaluate_perplexity(dataclasses.replace(config, too_long="drop", max_dropped=0.15))
+    assert (dropped["dropped_too_long"], dropped["tokens"]) == (2, 17 * 4)
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite(uniform_model, written, cpu, monkeypatch):
+    """Not an OverflowError after the work; the loss says how large it is."""
+    from heedful.evaluate import policies
+
+    def hopeless(policy, batch, **settings):
+        outputs = token_outputs(policy, batch, **settings)
+        return outputs._replace(logprobs=-1000.0 * batch.response_mask)
+
+    token_outputs = policies.token_outputs
+    monkeypatch.setattr(policies, "token_outputs", hopeless)
+    result = evaluate_perplexity(PerplexityConfig(model=uniform_model, data=written([{"text": "ab"}]), **cpu))
+    assert (result["perplexity"], result["loss"]) == (math.inf, 1000.0)
+
+
+@pytest.mark.parametrize("measure", ["scores", "win-rate"])
+def test_rewards_are_resolved_before_sampling(tiny, sampled, tmp_path, monkeypatch, measure):
+    """A mistake in a reward file is told at once, not after an hour of sampling."""
+    from heedful.evaluate import policies
+
+    def too_late(*args, **kwargs):
+        raise AssertionError("a policy was loaded first")
+
+    monkeypatch.setattr(policies, "load_policy", too_late)
+    (tmp_path / "r.py").write_text("import 没有这个模块\n", encoding="utf-8")
+    rewards = (f"python:{tmp_path / 'r.py'}:f",)
+    scores = ScoresConfig(model=tiny(), rewards=rewards, **sampled)
+    win_rate = WinRateConfig(model=tiny(), baseline=tiny(), rewards=rewards, **sampled)
+    evaluate, config = (evaluate_scores, scores) if measure == "scores" else (evaluate_win_rate, win_rate)
+    with pytest.raises(RewardError, match="cannot be imported"):
+        evaluate(config)
+
+
+def test_the_micro_batch_size_reaches_reward_models(tiny, planted_model, sampled, monkeypatch):
+    rows = []
+    forward = RewardModel.forward
+
+    def spy(self, batch):
+        rows.append(len(batch))
+        return forward(self, batch)
+
+    monkeypatch.setattr(RewardModel, "forward", spy)
+    evaluate_scores(ScoresConfig(model=tiny(), rewards=(f"model:{planted_model}",), micro_batch_size=5, **sampled))
+    assert rows == [5, 5, 2]
+
+
+def test_the_command_takes_the_options_for_records(tiny, written, capsys, tmp_path):
+    output = tmp_path / "r.json"
+    data = lengths(written, 10, 1, unusable=1)
+    arguments = ["evaluate", "scores", "--model", tiny(), "--data", data, "--rewards", "rule:digits"]
+    more = ["--max-new-tokens", "50", "--too-long", "drop", "--unusable", "drop", "--max-dropped", "0.3"]
+    assert main([*arguments, *more, "--output", str(output)]) == 0
+    result = strict_json(output)
+    assert (result["prompts"], result["dropped_unusable"], result["dropped_too_long"]) == (8, 1, 1)
+    assert (result["settings"]["too_long"], result["settings"]["max_dropped"]) == ("drop", 0.3)
+    assert len(result["samples"]) == 4
+    assert "dropped_too_long: 1" in capsys.readouterr().out

@@ -81,11 +81,26 @@ def test_the_fraction_is_what_trainers_hold_out(measure, written):
     path = written(records)
     config = SFTConfig(model="m", data=path, output="o", eval_fraction=0.1)
     _, expected, counts = load_split(read_rankings, config)
-    found = held_out(read_rankings, AccuracyConfig(reward_model="m", data=path, eval_fraction=0.1))
-    assert found == expected
+    found, dropped = held_out(read_rankings, AccuracyConfig(reward_model="m", data=path, eval_fraction=0.1))
+    assert (found, dropped) == (expected, {"records": 200, "dropped_unusable": 0})
     assert 5 < len(found) < 40
     assert measure(records, eval_fraction=0.1)["prompts"] == counts["held_out"] == len(found)
     assert measure(records)["prompts"] == 200
+
+
+def test_unusable_pairs_are_dropped_and_counted(measure):
+    records = [pair("!", "?", prompt=f"第{i}问") for i in range(9)] + [pair(" ", "?")]
+    with pytest.raises(DataError, match=r"数据\.jsonl:10"):
+        measure(records)
+    result = measure(records, unusable="drop")
+    assert (result["accuracy"], result["prompts"], result["dropped_unusable"]) == (1.0, 9, 1)
+    assert "dropped_unusable" not in measure(records[:9])
+    with pytest.raises(
+        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\).*--max-dropped 0\.09"
+    ):
+        measure(records, unusable="drop", max_dropped=0.09)
+    with pytest.raises(DataError, match="none of 2 records is usable"):
+        measure([pair(" ", "?")] * 2, unusable="drop", max_dropped=1.0)
 
 
 def test_a_fraction_that_holds_nothing_out(measure):

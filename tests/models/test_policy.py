@@ -1,5 +1,7 @@
 """The policy's numbers are those of the plain language model, token by token, whatever the padding and the chunks."""
 
+import json
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,7 +21,7 @@ from transformers import (
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
 from heedful.models import policy as policy_module
-from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.policy import VALUE_HEAD, Policy, freeze, load_policy, save_policy
 from heedful.models.tiny import byte_tokenizer
 
 CPU = torch.device("cpu")
@@ -210,7 +212,7 @@ def test_a_saved_policy_reloads_and_is_a_plain_folder(decoder, tmp_path):
     policy = with_values(decoder)
     with torch.no_grad():
         policy.lm.get_input_embeddings().weight.add_(0.01)
-    save_policy(policy, AutoTokenizer.from_pretrained(decoder), tmp_path)
+    save_policy(policy, AutoTokenizer.from_pretrained(decoder), tmp_path, stop_ids=(1, 3))
     batch = collate(PROMPTS, RESPONSES, pad_id=0)
     out, again = run(policy, batch), run(load(tmp_path, with_value_head=True), batch)
     assert torch.equal(again.logprobs, out.logprobs)
@@ -222,10 +224,40 @@ def test_a_saved_policy_reloads_and_is_a_plain_folder(decoder, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path)("你好").input_ids == TOKENIZER("你好").input_ids
 
 
+def test_the_value_head_lies_in_a_folder_of_its_own(checkpoints, tmp_path):
+    """Other tools read every safetensors file beside config.json as weights of the language model."""
+    policy = load(checkpoints["qwen3"], with_value_head=True)
+    save_policy(policy, TOKENIZER, tmp_path, stop_ids=(1,))
+    assert tmp_path / VALUE_HEAD == tmp_path / "value_head" / "value_head.safetensors"
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.safetensors")) == [
+        "model.safetensors",
+        "value_head/value_head.safetensors",
+    ]
+    save_policy(load(checkpoints["qwen3"]), TOKENIZER, tmp_path / "without", stop_ids=(1,))
+    assert not (tmp_path / "without" / "value_head").exists()
+
+
+@pytest.mark.parametrize("stop_ids", [(1,), (1, 3), (2, 7, 9)])
+def test_the_stop_tokens_are_saved(checkpoints, tmp_path, stop_ids):
+    """So that generation elsewhere ends where it ended here."""
+    save_policy(load(checkpoints["llama"]), TOKENIZER, tmp_path, stop_ids=stop_ids)
+    settings = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert settings["eos_token_id"] == list(stop_ids)
+    assert load(tmp_path).lm.generation_config.eos_token_id == list(stop_ids)
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        following = int(lm(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+    save_policy(load(checkpoints["llama"]), TOKENIZER, tmp_path, stop_ids=(following,))
+    written = AutoModelForCausalLM.from_pretrained(tmp_path).generate(
+        torch.tensor([PROMPTS[0]]), do_sample=False, max_new_tokens=5, pad_token_id=0
+    )
+    assert written[0, len(PROMPTS[0]) :].tolist() == [following]
+
+
 def test_a_value_head_of_another_width_is_refused(checkpoints, tmp_path):
     policy = load(checkpoints["gpt2"], with_value_head=True)
     policy.value_head = torch.nn.Linear(8, 1)
-    save_policy(policy, TOKENIZER, tmp_path)
+    save_policy(policy, TOKENIZER, tmp_path, stop_ids=(1,))
     with pytest.raises(CheckpointError, match=r"value_head.safetensors: holds .*belongs to another model"):
         load(tmp_path, with_value_head=True)
 

@@ -10,13 +10,16 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
 )
 
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.reward_model import load_reward_model, save_reward_model
-from heedful.models.tiny import DECODERS, make_tiny_model
+from heedful.models.tiny import DECODERS, byte_tokenizer, make_tiny_model
 from heedful.types import Message
 
 CPU = torch.device("cpu")
@@ -268,6 +271,36 @@ def test_the_longest_row_is_the_models_context(folder):
     assert load(folder)[0].max_length == 512
 
 
+@pytest.mark.parametrize("padding_idx", [0, 1])
+def test_robertas_padding_takes_positions_away(tmp_path, padding_idx):
+    """Its positions start at padding_idx + 1: a row of the full table's length would be an index error."""
+    config = RobertaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1,
+        max_position_embeddings=66, pad_token_id=padding_idx, type_vocab_size=1,
+    )  # fmt: skip
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer = byte_tokenizer(encoder=True)
+    model = load(tmp_path, tokenizer=tokenizer)[0]
+    longest = 66 - (padding_idx + 1)
+    assert model.max_length == longest
+    rows = [{"input_ids": [7] * longest}, {"input_ids": [8] * 5}]
+    scores = model(rows)
+    assert scores.isfinite().all()
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        model([{"input_ids": [7] * (longest + 1)}])
+
+
+def test_scoring_keeps_no_cache(reward_folders, monkeypatch):
+    """Keys and values of every layer would be held for nothing."""
+    for architecture in DECODERS:
+        model, tokenizer = load(reward_folders[architecture])
+        assert model.classifier.config.use_cache
+        outputs = []
+        model.classifier.register_forward_hook(lambda module, inputs, output, outputs=outputs: outputs.append(output))
+        model(encoded(tokenizer))
+        assert outputs[0].past_key_values is None, architecture
+
+
 def test_the_head_computes_in_float32_under_bfloat16(tmp_path):
     """A score near 5 in bfloat16 would come in steps of 1/32: the scores here lie on no such grid."""
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=32)
@@ -285,10 +318,6 @@ def test_the_head_computes_in_float32_under_bfloat16(tmp_path):
 
 def test_a_roberta_head_is_found_and_initialised(tmp_path):
     """Its classifier is a small network whose last layer is the head."""
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    from heedful.models.tiny import byte_tokenizer
-
     tokenizer = byte_tokenizer(encoder=True)
     settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=0, **settings)

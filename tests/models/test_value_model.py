@@ -6,6 +6,7 @@ from transformers import AutoModel
 
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
+from heedful.models.policy import VALUE_HEAD
 from heedful.models.tiny import byte_tokenizer
 from heedful.models.value_model import ValueModel, load_value_model, save_value_model
 
@@ -107,3 +108,5 @@ def test_a_saved_value_model_reloads_with_trunk_and_head(decoder, tmp_path):
     again = load_value_model(str(tmp_path), device=CPU, compute_dtype=torch.float32)
     batch = collate(PROMPTS, RESPONSES, pad_id=0)
     assert torch.equal(run(again, batch), run(model, batch))
+    assert (tmp_path / VALUE_HEAD).is_file()
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]

@@ -250,3 +250,20 @@ def test_a_missing_column_names_those_there_are(completions):
 def test_a_missing_column_where_there_are_none(chat):
     with pytest.raises(RewardError, match=r"needs the column expected; the prompts have no columns besides the prompt"):
         totals(lambda expected: [1.0], [chat])
+
+
+def test_a_failure_where_only_some_records_have_the_column(completions):
+    """The function's own error and the sample that it failed on, not "needs the column" within "raised"."""
+    without = Completion(Prompt("没有答案", "数据.jsonl:9", {}), "四")
+
+    def function(completions, expected):
+        return [len(e) for e in expected]
+
+    for order in ([without, *completions], [*completions, without]):
+        with pytest.raises(RewardError) as error:
+            score([Reward("f", function)], order)
+        message = str(error.value)
+        assert "reward f raised TypeError" in message
+        assert message.count("reward f") == 1
+        assert "needs the column" not in message
+        assert not isinstance(error.value.__cause__, RewardError)

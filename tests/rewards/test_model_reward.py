@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
-from heedful.data.chat import RewardInputs
+from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import RewardError
 from heedful.models.checkpoints import load_tokenizer
-from heedful.models.reward_model import load_reward_model, save_reward_model
-from heedful.rewards import Completion, score
-from heedful.rewards.model import score_texts
+from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
+from heedful.rewards import Completion, Reward, score
+from heedful.rewards.model import ModelReward, score_texts
 from heedful.rewards.resolve import resolve_rewards
 from heedful.types import Message, Prompt
 
@@ -152,7 +152,61 @@ def test_exactly_as_long_as_it_can_read(decoder, cpu):
         score(rewards, completed(["a"], ["b" * 127]))
 
 
-def test_messages_without_a_template(other_vocabulary, cpu):
-    """Told as a reward's error, with the reward's name."""
-    with pytest.raises(RewardError, match=r"reward model:.*no chat template"):
-        score(resolve_rewards([f"model:{other_vocabulary}"], **cpu), completed([(Message("user", "好"),)], ["好"]))
+def test_a_decoder_without_a_template_reads_conversations_as_plain_text(decoder, cpu, tmp_path):
+    """Through the plain template with its end of turn; where there is a template, that one is used."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    bare = AutoTokenizer.from_pretrained(decoder)
+    bare.chat_template = None
+    AutoModelForSequenceClassification.from_pretrained(decoder).save_pretrained(tmp_path)
+    bare.save_pretrained(tmp_path)
+    assert not load_tokenizer(str(tmp_path)).chat_template
+    turns = (Message("system", "短"), Message("user", "你好"))
+    scores, _ = score(resolve_rewards([f"model:{tmp_path}"], **cpu), completed([turns], ["您好"]))
+    text = tokenizer("System: 短\nUser: 你好\nAssistant: 您好").input_ids
+    expected = raw_score(tmp_path, [*text, tokenizer.eos_token_id])
+    assert scores == pytest.approx([expected], abs=1e-5)
+    with_template, _ = score(resolve_rewards([f"model:{decoder}"], **cpu), completed([turns], ["您好"]))
+    own = Renderer(tokenizer)
+    own_ids = own.prompt_ids(turns) + own.response_ids("您好", prompt=turns)
+    assert with_template == pytest.approx([raw_score(decoder, own_ids)], abs=1e-5)
+    assert with_template != pytest.approx(scores, abs=1e-4)
+    raw, _ = score(resolve_rewards([f"model:{tmp_path}"], **cpu), completed(["你好"], ["您好"]))
+    assert raw == pytest.approx(
+        [raw_score(tmp_path, [*tokenizer("你好您好").input_ids, tokenizer.eos_token_id])], abs=1e-5
+    )
+
+
+@pytest.fixture
+def rows_of_passes(monkeypatch):
+    """How many rows each forward pass of a reward model gets."""
+    rows = []
+    forward = RewardModel.forward
+
+    def spy(self, batch):
+        rows.append(len(batch))
+        return forward(self, batch)
+
+    monkeypatch.setattr(RewardModel, "forward", spy)
+    return rows
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (100, [6])])
+def test_the_micro_batch_size_is_honoured(decoder, cpu, rows_of_passes, size, expected):
+    """More rows than asked for would be out of memory on somebody's device."""
+    rewards = resolve_rewards([f"model:{decoder}"], micro_batch_size=size, **cpu)
+    scores, _ = score(rewards, completed(["问题"] * 6))
+    assert rows_of_passes == expected
+    assert scores == pytest.approx(
+        score(resolve_rewards([f"model:{decoder}"], **cpu), completed(["问题"] * 6))[0], abs=1e-5
+    )
+
+
+def test_thirty_two_rows_by_default(decoder, cpu, rows_of_passes):
+    completions = completed(["问"] * 70, ["答"] * 70)
+    score(resolve_rewards([f"model:{decoder}"], **cpu), completions)
+    tokenizer = load_tokenizer(decoder)
+    model = load_reward_model(decoder, tokenizer, **cpu)
+    score([Reward("m", ModelReward(model, RewardInputs(tokenizer)))], completions)
+    score_texts(model, RewardInputs(tokenizer), ["问"] * 70, ["答"] * 70, [False] * 70)
+    score([Reward("m", ModelReward(model, RewardInputs(tokenizer), micro_batch_size=50))], completions)
+    assert rows_of_passes == [32, 32, 6] * 3 + [50, 20]

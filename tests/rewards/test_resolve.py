@@ -53,6 +53,19 @@ def test_an_unknown_rule_suggests_the_nearest(string, near):
         check_reward_string(string)
 
 
+@pytest.mark.parametrize("wrong", ["rule:digit", "nonsense"])
+def test_every_string_is_checked_before_anything_is_loaded(source, tmp_path, cpu, wrong):
+    """A misspelt rule at the end is told before a file runs or a large model loads."""
+    path = source(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(completions): return [1.0] * len(completions)\n"
+    )
+    with pytest.raises(ConfigError, match=wrong):
+        resolve_rewards([f"python:{path}:f", f"model:{tmp_path / 'none'}", wrong], **cpu)
+    assert not (tmp_path / "ran").exists()
+    resolve_rewards([f"python:{path}:f"], **cpu)
+    assert (tmp_path / "ran").exists()
+
+
 def test_an_unknown_rule_that_is_near_none():
     with pytest.raises(ConfigError) as error:
         check_reward_string("rule:幽默")

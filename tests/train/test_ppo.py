@@ -13,7 +13,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError, RewardError, TrainingError
 from heedful.models.checkpoints import load_causal_lm, load_tokenizer
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, freeze
+from heedful.models.policy import VALUE_HEAD, Policy, freeze
 from heedful.models.value_model import ValueModel, load_value_model
 from heedful.rewards import Reward
 from heedful.rollout.responses import make_sampler
@@ -306,7 +306,7 @@ def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, tmp_p
     start = load_causal_lm(tiny("gpt2")).state_dict()
     end = load_causal_lm(str(tmp_path / "run" / "final")).state_dict()
     assert all(torch.allclose(end[name], start[name], atol=1e-6) for name in start)
-    assert not (tmp_path / "run" / "final" / "value_head.safetensors").exists()
+    assert not (tmp_path / "run" / "final" / VALUE_HEAD).exists()
     critic = load_value_model(str(tmp_path / "run" / "final" / "value_model"), device=CPU, compute_dtype=torch.float32)
     assert float(critic.value_head.weight.detach().abs().max()) > 1e-3
     losses = [line["loss/value"] for line in numbers(tmp_path / "run") if "loss/value" in line]
@@ -315,7 +315,7 @@ def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, tmp_p
 
 def test_value_head_learns_at_its_own_rate(config, tmp_path):
     train_ppo(config(learning_rate=1e-12, value_learning_rate=1e-2, value_coef=1.0), rewards=[length])
-    saved = tmp_path / "run" / "final" / "value_head.safetensors"
+    saved = tmp_path / "run" / "final" / VALUE_HEAD
     from safetensors.torch import load_file
 
     assert float(load_file(saved)["weight"].abs().max()) > 1e-3
@@ -413,3 +413,83 @@ def test_columns_reach_the_reward_and_samples_are_written(config, tmp_path):
     samples = [json.loads(line) for line in lines]
     assert samples[0].keys() == {"step", "prompt", "response", "score", "kl"}
     assert len({s["prompt"] for s in samples}) == len(samples) == 4
+
+
+def test_a_reference_of_another_vocabulary_is_refused_before_anything_is_written(config, tiny, tmp_path):
+    """KL between unrelated ids would be a number all the same."""
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny("gpt2"), other)
+    tokenizer = (other / "tokenizer.json").read_text(encoding="utf-8")
+    (other / "tokenizer.json").write_text(
+        tokenizer.replace('"a":', '"@@":').replace('"b":', '"a":').replace('"@@":', '"b":'), encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match=r"--reference .*another vocabulary"):
+        train_ppo(config(reference=str(other)), rewards=[length])
+    with pytest.raises(ConfigError, match=r"--value-model .*another vocabulary"):
+        train_ppo(config(value_model=str(other), critic="separate"), rewards=[length])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reference_that_reads_too_little_is_refused(config, tiny):
+    with pytest.raises(ConfigError, match=r"--reference .* reads 16 tokens, but prompts and responses need"):
+        train_ppo(config(reference=tiny("gpt2", max_length=16)), rewards=[length])
+
+
+def test_a_reward_that_fails_at_the_first_step_leaves_the_old_run(config, tmp_path):
+    """--overwrite deletes the old run only when the new one has done a step."""
+    calls = []
+
+    def fails_later(completions):
+        calls.append(len(completions))
+        if len(calls) > 2:
+            raise ValueError("坏了")
+        return [1.0] * len(completions)
+
+    train_ppo(config(steps=1), rewards=[length])
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(RewardError, match="坏了"):
+        train_ppo(config(overwrite=True, eval_fraction=0.3), rewards=[fails_later])
+    assert len(calls) > 2, "it failed at the first step, after the trial and the first evaluation"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(config, tmp_path):
+    def fails_on_many(completions):
+        if len(completions) > 4:
+            raise ValueError("too many")
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError, match="too many"):
+        train_ppo(config(eval_fraction=0.0), rewards=[fails_on_many])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sampler_takes_so_many_rows_at_a_time(config, monkeypatch):
+    """rollout_micro_batch_size bounds the rows in the key-value cache."""
+    from heedful.rollout import generate
+
+    rows = []
+    right = generate.decode
+
+    def counted(policy, prompts, *arguments, **options):
+        rows.append(len(prompts))
+        return right(policy, prompts, *arguments, **options)
+
+    monkeypatch.setattr(generate, "decode", counted)
+    train_ppo(config(rollout_micro_batch_size=3, steps=1), rewards=[length])
+    assert max(rows) == 3
+
+
+def test_rewards_of_all_kinds_are_written_down(config, tmp_path):
+    """String rewards handed in go into the config, so that it repeats the run; functions are named in the summary."""
+    summary = train_ppo(config(steps=1, rewards=("rule:digits",)), rewards=["rule:digits", length])
+    assert summary["rewards"] == ["rule:digits", "rule:digits#2", "length"]
+    written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    assert written.count("- rule:digits") == 2
+
+
+def test_constant_returns_have_no_explained_variance(config, tmp_path):
+    train_ppo(config(steps=1, kl_coef=0.0), rewards=[lambda completions: [0.0] * len(completions)])
+    assert all("value/explained_variance" not in line for line in numbers(tmp_path / "run"))

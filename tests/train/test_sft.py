@@ -184,3 +184,15 @@ def test_patience_without_held_out_data_is_refused(config, tmp_path):
     with pytest.raises(ConfigError, match="nothing is held out"):
         train_sft(config(patience=2))
     assert not (tmp_path / "run").exists()
+
+
+def test_prompts_near_the_context_are_trained_on_and_not_sampled(config, tmp_path):
+    """A prompt that leaves the table of samples no room is learned from all the same; the run goes on to final/."""
+    long_prompt = {"prompt": "长" * 38, "completion": "好"}  # 114 bytes of 128
+    short_prompt = {"prompt": "短", "completion": "好"}
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in (long_prompt, short_prompt)), encoding="utf-8")
+    train_sft(config(data=str(path), batch_size=2, max_steps=1, sample_every=1))
+    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["短"]
+    assert (tmp_path / "run" / "final" / "config.json").is_file()

@@ -15,7 +15,7 @@ class ChatConfig(SamplingOptions, MachineOptions):
     system_prompt: str | None = None
     """System message at the start of the conversation."""
     chat_template: str = ""
-    """Chat template where the model has none: plain, or a Jinja file."""
+    """Chat template in place of the model's own: plain, or a Jinja file."""
     raw: bool = False
     """No template: the model continues each line as plain text."""
     max_new_tokens: int = 256

@@ -18,13 +18,15 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     eval_fraction: float = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 is all."""
     chat_template: str = ""
-    """Chat template where a model has none: plain, or a Jinja file."""
+    """Chat template in place of the models' own: plain, or a Jinja file."""
     micro_batch_size: int = 32
     """Rows in memory at a time."""
     output: Path | None = None
     """JSON file for the result; None only prints it."""
 
     def check_evaluation(self) -> None:
+        if self.output is not None:
+            object.__setattr__(self, "output", Path(self.output).expanduser())
         self.check_machine()
         positive(self, "micro_batch_size", "eval_fraction")
         fraction(self, "eval_fraction", "max_dropped")

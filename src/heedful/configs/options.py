@@ -46,6 +46,7 @@ class RunOptions(MachineOptions):
         self.check_machine()
         not_negative(self, "eval_every", "save_every", "sample_every", "patience")
         positive(self, "num_samples")
+        object.__setattr__(self, "output", Path(self.output).expanduser())
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the run, such as runs/first")
         if self.patience and not self.eval_every:
@@ -60,6 +61,8 @@ class RecordOptions:
     """Other names of columns, such as prompt=question,chosen=answer."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What to do with records longer than the model can read. drop and truncate are counted and reported."""
     unusable: Literal["error", "drop"] = "error"
     """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
     max_dropped: float = 0.1
@@ -76,8 +79,6 @@ class DataOptions(RecordOptions):
     """Held-out data; None splits them off from the data by prompt."""
     eval_fraction: float = 0.05
     """Share of prompts to hold out when there is no eval-data, chosen by a hash of the prompt."""
-    too_long: Literal["error", "drop", "truncate"] = "error"
-    """What to do with records longer than the model can read. drop and truncate are counted and reported."""
 
     def check_data(self) -> None:
         fraction(self, "eval_fraction", "max_dropped")
@@ -92,7 +93,7 @@ class OptimizerOptions:
     learning_rate: float = 1e-5
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Shape after warm-up: constant, or down to 0 at the last step along a line or a half cosine."""
+    """Shape after warm-up: constant, or along a line or a half cosine that reaches 0 one step after the last."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from 0."""
     weight_decay: float = 0.0

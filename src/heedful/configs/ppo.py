@@ -19,7 +19,7 @@ class PPOConfig(SamplingOptions, TrainingOptions):
     rewards: tuple[str, ...] = ()
     """What to maximise, summed: model:PATH, python:FILE.py:FUNCTION, rule:NAME."""
     chat_template: str = ""
-    """Chat template where the model has none: plain, or a Jinja file. Saved with the model."""
+    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
 
     steps: int = 100
     """Rollout batches: each is sampled, scored, and learned from."""
@@ -64,6 +64,8 @@ class PPOConfig(SamplingOptions, TrainingOptions):
     """Reference responses whose scores set mean 0 and standard deviation 1 before training; 0 leaves scores as they are."""
     whiten_rewards: bool = False
     """Scale the per-token rewards of a batch to variance 1."""
+    rollout_micro_batch_size: int = 64
+    """Responses sampled, or scored by a reward model, at a time. It changes memory and speed, never the responses."""
     eval_prompts: int = 128
     """Most held-out prompts sampled at an evaluation."""
     adam_eps: float = 1e-5
@@ -77,9 +79,8 @@ class PPOConfig(SamplingOptions, TrainingOptions):
         positive(
             self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size", "clip_range"
         )
-        positive(
-            self, "kl_target", "kl_horizon", "value_clip_range", "value_learning_rate", "eval_prompts", "temperature"
-        )
+        positive(self, "kl_target", "kl_horizon", "value_clip_range", "value_learning_rate", "temperature")
+        positive(self, "eval_prompts", "rollout_micro_batch_size")
         not_negative(self, "entropy_coef", "kl_coef", "value_coef", "missing_eos_penalty", "score_norm_samples")
         fraction(self, "gamma", "gae_lambda")
         multiple(self, "rollout_batch_size", "minibatch_size")

@@ -14,7 +14,7 @@ class RewardConfig(TrainingOptions):
     model: str
     """Model to start from: the SFT model, any language model, or an encoder."""
     chat_template: str = ""
-    """Chat template where the model has none: plain, or a Jinja file. Saved with the model."""
+    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: int = 32
     """Pairs an optimizer step."""
     epochs: float = 1

@@ -14,7 +14,7 @@ class SFTConfig(TrainingOptions):
     model: str
     """Language model to start from: a folder in Hugging Face format, or a Hub name."""
     chat_template: str = ""
-    """Chat template where the model has none: plain, or a Jinja file. Saved with the model."""
+    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: int = 16
     """Demonstrations an optimizer step."""
     epochs: float = 3

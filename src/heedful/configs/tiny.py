@@ -28,6 +28,7 @@ class TinyConfig:
     """Replace what already lies in the folder."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "output", Path(self.output).expanduser())
         positive(self, "hidden_size", "num_layers", "max_length")
         seed(self, "seed")
         if self.hidden_size % 8:

@@ -51,7 +51,7 @@ def whiten(
     """Shift and scale to mean 0 and variance 1 inside the mask, zero outside: ``(x - mean) / max(sqrt(var), 1e-4)``.
 
     ``mean`` and ``var`` may be handed in (statistics over all ranks); None means those of ``x`` inside the mask.
-    The variance is the population variance (Huang et al. 2022, "The N Implementation Details of RLHF with PPO").
+    The variance is the population variance (Huang et al. 2023, "The N Implementation Details of RLHF with PPO").
     """
     x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)

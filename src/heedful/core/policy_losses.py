@@ -53,9 +53,7 @@ def ppo_policy_loss(
     """
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
-    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high)
-    if dual_clip is not None:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high, dual_clip)
     loss = -masked_mean(objective, response_mask, count=num_tokens)
     return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, response_mask, num_tokens)}
 
@@ -69,7 +67,7 @@ def value_loss(
     clip_range: float | None,
     num_tokens: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
-    """Value loss with clipping around the old values (lm-human-preferences; Huang et al. 2022). The 1/2 is inside.
+    """Value loss with clipping around the old values (lm-human-preferences; Huang et al. 2023). The 1/2 is inside.
 
         L = 1/N sum_t 1/2 max((V_t - R_t)^2, (clip(V_t, old_t - clip_range, old_t + clip_range) - R_t)^2)
 
@@ -200,15 +198,28 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def _clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float | None
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_range: float,
+    clip_range_high: float | None,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The clipped objective (to be maximised) and where its clipped branch is the active one."""
+    """The clipped objective (to be maximised) and where its clipped branch is the active one.
+
+    Where the objective does not depend on the ratio (a clip binds, or the advantage is 0), the ratio is left out of it: an
+    infinite one would make its gradient 0 times infinity.
+    """
     ratio = log_ratio.detach().exp()
     high = clip_range if clip_range_high is None else clip_range_high
     at_bound = ratio.clamp(1 - clip_range, 1 + high) * advantages
     clipped = at_bound < ratio * advantages
-    unclipped = torch.where(clipped, 0.0, log_ratio).exp() * advantages  # an infinite ratio times 0 gradient is NaN
-    return torch.where(clipped, at_bound, unclipped), clipped
+    constant = torch.where(clipped, at_bound, 0.0)
+    is_constant = clipped | (advantages == 0)
+    if dual_clip is not None:
+        at_floor = (advantages < 0) & (ratio > dual_clip)
+        constant, is_constant = torch.where(at_floor, dual_clip * advantages, constant), is_constant | at_floor
+    unclipped = torch.where(is_constant, 0.0, log_ratio).exp() * advantages
+    return torch.where(is_constant, constant, unclipped), clipped
 
 
 def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor, count: Count | None) -> Metrics:

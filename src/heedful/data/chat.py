@@ -28,9 +28,16 @@ class Renderer:
     """A tokenizer's way to write prompts and responses.
 
     ``thinking`` renders the generation prompt of thinking models with thinking on; by default it is off.
+
+    Raises CheckpointError where the tokenizer has no end-of-sequence token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> None:
+        if tokenizer.eos_token_id is None:
+            raise CheckpointError(
+                f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, so a response could never end; "
+                'set "eos_token" in its tokenizer_config.json'
+            )
         self.tokenizer = tokenizer
         self.thinking = thinking
         specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]

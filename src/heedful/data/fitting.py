@@ -5,8 +5,15 @@ from typing import Literal
 
 from heedful.errors import ConfigError, DataError
 
-TooLong = Literal["error", "drop", "truncate", "refuse"]
-"""``refuse`` is ``error`` for commands that have no ``--too-long``."""
+TooLong = Literal["error", "drop", "truncate"]
+
+CAUSE_FLAGS = {
+    "dropped_too_long": "--too-long",
+    "dropped_unusable": "--unusable",
+    "dropped_equal": "--equal-pairs",
+}
+Counts = dict[str, int]
+"""What was done with the records of a file: ``records``, ``dropped_too_long``, ``truncated`` and so on."""
 
 
 def max_length(wanted: int | None, context: int) -> int:
@@ -27,33 +34,33 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
     return context - max_new_tokens
 
 
-def too_long(
-    lengths: Sequence[int], sources: Sequence[str], *, limit: int, action: TooLong, max_dropped: float, what: str
-) -> list[int]:
+def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, action: TooLong, what: str) -> list[int]:
     """Indices of records longer than ``limit`` tokens, if the action may be taken on them.
 
-    Raises DataError with the count and the first records where the action is "error", or where dropping would take more
-    than the share ``max_dropped``.
+    Raises DataError with the count and the first records where the action is "error".
     """
     offenders = [i for i, length in enumerate(lengths) if length > limit]
-    if not offenders:
-        return []
-    first = ", ".join(f"{sources[i]} ({lengths[i]} tokens)" for i in offenders[:5])
-    found = f"{len(offenders)} of {len(lengths)} {what} are longer than {limit} tokens: {first}" + (
-        ", ..." if len(offenders) > 5 else ""
-    )
-    if action == "refuse":
-        raise DataError(f"{found}. Leave them out, or use a model with a longer context")
-    if action == "error":
-        raise DataError(f"{found}. Use --too-long drop or --too-long truncate, or a model with a longer context")
-    if action == "drop":
-        check_share(len(offenders), len(lengths), max_dropped=max_dropped, found=found)
+    if offenders and action == "error":
+        first = ", ".join(f"{sources[i]} ({lengths[i]} tokens)" for i in offenders[:5])
+        more = ", ..." if len(offenders) > 5 else ""
+        raise DataError(
+            f"{len(offenders)} of {len(lengths)} {what} are longer than {limit} tokens: {first}{more}. "
+            "Use --too-long drop or --too-long truncate, or a model with a longer context"
+        )
     return offenders
 
 
-def check_share(dropped: int, total: int, *, max_dropped: float, found: str) -> None:
-    """Raises DataError where more than the share ``max_dropped`` of the records would be dropped, or all of them."""
-    if dropped > max_dropped * total or dropped == total:
+def check_dropped(counts: Counts, *, max_dropped: float, path: str) -> None:
+    """Raises DataError where more than the share ``max_dropped`` of the records was dropped, or all of them."""
+    causes = {name: count for name, count in counts.items() if name.startswith("dropped_") and count}
+    dropped = sum(causes.values())
+    if dropped > max_dropped * counts["records"] or (dropped and dropped == counts["records"]):
+        flags = [f"{flag} error" for name, flag in CAUSE_FLAGS.items() if name in causes]
+        naming = f"; {' or '.join(flags)} names the first" if flags else ""
+        listed = ", ".join(
+            f"{count} {name.removeprefix('dropped_').replace('_', ' ')}" for name, count in causes.items()
+        )
         raise DataError(
-            f"{found}. Dropping them would lose {dropped / total:.1%} of the data, more than --max-dropped {max_dropped}"
+            f"{path}: {dropped} of {counts['records']} records ({dropped / counts['records']:.1%}) would be dropped "
+            f"({listed}), more than --max-dropped {max_dropped}. Mend the data or raise it{naming}"
         )

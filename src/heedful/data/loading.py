@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.fitting import TooLong, check_share, too_long
+from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.errors import DataError
 from heedful.types import Demonstration, Prompt, Ranking
@@ -41,10 +41,6 @@ class EncodedPrompt:
     ids: list[int]
 
 
-Counts = dict[str, int]
-"""What was done with the records of a file: ``records``, ``dropped``, ``truncated`` and so on; goes into the summary."""
-
-
 def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
     """Training and held-out records. The latter come from ``eval_data``, or are split off by prompt.
 
@@ -65,12 +61,11 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
-    """The records of a file and how many unusable ones were dropped, where the options allow it. Raises DataError."""
+    """The records of a file and how many unusable ones were left out, where the options allow it. Raises DataError."""
     refused: list[DataError] | None = [] if options.unusable == "drop" else None
     items = read(path, columns=options.columns, system_prompt=options.system_prompt, refused=refused)
-    if refused:
-        found = f"{path}: {len(refused)} records are unusable, first: {refused[0]}"
-        check_share(len(refused), len(items) + len(refused), max_dropped=options.max_dropped, found=found)
+    if refused and not items:
+        raise DataError(f"{path}: none of {len(refused)} records is usable, first: {refused[0]}")
     return items, len(refused or [])
 
 
@@ -79,14 +74,24 @@ def _if_any(name: str, count: int) -> Counts:
 
 
 def encode_split(
-    encode: Callable[[list[Item]], tuple[list[Encoded], Counts]], split: tuple[list[Item], list[Item], Counts]
+    encode: Callable[[list[Item]], tuple[list[Encoded], Counts]],
+    split: tuple[list[Item], list[Item], Counts],
+    options: DataOptions,
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
-    """Training and held-out records of `load_split` as token ids, and the counts of both added up. Raises DataError."""
+    """Training and held-out records of `load_split` as token ids, and the counts of both added up.
+
+    Raises DataError, also where more was dropped, for whatever reason, than ``max_dropped`` allows.
+    """
     train, held_out, counts = split
     encoded_train, done_train = encode(train)
     encoded_held_out, done_held_out = encode(held_out) if held_out else ([], {})
     added = {name: done_train[name] + done_held_out.get(name, 0) for name in done_train}
-    return encoded_train, encoded_held_out, counts | {name: count for name, count in added.items() if count}
+    counts = counts | {name: count for name, count in added.items() if count}
+    check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
+    if not encoded_train or (split[1] and not encoded_held_out):
+        half = "held-out" if encoded_train else "training"
+        raise DataError(f"{options.data}: every {half} record was dropped: {counts}")
+    return encoded_train, encoded_held_out, counts
 
 
 def encode_demonstrations(
@@ -95,7 +100,6 @@ def encode_demonstrations(
     *,
     max_length: int,
     action: TooLong,
-    max_dropped: float,
     learn_prompt: bool = False,
 ) -> tuple[list[Example], Counts]:
     """Demonstrations as token ids.
@@ -103,11 +107,12 @@ def encode_demonstrations(
     Plain text (no prompt) is cut into pieces of ``max_length`` that overlap by one token, so that every token but the
     first is learned once. ``learn_prompt`` treats prompts the same way, as text to learn. Of the others, those longer
     than ``max_length`` are handled by ``action``: truncation shortens the response (its end is then not learned), and a
-    prompt that leaves no room for a response is dropped.
+    prompt that leaves no room for a response is dropped. So is a text of a single token: nothing comes before it.
 
     Raises DataError.
     """
-    pieces = [example for d in demonstrations if not d.prompt for example in _text_pieces(d, renderer, max_length)]
+    texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
+    pieces = [piece for cut in texts for piece in cut]
     prompted = [d for d in demonstrations if d.prompt]
     pairs = [
         Example(
@@ -117,13 +122,8 @@ def encode_demonstrations(
     ]
     lengths = [len(pair.prompt) + len(pair.response) for pair in pairs]
     sources = [d.source for d in prompted]
-    offenders = set(
-        too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="demonstrations")
-    )
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="demonstrations"))
     without_room = [i for i in offenders if len(pairs[i].prompt) >= max_length]
-    if action == "truncate" and without_room:
-        found = f"{len(without_room)} prompts fill all {max_length} tokens, first {sources[without_room[0]]}"
-        check_share(len(without_room), len(pairs), max_dropped=max_dropped, found=found)
     dropped = offenders if action == "drop" else set(without_room)
     kept = [
         Example(pair.prompt, pair.response[: max_length - len(pair.prompt)])
@@ -134,6 +134,7 @@ def encode_demonstrations(
         kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response) for pair in kept]
     counts = {
         "dropped_too_long": len(dropped),
+        "dropped_too_short": sum(not cut for cut in texts),
         "truncated": len(offenders - dropped),
         "text_pieces": len(pieces),
     }
@@ -147,7 +148,6 @@ def encode_pairs(
     max_length: int,
     action: TooLong,
     equal_pairs: str,
-    max_dropped: float,
 ) -> tuple[list[PairRows], Counts]:
     """Pairs as rows of token ids; truncation as `RewardInputs.encode` says.
 
@@ -163,7 +163,7 @@ def encode_pairs(
     rows = [_pair(ranking, inputs, None) for ranking in rankings]
     lengths = [max(len(row.chosen["input_ids"]), len(row.rejected["input_ids"])) for row in rows]
     sources = [ranking.source for ranking in rankings]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="pairs"))
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="pairs"))
     if action == "drop":
         rows = [row for i, row in enumerate(rows) if i not in offenders]
     else:
@@ -172,13 +172,13 @@ def encode_pairs(
     equal = [row.ranking.source for row in rows if row.chosen["input_ids"] == row.rejected["input_ids"]]
     if equal:
         whole = sum(row.ranking.responses[0] == row.ranking.responses[1] for row in rows)
-        after = " after truncation" if len(equal) > whole else ""
+        how = "truncation" if offenders else "tokenisation"
+        after = f" after {how}" if len(equal) > whole else ""
         found = (
             f"{len(equal)} of {len(rows)} pairs have equal chosen and rejected responses{after}: {', '.join(equal[:5])}"
         )
         if equal_pairs == "error":
             raise DataError(f"{found}. Mend the data, or use --equal-pairs drop")
-        check_share(len(equal), len(rows), max_dropped=max_dropped, found=found)
     counts = {
         "dropped_too_long": len(offenders) if action == "drop" else 0,
         "truncated": len(offenders) if action == "truncate" else 0,
@@ -188,7 +188,7 @@ def encode_pairs(
 
 
 def encode_prompts(
-    prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong, max_dropped: float
+    prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong
 ) -> tuple[list[EncodedPrompt], Counts]:
     """Prompts as token ids; truncation keeps the end of a prompt, which the response continues.
 
@@ -197,9 +197,7 @@ def encode_prompts(
     encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
-    offenders = set(
-        too_long(lengths, sources, limit=max_length, action=action, max_dropped=max_dropped, what="prompts")
-    )
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts"))
     counts = {
         "dropped_too_long": len(offenders) if action == "drop" else 0,
         "truncated": len(offenders) if action == "truncate" else 0,

@@ -1,6 +1,7 @@
 """Data files to records: a dict of fields, and where it was read, for messages about it.
 
-Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, and data sets on the Hugging Face Hub. Text is UTF-8. What
+Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub.
+Text is UTF-8. What
 Python's JSON reader lets through and a training run would trip over later is refused here: duplicate keys, NaN and
 infinity, lone surrogates.
 """
@@ -34,7 +35,8 @@ CANONICAL_NAMES = (
 """The column names that the schemas know; ``--columns`` maps a file's own names to them."""
 
 ACCEPTED_SOURCES = (
-    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz or .parquet file, or a Hub data set as org/name or org/name:split"
+    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz, .parquet or .txt file, or a Hub data set as org/name or "
+    "org/name:split"
 )
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
@@ -116,6 +118,8 @@ def _rows(path: str) -> Iterator[Row]:
         return _json_list(path, file)
     if name.endswith(".parquet"):
         return _parquet_rows(path, file)
+    if name.endswith(".txt"):
+        return _plain_text(path, file)
     raise DataError(f"{path}: the ending {file.suffix!r} is not a known format. {ACCEPTED_SOURCES}.")
 
 
@@ -141,6 +145,13 @@ def _json_list(path: str, file: Path) -> Iterator[Row]:
         raise DataError(f"{path}: found a JSON {kind_of(value)}; a .json file must hold one list of objects.")
     for number, item in enumerate(value, 1):
         yield f"{path}: row {number}", _object(item, f"{path}: row {number}")
+
+
+def _plain_text(path: str, file: Path) -> Iterator[Row]:
+    """The whole file as one ``text``, byte for byte."""
+    text = "".join(_decoded(raw, path, number) for number, raw in _lines(path, file))
+    if text.strip():
+        yield f"{path}:1", {"text": text}
 
 
 def _lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:

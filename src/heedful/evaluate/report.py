@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from heedful.configs.evaluate import EvaluationOptions
 from heedful.display import print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
@@ -32,14 +33,17 @@ def check_result_file(output: Path | None) -> None:
         raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
 
 
-def report(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], output: Path | None) -> None:
-    """Print a table of samples and the numbers; write them as JSON where a file is wanted."""
-    console = Console(soft_wrap=True)
-    if rows:
-        print_table(console, "samples", rows)
+def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
+    """Print a table of samples and the numbers; write them as JSON, with the settings, where a file is wanted."""
+    console, output = Console(soft_wrap=True), config.output
+    if result.get("samples"):
+        print_table(console, "samples", result["samples"])
     for name, value in result.items():
+        if name == "samples":
+            continue
         console.print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}", highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_json(output, result)
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in vars(config).items()}
+        write_json(output, {**result, "settings": settings})
         console.print(f"written to {output}", highlight=False, markup=False)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.data.chat import RewardInputs
+from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import read_usable
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
@@ -25,7 +26,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     Raises DataError, CheckpointError, RewardError.
     """
     device = resolve_device(config.device)
-    rankings = held_out(read_rankings, config)
+    rankings, counts = held_out(read_rankings, config)
     tokenizer = load_tokenizer(config.reward_model, chat_template=config.chat_template)
     model = load_reward_model(
         config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
@@ -62,15 +63,23 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         "score_mean": sum(all_scores) / len(all_scores),
         "pairs": len(margins),
         "prompts": len(rankings),
+        **left_out(counts),
     }
 
 
-def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> list[Item]:
-    """The records to measure on: all, or those that trainers with the same ``eval_fraction`` hold out.
+def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
+    """The records to measure on (all, or those that trainers with this ``eval_fraction`` hold out), and the file's counts.
 
-    Raises DataError.
+    Raises DataError, also where more was dropped than ``max_dropped`` allows.
     """
-    items, _ = read_usable(read, options.data, options)
-    if options.eval_fraction >= 1:
-        return items
-    return split_by_prompt(items, options.eval_fraction)[1]
+    items, refused = read_usable(read, options.data, options)
+    counts = {"records": len(items) + refused, "dropped_unusable": refused}
+    check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
+    if options.eval_fraction < 1:
+        items = split_by_prompt(items, options.eval_fraction)[1]
+    return items, counts
+
+
+def left_out(counts: Counts) -> Counts:
+    """What of a file's counts belongs into a result: whatever was dropped or cut."""
+    return {name: count for name, count in counts.items() if name.startswith(("dropped_", "truncated")) and count}

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,15 @@ PLAIN_TEMPLATE = (
 )
 """``--chat-template plain``: ``User: ...``, ``System: ...`` and ``Assistant: ...`` lines, answers closed by EOS."""
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
 transformers.utils.logging.disable_progress_bar()
 
 
 def check_model_folder(name: str) -> None:
     """Refuse a local path that is missing or holds no model, before anything heavy is loaded.
 
-    Raises CheckpointError. A name of the form ``org/model`` that is no local path is left to the Hub.
+    Raises CheckpointError. A name of the form ``org/model`` or ``model`` that is no local path is left to the Hub.
     """
     path = Path(name)
     if path.is_dir():
@@ -44,31 +47,29 @@ def check_model_folder(name: str) -> None:
             raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
     elif path.exists():
         raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
-    elif name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(path.parts[0]).is_dir():
+    else:
         parent = path.parent
         siblings = [p.name for p in parent.iterdir()] if parent.is_dir() else []
         near = difflib.get_close_matches(path.name, siblings, n=1)
-        hint = f"; did you mean {parent / near[0]}?" if near else ""
-        raise CheckpointError(f"model {name} does not exist{hint}")
+        looks_local = HUB_NAME.fullmatch(name) is None or Path(path.parts[0]).is_dir()
+        if looks_local or (near and len(path.parts) == 1):
+            hint = f"; did you mean {parent / near[0]}?" if near else ""
+            raise CheckpointError(f"model {name} does not exist{hint}")
 
 
 def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizerBase:
     """The tokenizer of a model. ``chat_template`` replaces its template: ``plain`` or the path of a Jinja file.
 
-    Raises CheckpointError where there is none, or where it has no end-of-sequence token.
+    Raises CheckpointError where there is none.
     """
     check_model_folder(name)
     with explained(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name)
         if set(tokenizer.get_vocab()) <= {token.content for token in tokenizer.added_tokens_decoder.values()}:
             raise CheckpointError(f"{name}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?")
-    if tokenizer.eos_token_id is None:
-        raise CheckpointError(
-            f"{name}: the tokenizer has no end-of-sequence token, so a response could never end; "
-            'set "eos_token" in its tokenizer_config.json'
-        )
     if chat_template == "plain":
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = ("{{ bos_token }}" if adds_bos else "") + PLAIN_TEMPLATE
     elif chat_template:
         if not Path(chat_template).is_file():
             raise ConfigError(f"--chat-template: {chat_template!r} is neither 'plain' nor an existing Jinja file")
@@ -115,6 +116,32 @@ def context_length(config: Any) -> int:
     return 2**31
 
 
+def check_companion(flag: str, name: str | None, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuse a reference or value model that cannot read the policy's token ids, before it is loaded.
+
+    It must give every token of the policy's tokenizer the same id (it may know more) and read ``longest`` tokens. Nothing is
+    checked where ``name`` is None. Raises ConfigError and CheckpointError.
+    """
+    if name is None:
+        return
+    own, theirs = tokenizer.get_vocab(), load_tokenizer(name).get_vocab()
+    different = [token for token, i in own.items() if theirs.get(token) != i]
+    if different:
+        raise ConfigError(
+            f"{flag} {name} has another vocabulary than the policy: {len(different)} of {len(own)} tokens differ, such as "
+            f"{different[0]!r}; it must share the policy's tokenizer"
+        )
+    config = load_config(name)
+    if context_length(config) < longest:
+        raise ConfigError(
+            f"{flag} {name} reads {context_length(config)} tokens, but prompts and responses need {longest}"
+        )
+    if getattr(config, "vocab_size", len(own)) <= max(own.values()):
+        raise ConfigError(
+            f"{flag} {name} has {config.vocab_size} embeddings, fewer than the policy's {len(own)} tokens"
+        )
+
+
 def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
     """Let the padding token's embedding learn too: transformers freezes it, and it often is the end-of-sequence token."""
     model.get_input_embeddings().padding_idx = None
@@ -122,7 +149,8 @@ def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """A few named tensors as a safetensors file."""
+    """A few named tensors as a safetensors file, with the folder it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -146,6 +174,7 @@ def explained(name: str, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}") from error
+        nowhere = "" if Path(name).exists() else " (and there is no folder of that name here)"
+        raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}{nowhere}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)

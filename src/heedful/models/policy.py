@@ -4,6 +4,7 @@ Its ``forward`` contains both heads, so that whatever wraps the module (data par
 of it; nobody calls trunk and head from outside.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,10 @@ from heedful.models.heads import hidden_states, scalar_head, split_language_mode
 
 LOGITS_BUDGET = 2**24
 """How many logits exist at a time: 64 MiB in float32. More tokens are taken in chunks, recomputed in the backward pass."""
+
+
+VALUE_HEAD = Path("value_head") / "value_head.safetensors"
+"""Where a saved model's value head lies in its folder."""
 
 
 class TokenOutputs(NamedTuple):
@@ -108,12 +113,12 @@ def _scatter(per_token: Tensor, mask: Tensor) -> Tensor:
 def load_policy(
     name: str, *, device: torch.device, compute_dtype: torch.dtype, with_value_head: bool = False
 ) -> Policy:
-    """A policy from a Hugging Face folder or Hub name; a ``value_head.safetensors`` beside the weights is loaded too.
+    """A policy from a Hugging Face folder or Hub name; a saved value head is loaded too.
 
     Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
     """
     policy = Policy(load_causal_lm(name), with_value_head=with_value_head, compute_dtype=compute_dtype)
-    head_file = Path(name) / "value_head.safetensors"
+    head_file = Path(name) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
     return policy.to(device)
@@ -129,12 +134,17 @@ def load_head(head: nn.Linear, path: Path) -> None:
     head.load_state_dict(tensors)
 
 
-def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that transformers, vLLM and others load; the value head lies beside the weights."""
+def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
+    """Write a folder that transformers, vLLM and others load.
+
+    ``stop_ids`` go into its generation config, so that generation ends elsewhere where it ends here. The value head lies in
+    a folder of its own: vLLM reads every safetensors file beside config.json as weights of the language model.
+    """
+    policy.lm.generation_config.eos_token_id = list(stop_ids)
     policy.lm.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if policy.value_head is not None:
-        save_tensors(policy.value_head.state_dict(), folder / "value_head.safetensors")
+        save_tensors(policy.value_head.state_dict(), folder / VALUE_HEAD)
 
 
 def freeze(model: nn.Module) -> nn.Module:

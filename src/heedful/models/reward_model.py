@@ -1,7 +1,9 @@
 """Reward models: Hugging Face sequence classifiers with one output, decoders and encoders alike."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +32,13 @@ class RewardModel(nn.Module):
 
     @property
     def max_length(self) -> int:
-        """How many tokens it can read."""
-        return context_length(self.classifier.config)
+        """How many tokens it can read. RoBERTa's positions start after its padding index, which takes some away."""
+        taken = [
+            module.padding_idx + 1
+            for name, module in self.classifier.named_modules()
+            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+        ]
+        return context_length(self.classifier.config) - max(taken, default=0)
 
     def forward(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
         """Scores ``[batch]`` in at least float32 of encoded rows (`heedful.data.chat.RewardInputs.encode`).
@@ -45,7 +52,9 @@ class RewardModel(nn.Module):
         def padded(name: str, value: int) -> Tensor:
             return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows], device=device)
 
-        arguments = {"input_ids": padded("input_ids", self.classifier.config.pad_token_id)}
+        arguments: dict[str, Any] = {"input_ids": padded("input_ids", self.classifier.config.pad_token_id)}
+        if "use_cache" in inspect.signature(self.classifier.forward).parameters:
+            arguments["use_cache"] = False
         if "token_type_ids" in rows[0]:
             arguments["token_type_ids"] = padded("token_type_ids", 0)
         lengths = torch.tensor([len(row["input_ids"]) for row in rows], device=device)
@@ -129,15 +138,13 @@ def _init_head(classifier: PreTrainedModel, seed: int) -> None:
             head.bias.zero_()
 
 
-def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> bool:
-    """Give tokenizer and classifier a padding token that is not the end-of-sequence token; True where one was added."""
-    added = tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id
-    if added:
+def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> None:
+    """Give tokenizer and classifier a padding token that is not the end-of-sequence token."""
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
         if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
             classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     classifier.config.pad_token_id = tokenizer.pad_token_id
-    return added
 
 
 def save_reward_model(model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -88,7 +88,7 @@ def tiny_config(
 
 def make_tiny_model(
     architecture: Architecture,
-    folder: Path,
+    folder: str | Path,
     *,
     hidden_size: int = 64,
     num_layers: int = 2,
@@ -108,6 +108,6 @@ def make_tiny_model(
         else:
             model = AutoModelForCausalLM.from_config(config)
             model.generation_config.eos_token_id = [1, SPECIALS.index(TURN_END)]
-    with complete_or_absent(folder) as partial:
+    with complete_or_absent(Path(folder)) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.models.checkpoints import load_trunk, save_tensors
 from heedful.models.device import autocast
 from heedful.models.heads import check_causal, hidden_states, scalar_head
-from heedful.models.policy import load_head
+from heedful.models.policy import VALUE_HEAD, load_head
 
 
 class ValueModel(nn.Module):
@@ -31,21 +31,21 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dtype) -> ValueModel:
-    """A value model on the trunk of any causal model; a ``value_head.safetensors`` beside it is loaded too.
+    """A value model on the trunk of any causal model; a ``value_head`` folder in it is loaded too.
 
     Raises CheckpointError where the model is missing, incomplete or looks ahead.
     """
     trunk = load_trunk(name)
     check_causal(trunk, name)
     model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
-    head_file = Path(name) / "value_head.safetensors"
+    head_file = Path(name) / VALUE_HEAD
     if head_file.is_file():
         load_head(model.value_head, head_file)
     return model.to(device)
 
 
 def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the trunk in Hugging Face format with ``value_head.safetensors`` beside it."""
+    """Write the trunk in Hugging Face format with the value head in a folder of its own."""
     model.trunk.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    save_tensors(model.value_head.state_dict(), folder / "value_head.safetensors")
+    save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)

@@ -161,6 +161,8 @@ def _first_to_fail(reward: Reward, completions: Sequence[Completion]) -> tuple[C
     for completion in completions:
         try:
             _call(reward, [completion])
+        except RewardError:  # a column that only other records have
+            continue
         except Exception as error:
             return completion, error
     return None

@@ -50,9 +50,10 @@ def score_texts(
 class ModelReward:
     """A frozen reward model behind the interface of reward functions."""
 
-    def __init__(self, model: RewardModel, inputs: RewardInputs) -> None:
+    def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch_size: int = 32) -> None:
         self.model = model
         self.inputs = inputs
+        self.micro_batch_size = micro_batch_size
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
@@ -61,4 +62,11 @@ class ModelReward:
             prompt if isinstance(prompt, str) else tuple(Message(m["role"], m["content"]) for m in prompt)
             for prompt in prompts
         ]
-        return score_texts(self.model, self.inputs, texts, [response_text(c) for c in completions], truncated)
+        return score_texts(
+            self.model,
+            self.inputs,
+            texts,
+            [response_text(c) for c in completions],
+            truncated,
+            micro_batch_size=self.micro_batch_size,
+        )

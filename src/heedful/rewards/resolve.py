@@ -22,18 +22,25 @@ FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, or rule:NAME"
 
 
 def resolve_rewards(
-    rewards: Sequence[str | Reward | RewardFunction], *, device: torch.device, compute_dtype: torch.dtype
+    rewards: Sequence[str | Reward | RewardFunction],
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch_size: int = 32,
 ) -> list[Reward]:
     """Rewards from strings, functions and `Reward` objects; equal names are told apart as NAME#2.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
+    for reward in rewards:
+        if isinstance(reward, str):
+            check_reward_string(reward)
     resolved: list[Reward] = []
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
         elif isinstance(reward, str):
-            named = Reward(reward, _from_string(reward, device, compute_dtype))
+            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch_size))
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
         same = sum(other.name.partition("#")[0] == named.name for other in resolved)
@@ -52,17 +59,20 @@ def check_reward_string(reward: str) -> None:
         raise ConfigError(f"--rewards: there is no rule {rest!r}{hint}; rules are {', '.join(sorted(RULES))}")
 
 
-def _from_string(reward: str, device: torch.device, compute_dtype: torch.dtype) -> RewardFunction:
-    check_reward_string(reward)
+def _from_string(
+    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch_size: int
+) -> RewardFunction:
     kind, _, rest = reward.partition(":")
     if kind == "rule":
         return RULES[rest]
     if kind == "python":
         return _load_function(rest)
     tokenizer = load_tokenizer(rest)
+    if not tokenizer.chat_template:  # conversations are then read as plain text with role names
+        tokenizer = load_tokenizer(rest, chat_template="plain")
     model = load_reward_model(rest, tokenizer, device=device, compute_dtype=compute_dtype)
     freeze(model)
-    return ModelReward(model, RewardInputs(tokenizer))
+    return ModelReward(model, RewardInputs(tokenizer), micro_batch_size=micro_batch_size)
 
 
 def _load_function(spec: str) -> RewardFunction:

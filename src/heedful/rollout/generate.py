@@ -90,7 +90,7 @@ def decode(
     ids, attention_mask = prompt.ids, prompt.attention_mask
     position_ids = positions(attention_mask)
     cache = DynamicCache(config=policy.lm.config)
-    uniforms, lengths = uniforms.to(device), lengths.to(device)
+    lengths = lengths.to(device)
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     was_training = policy.training

@@ -29,6 +29,9 @@ def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]
     The result is a function of the row's logits and its own uniform number: what else is in the batch changes nothing,
     and a token of probability 0 is never drawn. The distribution is summed in float64.
     """
+    if logits.device.type == "mps":  # has no float64
+        return draw(logits.cpu(), uniforms.cpu()).to(logits.device)
+    uniforms = uniforms.to(logits.device)
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
     target = torch.minimum(uniforms.double().unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -188,9 +188,10 @@ def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped
         "reference/kl": experience.kl.mean(),
         "policy/entropy": core.masked_mean(entropy, mask),
         "value/mean": core.masked_mean(experience.old_values, mask),
-        "value/explained_variance": 1 - residual_var / returns_var.clamp_min(1e-12),
-        "rollout/response_length": rollouts.lengths.double().mean(),
-        "rollout/eos_frac": 1 - rollouts.truncated.double().mean(),
+        "rollout/response_length": rollouts.lengths.float().mean(),
+        "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
         "rollout/sampler_mismatch": core.masked_mean(mismatch, mask),
     }
+    if returns_var > 1e-8:  # without variance there is nothing to explain
+        metrics["value/explained_variance"] = 1 - residual_var / returns_var
     return {name: float(value) for name, value in metrics.items()}

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -93,12 +93,6 @@ class MetricSums:
         return {name: float(total) / steps for name, total in self.totals.items()}
 
 
-def weighted_mean(parts: Iterable[tuple[float, float]]) -> float:
-    """Mean of values with weights."""
-    pairs = list(parts)
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-
-
 class Patience:
     """Keeps the best evaluation so far and says when to stop."""
 
@@ -111,7 +105,7 @@ class Patience:
 
     def update(self, value: float, step: int) -> bool:
         """True where ``value`` is the best so far."""
-        improved = self.best is None or self.sign * value > self.sign * self.best
+        improved = math.isfinite(value) and (self.best is None or self.sign * value > self.sign * self.best)
         if improved:
             self.best, self.best_step, self.without_improvement = value, step, 0
         else:

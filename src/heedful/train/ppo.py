@@ -5,6 +5,7 @@ Left out of the papers: nothing is bootstrapped after the last token, and there 
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_s
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_prompts
 from heedful.errors import ConfigError
-from heedful.models.checkpoints import context_length, load_config, load_tokenizer
+from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import freeze, load_policy, save_policy
 from heedful.models.value_model import load_value_model, save_value_model
 from heedful.rewards import Reward, RewardFunction, score
-from heedful.rewards.resolve import resolve_rewards
+from heedful.rewards.resolve import check_reward_string, resolve_rewards
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.experience import (
@@ -60,22 +61,26 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
 
     ``rewards`` are added to the config's: functions, `Reward` objects or strings.
 
-    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError and TrainingError while it
-    trains.
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError while it trains.
     """
+    config, wanted = _wanted(config, rewards)
     check_output(config)
-    wanted = [*config.rewards, *rewards]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
     generator = seed_everything(config.seed)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = _load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
+    check_companion("--reference", config.reference, renderer.tokenizer, longest)
+    check_companion("--value-model", config.value_model, renderer.tokenizer, longest)
     models = _load_models(config)
-    sampler = make_sampler(config, renderer, models.policy)
-    device = models.policy.device
-    functions = resolve_rewards(wanted, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    sampler = make_sampler(config, renderer, models.policy, micro_batch_size=config.rollout_micro_batch_size)
+    functions = resolve_rewards(
+        wanted,
+        device=models.policy.device,
+        compute_dtype=models.policy.compute_dtype,
+        micro_batch_size=config.rollout_micro_batch_size,
+    )
     control = kl_control(config)
     optimizer = _make_optimizer(models, config)
     score_norm = reference_score_norm(
@@ -85,7 +90,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         sampler=sampler,
         generator=generator,
     )
-    _try_rewards(functions, models, train[:2], sampler, config)
+    _try_rewards(functions, models, train[:2] + held_out[:2], sampler, config)
     latest: list[Experience] = []
 
     def step(i: int) -> Numbers:
@@ -102,18 +107,14 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
             generator=generator,
         )
         latest[:] = [experience]
-        started = time.perf_counter()
-        learned = learn(models, experience, optimizer, config, generator)
-        seconds = time.perf_counter() - started
-        metrics |= learned | {"reference/kl_coef": control.coef, "optimizer/learning_rate": learning_rate}
+        metrics |= learn(models, experience, optimizer, config, generator)
+        metrics |= {"reference/kl_coef": control.coef, "optimizer/learning_rate": learning_rate}
         control.update(metrics["reference/kl"], config.rollout_batch_size)
-        tokens = float(experience.batch.response_mask.sum())
-        metrics["time/update"] = seconds
-        total = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-        return {**metrics, "perf/tokens_per_second": tokens / total}
+        seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+        return {**metrics, "perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
 
     def save(folder: Path) -> None:
-        save_policy(models.policy, renderer.tokenizer, folder)
+        save_policy(models.policy, renderer.tokenizer, folder, stop_ids=sampler.stop_ids)
         if models.value_model is not None:
             save_value_model(models.value_model, renderer.tokenizer, folder / "value_model")
 
@@ -132,7 +133,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         total_steps=config.steps,
         shown=SHOWN,
         parents=_parents(config, functions),
-        facts={"data": counts, "score_norm": {"mean": score_norm.mean, "std": score_norm.std}},
+        facts={"rewards": [reward.name for reward in functions], "data": counts, "score_norm": vars(score_norm)},
         notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
     )
 
@@ -145,6 +146,7 @@ def learn(
     generator: torch.Generator,
 ) -> dict[str, float]:
     """``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each. Returns mean metrics."""
+    started = time.perf_counter()
     sums = MetricSums()
     norms = []
     for _ in range(config.ppo_epochs):
@@ -152,7 +154,8 @@ def learn(
         for rows in order.split(config.minibatch_size):
             accumulate(models, experience.select(rows), config, sums)
             norms.append(optimizer_step(optimizer, models.trained, config.max_grad_norm))
-    return {**sums.means(len(norms)), "optimizer/grad_norm": sum(norms) / len(norms)}
+    means = sums.means(len(norms))
+    return {**means, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
 
 
 def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> None:
@@ -228,8 +231,8 @@ def evaluate_policy(
     return {
         "eval/score_mean": sum(scores) / len(scores),
         "eval/kl": float(kl.mean()),
-        "eval/response_length": float(rollouts.lengths.double().mean()),
-        "eval/eos_frac": 1 - float(rollouts.truncated.double().mean()),
+        "eval/response_length": float(rollouts.lengths.float().mean()),
+        "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }
 
 
@@ -248,14 +251,26 @@ def sample_rows(experience: Experience, num_samples: int, *, every: int) -> list
     ]
 
 
+def _wanted(
+    config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction]
+) -> tuple[PPOConfig, list[str | Reward | RewardFunction]]:
+    """All rewards, and the config with those that are strings, so that its YAML repeats the run. Raises ConfigError."""
+    config = replace(config, rewards=(*config.rewards, *(reward for reward in rewards if isinstance(reward, str))))
+    wanted = [*config.rewards, *(reward for reward in rewards if not isinstance(reward, str))]
+    if not wanted:
+        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
+    for reward in config.rewards:
+        check_reward_string(reward)
+    return config, wanted
+
+
 def _load_prompts(config: PPOConfig, renderer: Renderer) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
     """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
     room = prompt_room(config.max_new_tokens, context_length(load_config(config.model)))
     return encode_split(
-        lambda prompts: encode_prompts(
-            prompts, renderer, max_length=room, action=config.too_long, max_dropped=config.max_dropped
-        ),
+        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
         load_split(read_prompts, config),
+        config,
     )
 
 

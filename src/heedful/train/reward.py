@@ -58,9 +58,9 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
             max_length=limit,
             action=config.too_long,
             equal_pairs=config.equal_pairs,
-            max_dropped=config.max_dropped,
         ),
         load_split(read_rankings, config),
+        config,
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
@@ -131,7 +131,7 @@ def accumulate(model: RewardModel, pairs: Sequence[PairRows], config: RewardConf
             center_coef=config.center_coef,
             label_smoothing=config.label_smoothing,
         )
-        if loss.requires_grad:
+        if torch.is_grad_enabled():
             loss.backward()
         sums.add(metrics)
         sums.add({"reward/score_mean": scores.detach().sum() / (2 * len(ordered))})

@@ -1,7 +1,6 @@
 """The folder of a run: configuration, environment, metrics, samples, models, summary."""
 
 import hashlib
-import json
 import platform
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, write_json
+from heedful.files import blocking_file, to_json, write_json
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
@@ -61,25 +60,38 @@ def _inputs(config: RunOptions) -> list[Path]:
 
 
 class RunFolder:
-    """An open run folder. Made when everything that a user can get wrong has been checked; replaces an older run.
+    """An open run folder. Made when everything that a user can get wrong has been checked.
 
-    ``data`` and ``models`` are the files and folders the run was made from: their hashes are written down.
+    ``data`` and ``models`` are the files and folders the run was made from: their hashes are written down. An older run is
+    set aside and deleted when the new one has done its first step; a failure before that leaves the older run, or nothing.
+
+    Raises ConfigError where the folder cannot be made.
     """
 
     def __init__(self, config: RunOptions, command: str, *, data: Sequence[str], models: Sequence[str]) -> None:
         check_output(config)
+        facts = environment(command, config.seed, data=data, models=models)
         self.path = config.output
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True)
+        self._old = self.path.with_name(f".{self.path.name}.old")
+        self._has_stepped = False
+        try:
+            shutil.rmtree(self._old, ignore_errors=True)
+            if self.path.is_dir():
+                self.path.rename(self._old)
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
+        write_json(self.path / "environment.json", facts)
         (self.path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
-        write_json(self.path / "environment.json", environment(command, config.seed, data=data, models=models))
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._samples = (self.path / "samples.jsonl").open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the same numbers for TensorBoard."""
+        if step > 0 and not self._has_stepped:
+            self._has_stepped = True
+            shutil.rmtree(self._old, ignore_errors=True)
         self._write_line(self._metrics, {"step": step, **metrics})
         for name, value in metrics.items():
             self._tensorboard.add_scalar(name, value, step)
@@ -102,10 +114,14 @@ class RunFolder:
         self._metrics.close()
         self._samples.close()
         self._tensorboard.close()
+        if error is not None and not self._has_stepped:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if self._old.is_dir():
+                self._old.rename(self.path)
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any]) -> None:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.write(to_json(record) + "\n")
         file.flush()
 
 
@@ -141,12 +157,19 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 
 def _git_revision() -> str | None:
-    """Revision of the checkout that heedful runs from; None for an installed package."""
-    source = Path(__file__).resolve().parent
-    try:
-        result = subprocess.run(
-            ["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    """Revision of the checkout that heedful runs from, with ``-dirty`` where it was changed; None outside one."""
+    folder = str(Path(__file__).resolve().parent)
+
+    def git(*arguments: str) -> str | None:
+        try:
+            result = subprocess.run(
+                ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=5, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", __file__) is None:  # an installed package inside somebody's repository
         return None
-    return result.stdout.strip() or None
+    revision = git("rev-parse", "HEAD")
+    return f"{revision}-dirty" if revision and git("status", "--porcelain", "--", folder) else revision

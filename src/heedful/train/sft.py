@@ -1,5 +1,6 @@
 """Supervised fine-tuning: maximise the likelihood of demonstrations."""
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import torch
 from heedful import core
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
-from heedful.data.chat import Renderer
+from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
@@ -30,7 +31,7 @@ from heedful.train.optimization import (
     set_learning_rate,
 )
 from heedful.train.run_folder import check_output
-from heedful.types import Prompt
+from heedful.types import Demonstration, Prompt
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
 SAMPLED_TOKENS = 64
@@ -47,7 +48,8 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     device = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
-    limit = max_length(config.max_length, context_length(load_config(config.model)))
+    context = context_length(load_config(config.model))
+    limit = max_length(config.max_length, context)
     split = load_split(read_demonstrations, config)
     train, held_out, counts = encode_split(
         lambda records: encode_demonstrations(
@@ -55,19 +57,19 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
             renderer,
             max_length=limit,
             action=config.too_long,
-            max_dropped=config.max_dropped,
             learn_prompt=config.loss_on == "all",
         ),
         split,
+        config,
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
-    by_prompt = {record.prompt: record for record in (split[1] or split[0]) if record.prompt}
-    shown = list(by_prompt.values())[: config.num_samples]
-    prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)[-limit:]) for d in shown]
-    table = make_sampler(SamplingOptions(max_new_tokens=SAMPLED_TOKENS), renderer, policy)
+    new_tokens = min(SAMPLED_TOKENS, context // 2)
+    table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    shown = _shown(split[1] or split[0], renderer, config.num_samples, room=context - new_tokens)
+    prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)) for d in shown]
 
     def step(i: int) -> Numbers:
         started = time.perf_counter()
@@ -90,7 +92,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         _, completions = table.respond(policy, prompts, generator)
         return [
             {
-                "prompt": record.prompt if isinstance(record.prompt, str) else record.prompt[-1].content,
+                "prompt": plain_text(record.prompt),
                 "demonstration": record.response,
                 "response": completion.response,
             }
@@ -99,7 +101,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
 
     trainer = Trainer(
         step=step,
-        save=lambda folder: save_policy(policy, tokenizer, folder),
+        save=lambda folder: save_policy(policy, tokenizer, folder, stop_ids=table.stop_ids),
         evaluate=(lambda: evaluate_loss(policy, held_out, renderer.pad_id, config.micro_batch_size))
         if held_out
         else None,
@@ -118,6 +120,13 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     )
 
 
+def _shown(records: Sequence[Demonstration], renderer: Renderer, number: int, *, room: int) -> list[Demonstration]:
+    """The first records of different prompts whose prompt leaves the table's responses their place in the context."""
+    by_prompt = {record.prompt: record for record in records if record.prompt}
+    fitting = (record for record in by_prompt.values() if len(renderer.prompt_ids(record.prompt)) <= room)
+    return list(itertools.islice(fitting, number))
+
+
 def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> dict[str, float]:
     """Gradients of the SFT loss over a step's examples, ``micro_batch_size`` rows at a time, and its metrics.
 
@@ -132,7 +141,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
         batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
-        if loss.requires_grad:
+        if torch.is_grad_enabled():
             loss.backward()
         sums.add(metrics)
     return {**sums.means(1), "tokens": float(num_tokens)}

@@ -1,0 +1,51 @@
+"""The public names work as the documents show them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import heedful
+from heedful.files import to_json, write_json
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
+    """The block as it stands, on a tiny model in the place of the SFT model's folder."""
+    monkeypatch.chdir(tmp_path)
+    heedful.make_tiny_model("qwen3", "runs/sft/final", hidden_size=32)
+    records = [{"prompt": [{"role": "user", "content": f"问题 {i}"}]} for i in range(80)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    small = block.replace("kl_coef=0.1", "kl_coef=0.1, steps=1, max_new_tokens=8")
+    assert small != block
+    exec(compile(small, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "eval/score_mean" in printed
+    scores = [json.loads(line)["score"] for line in Path("runs/ppo/samples.jsonl").read_text("utf-8").splitlines()]
+    assert len(set(scores)) > 1 or scores[0] < 0.93, "the reward must tell responses apart"
+
+
+def test_core_is_there_without_an_import_of_its_own():
+    assert heedful.core.gae.__name__ == "gae"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'train_pqo'"):
+        _ = heedful.train_pqo
+
+
+@pytest.mark.parametrize("output", ["runs/x", Path("runs/x"), "~/runs/x"])
+def test_output_may_be_a_string_or_a_path(output):
+    config = heedful.SFTConfig(model="m", data="d", output=output)
+    assert config.output == Path(output).expanduser()
+
+
+def test_json_has_no_infinity(tmp_path):
+    """Other readers, heedful's own among them, refuse NaN and Infinity."""
+    content = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}, "汉": (2, None)}
+    assert to_json(content) == '{"a": null, "b": [null, 1.5], "c": {"d": null}, "汉": [2, null]}'
+    write_json(tmp_path / "x.json", content)
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["b"] == [None, 1.5]
