@@ -79,7 +79,7 @@ def test_causes_add_up():
 
 
 def test_a_cause_of_none_is_not_listed():
-    with pytest.raises(DataError, match=r"\(2 too_short\)"):
+    with pytest.raises(DataError, match=r"\(2 too short\)"):
         check(0.1, records=4, dropped_too_long=0, dropped_too_short=2)
 
 
@@ -102,7 +102,7 @@ def test_the_share_is_of_everything_dropped(kept, dropped, share):
 
 
 def test_everything_is_never_dropped():
-    with pytest.raises(DataError, match=r"2 of 2 records \(100.0%\) would be dropped \(2 too_long\)"):
+    with pytest.raises(DataError, match=r"2 of 2 records \(100.0%\) would be dropped \(2 too long\)"):
         check(1.0, records=2, dropped_too_long=2)
     with pytest.raises(DataError, match=r"3 of 3 records \(100.0%\) would be dropped \(1 unusable, 2 equal\)"):
         check(1.0, records=3, dropped_unusable=1, dropped_equal=2)

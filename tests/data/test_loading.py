@@ -124,7 +124,7 @@ def test_too_long_demonstrations_are_dropped_and_counted():
     examples, counts = encode(MIXED, action="drop")
     assert [TOKENIZER.decode(e.response[:-1]) for e in examples] == ["cd", "bcdefghi"]
     assert counts == {"dropped_too_long": 2, "dropped_too_short": 0, "truncated": 0, "text_pieces": 0}
-    check_share(4, counts, exactly=0.5, too_little=0.4, listed="2 of 4 records (50.0%) would be dropped (2 too_long)")
+    check_share(4, counts, exactly=0.5, too_little=0.4, listed="2 of 4 records (50.0%) would be dropped (2 too long)")
 
 
 def test_truncation_shortens_the_response_and_its_end_is_not_learned():
@@ -133,7 +133,7 @@ def test_truncation_shortens_the_response_and_its_end_is_not_learned():
     assert [len(flat(e)) for e in examples] == [5, 10, 10]
     assert [e.response[-1] == EOS for e in examples] == [True, False, True]
     assert counts == {"dropped_too_long": 1, "dropped_too_short": 0, "truncated": 1, "text_pieces": 0}
-    check_share(4, counts, exactly=0.25, too_little=0.2, listed="1 of 4 records (25.0%) would be dropped (1 too_long)")
+    check_share(4, counts, exactly=0.25, too_little=0.2, listed="1 of 4 records (25.0%) would be dropped (1 too long)")
 
 
 def test_a_text_of_one_token_is_dropped_and_counted():
@@ -143,7 +143,7 @@ def test_a_text_of_one_token_is_dropped_and_counted():
     assert examples == [Example(ids("a"), ids("b")), Example(ids("a"), [EOS])]
     assert counts == {"dropped_too_long": 0, "dropped_too_short": 1, "truncated": 0, "text_pieces": 2}
     check_share(
-        3, counts, exactly=0.34, too_little=0.33, listed="1 of 3 records (33.3%) would be dropped (1 too_short)"
+        3, counts, exactly=0.34, too_little=0.33, listed="1 of 3 records (33.3%) would be dropped (1 too short)"
     )
 
 
@@ -202,7 +202,7 @@ def test_too_long_pairs_count_their_longer_side():
     rows, counts = pairs(LONG, max_length=10, action="drop")
     assert [row.ranking.source for row in rows] == ["偏好.jsonl:1"]
     assert counts == {"dropped_too_long": 2, "truncated": 0, "dropped_equal": 0}
-    check_share(3, counts, exactly=0.67, too_little=0.5, listed="2 of 3 records (66.7%) would be dropped (2 too_long)")
+    check_share(3, counts, exactly=0.67, too_little=0.5, listed="2 of 3 records (66.7%) would be dropped (2 too long)")
 
 
 def test_truncation_cuts_the_end_of_both_sides():
@@ -336,7 +336,7 @@ def test_counts_of_both_halves_are_added_and_zeros_left_out():
         [],
         {"records": 2, "dropped_too_long": 1},
     )
-    with pytest.raises(DataError, match=r"^d\.jsonl: 3 of 5 records \(60.0%\) would be dropped \(3 too_long\)"):
+    with pytest.raises(DataError, match=r"^d\.jsonl: 3 of 5 records \(60.0%\) would be dropped \(3 too long\)"):
         encode_split(halve, ([1, 2], [3], {"records": 5}), options)
 
 
@@ -374,7 +374,7 @@ def test_unusable_too_long_and_equal_records_share_one_allowance(tmp_path):
     with pytest.raises(DataError) as error:
         load(records, 0.1)
     assert str(error.value).startswith(
-        f"{data}: 24 of 100 records (24.0%) would be dropped (9 unusable, 8 too_long, 7 equal), "
+        f"{data}: 24 of 100 records (24.0%) would be dropped (9 unusable, 8 too long, 7 equal), "
         "more than --max-dropped 0.1. "
     )
     train, held_out, counts = load(records, 0.24)

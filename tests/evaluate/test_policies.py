@@ -394,7 +394,7 @@ def test_too_long_prompts_are_dropped_or_cut_and_counted(tiny, written, cpu, rew
     assert (cut["prompts"], cut["truncated"]) == (10, 1)
     assert "dropped_too_long" not in cut
     with pytest.raises(
-        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 too_long\).*--max-dropped 0\.09"
+        DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 too long\).*--max-dropped 0\.09"
     ):
         evaluate_scores(dataclasses.replace(config, too_long="drop", max_dropped=0.09))
     assert (
@@ -478,7 +478,7 @@ def test_perplexity_counts_what_it_leaves_out(tiny, written, cpu):
     result = evaluate_perplexity(config)
     assert (result["dropped_too_long"], result["dropped_too_short"], result["truncated"]) == (1, 1, 1)
     assert result["records"] == 20
-    with pytest.raises(DataError, match=r"2 of 20 records \(10.0%\) would be dropped \(1 too_long, 1 too_short\)"):
+    with pytest.raises(DataError, match=r"2 of 20 records \(10.0%\) would be dropped \(1 too long, 1 too short\)"):
         evaluate_perplexity(dataclasses.replace(config, max_dropped=0.09))
     dropped = evaluate_perplexity(dataclasses.replace(config, too_long="drop", max_dropped=0.15))
     assert (dropped["dropped_too_long"], dropped["tokens"]) == (2, 17 * 4)
