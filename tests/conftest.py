@@ -18,3 +18,19 @@ settings.load_profile("heedful")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20240217)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """``tiny(architecture)`` is the folder of a tiny model, made once."""
+    from heedful.models.tiny import make_tiny_model  # after the hook above is in place
+
+    root = tmp_path_factory.mktemp("模型")
+
+    def folder(architecture="gpt2", *, max_length=128):
+        path = root / f"{architecture}-{max_length}"
+        if not path.is_dir():
+            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
+        return str(path)
+
+    return folder

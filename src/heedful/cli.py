@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from heedful.errors import HeedfulError
 
@@ -130,7 +131,7 @@ def _run(words: list[str]) -> int:
     return 0
 
 
-def _load(reference: str):  # type: ignore[no-untyped-def]
+def _load(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(f"heedful.{module}"), attribute)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from heedful.cli import main
-from heedful.models.tiny import make_tiny_model
 
 SHORT = {
     "sft": ["--batch-size", "2", "--max-steps", "1"],
@@ -41,20 +40,6 @@ def heedful(capsys):
         return Outcome(status, captured.out, captured.err)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """``tiny(architecture)`` is the folder of a tiny model, made once."""
-    root = tmp_path_factory.mktemp("模型")
-
-    def folder(architecture="gpt2", *, max_length=128):
-        path = root / f"{architecture}-{max_length}"
-        if not path.is_dir():
-            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
-        return str(path)
-
-    return folder
 
 
 @pytest.fixture

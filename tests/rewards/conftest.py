@@ -3,23 +3,8 @@
 import pytest
 import torch
 
-from heedful.models.tiny import make_tiny_model
 from heedful.rewards import Completion
 from heedful.types import Message, Prompt
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """``tiny(architecture)`` is the folder of a tiny model, made once."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def folder(architecture="gpt2", *, max_length=128):
-        path = root / f"{architecture}-{max_length}"
-        if not path.is_dir():
-            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
-        return str(path)
-
-    return folder
 
 
 @pytest.fixture

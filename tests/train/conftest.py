@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from heedful.models.tiny import make_tiny_model
-
 FACTS = {
     "你好": "您好！",
     "2+2?": "4",
@@ -19,20 +17,6 @@ FACTS = {
 def write_jsonl(path: Path, records) -> str:
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return str(path)
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """``tiny(architecture)`` is the folder of a tiny model, made once."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def folder(architecture="gpt2", *, max_length=128):
-        path = root / f"{architecture}-{max_length}"
-        if not path.is_dir():
-            make_tiny_model(architecture, path, hidden_size=32, num_layers=2, max_length=max_length)
-        return str(path)
-
-    return folder
 
 
 @pytest.fixture
