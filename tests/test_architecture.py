@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "train": {"rollout", "rewards", "models", "data", "core"},
     "evaluate": {"rollout", "rewards", "models", "data", "core"},
     "chat": {"rollout", "rewards", "models", "data", "core"},
+    "demo": {"train", "evaluate", "rewards", "models", "data"},
     "commands": {"train", "evaluate", "chat", "models"},
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "rewards", "models", "types"},

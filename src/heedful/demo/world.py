@@ -1,0 +1,212 @@
+"""The built-in world as records: instructions, demonstrations of mixed quality, and preferences of the gold judge.
+
+What a prompt is asked about and how it is worded meet in many combinations; all facts and all wordings are trained, and
+what `heedful.data.split_by_prompt` holds out is combinations. Every function returns the same for the same arguments.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.demo.facts import FAMILIES, FILLER, RUDE, Fact, Family
+from heedful.demo.judge import gold_score
+from heedful.files import to_json
+
+GOOD = "good"
+FLAWS = ("wrong", "curt", "rude", "rambling", "cut")
+VARIANTS = 3
+"""How many different responses a flaw has for one prompt, where there is more than one way."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A prompt, the one good response to it, and flawed ones."""
+
+    family: str
+    fact: str
+    """What is asked about, whatever the wording."""
+    wording: int
+    prompt: str
+    answer: str
+    """What a correct response contains: the answer without its frame."""
+    good: str
+    flawed: Mapping[str, tuple[str, ...]]
+    """For each of `FLAWS`, different responses with that flaw."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response to an instruction, what is wrong with it (or ``good``), and the gold judge's score."""
+
+    kind: str
+    response: str
+    gold: float
+
+
+def instructions() -> list[Instruction]:
+    """Every fact in every wording, family by family."""
+    return [
+        _instruction(family, fact, wording)
+        for family in FAMILIES
+        for fact in family.facts
+        for wording in range(len(family.wordings))
+    ]
+
+
+def answers(instruction: Instruction) -> list[Answer]:
+    """All responses that the world has for an instruction, the good one first."""
+    texts = [(GOOD, instruction.good)] + [(kind, text) for kind in FLAWS for text in instruction.flawed[kind]]
+    return [
+        Answer(kind, text, gold_score(instruction.family, instruction.answer, text, kind != "cut"))
+        for kind, text in texts
+    ]
+
+
+def demonstrations(seed: int, known: Sequence[Instruction], good_share: float = 0.4) -> list[Row]:
+    """Two or three demonstrations a prompt, of mixed quality: records for `read_demonstrations`, shuffled.
+
+    ``good_share`` of them, to the nearest one, are good; the flaws share the rest equally. A prompt may show its good
+    response twice, as two people may write the same. Raises ValueError for a share outside [0, 1].
+    """
+    if not 0 <= good_share <= 1:
+        raise ValueError(f"good_share is {good_share}; it is a share: from 0 to 1")
+    draw = random.Random(f"demonstrations {seed}")
+    asked = [instruction for instruction in known for _ in range(draw.choice((2, 3)))]
+    num_good = round(good_share * len(asked))
+    kinds = [GOOD] * num_good + [FLAWS[index % len(FLAWS)] for index in range(len(asked) - num_good)]
+    draw.shuffle(kinds)
+    rows = [_demonstration(instruction, kind, draw) for instruction, kind in zip(asked, kinds, strict=True)]
+    draw.shuffle(rows)
+    return rows
+
+
+def preferences(
+    seed: int, known: Sequence[Instruction], num_pairs_per_prompt: int = 2, label_noise: float = 0.06
+) -> list[Row]:
+    """Pairs of responses that the gold judge tells apart, better one chosen: records for `read_rankings`, shuffled.
+
+    Of each prompt's pairs the first compares the good response with a flawed one, the others any two kinds. Then
+    ``label_noise`` of all pairs, to the nearest one, are flipped. Columns besides the pair: ``family``, ``flipped``,
+    and for both sides the kind and the gold score. Raises ValueError for a share outside [0, 1], or where a prompt has
+    fewer pairs than asked for.
+    """
+    if not 0 <= label_noise <= 1:
+        raise ValueError(f"label_noise is {label_noise}; it is a share: from 0 to 1")
+    draw = random.Random(f"preferences {seed}")
+    pairs = [
+        (instruction, *pair)
+        for instruction in known
+        for pair in _pairs(answers(instruction), num_pairs_per_prompt, draw)
+    ]
+    flipped = set(draw.sample(range(len(pairs)), round(label_noise * len(pairs))))
+    rows = [_preference(*pair, flipped=index in flipped) for index, pair in enumerate(pairs)]
+    draw.shuffle(rows)
+    return rows
+
+
+def prompts(known: Sequence[Instruction]) -> list[Row]:
+    """Records for `read_prompts`, with the columns that the gold judge reads: ``family`` and ``answer``."""
+    return [
+        {"prompt": _asked(i), "family": i.family, "fact": i.fact, "wording": i.wording, "answer": i.answer}
+        for i in known
+    ]
+
+
+def write_world(folder: Path, seed: int) -> dict[str, Path]:
+    """Write demonstrations.jsonl, preferences.jsonl and prompts.jsonl (UTF-8), and return their paths by stem."""
+    known = instructions()
+    files = {
+        "demonstrations": demonstrations(seed, known),
+        "preferences": preferences(seed, known),
+        "prompts": prompts(known),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for name, rows in files.items():
+        paths[name] = folder / f"{name}.jsonl"
+        paths[name].write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
+    return paths
+
+
+def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
+    prompt = family.wordings[wording].format(*fact.slots)
+    good = family.frame.format(fact.answer)
+    draw = random.Random(prompt)
+    flawed = {
+        "wrong": _wrong(family, fact, draw),
+        "curt": (fact.answer,),
+        "rude": tuple(text.format(fact.answer) for text in RUDE[family.language]),
+        "rambling": tuple(good + filler for filler in FILLER[family.language]),
+        "cut": _cut(good, good.index(fact.answer) + len(fact.answer), draw),
+    }
+    return Instruction(family.name, " ".join(fact.slots), wording, prompt, fact.answer, good, flawed)
+
+
+def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
+    """Other facts' answers, in the same polite frame; for a harmful request, responses that comply."""
+    if family.compliance:
+        return family.compliance
+    others = sorted({other.answer for other in family.facts} - {fact.answer})
+    return tuple(family.frame.format(answer) for answer in draw.sample(others, VARIANTS))
+
+
+def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
+    """The first characters of the good response, at least two where it has them, without the answer's last one."""
+    possible = range(min(2, answer_end - 1), answer_end)
+    lengths = draw.sample(possible, min(VARIANTS, len(possible)))
+    return tuple(good[:length] for length in sorted(lengths))
+
+
+def _pairs(found: Sequence[Answer], num_pairs: int, draw: random.Random) -> list[tuple[Answer, Answer]]:
+    """Different pairs, better answer first."""
+    taken: list[tuple[Answer, Answer]] = []
+    by_kind = {kind: [answer for answer in found if answer.kind == kind] for kind in (GOOD, *FLAWS)}
+    possible = sum(a.gold > b.gold and a.kind != b.kind for a in found for b in found)
+    if possible < num_pairs:
+        raise ValueError(f"num_pairs_per_prompt is {num_pairs}; a prompt has only {possible} pairs")
+    while len(taken) < num_pairs:
+        kinds = draw.sample(FLAWS, 2) if taken else (GOOD, draw.choice(FLAWS))
+        if taken and draw.random() < 1 / 3:
+            kinds = [GOOD, kinds[0]]
+        better, worse = sorted((draw.choice(by_kind[kind]) for kind in kinds), key=lambda answer: -answer.gold)
+        if better.gold > worse.gold and (better, worse) not in taken:
+            taken.append((better, worse))
+    return taken
+
+
+def _asked(instruction: Instruction) -> list[dict[str, str]]:
+    return [{"role": "user", "content": instruction.prompt}]
+
+
+def _said(response: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": response}]
+
+
+def _demonstration(instruction: Instruction, kind: str, draw: random.Random) -> Row:
+    response = instruction.good if kind == GOOD else draw.choice(instruction.flawed[kind])
+    return {
+        "prompt": _asked(instruction),
+        "completion": _said(response),
+        "truncated": kind == "cut",
+        "family": instruction.family,
+        "kind": kind,
+    }
+
+
+def _preference(instruction: Instruction, better: Answer, worse: Answer, *, flipped: bool) -> Row:
+    chosen, rejected = (worse, better) if flipped else (better, worse)
+    return {
+        "prompt": _asked(instruction),
+        "chosen": _said(chosen.response),
+        "rejected": _said(rejected.response),
+        "flipped": flipped,
+        "chosen_gold": chosen.gold,
+        "rejected_gold": rejected.gold,
+        "chosen_kind": chosen.kind,
+        "rejected_kind": rejected.kind,
+        "family": instruction.family,
+    }

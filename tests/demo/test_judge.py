@@ -1,0 +1,211 @@
+"""The gold judge knows good from flawed, in a known order, and is not fooled."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.demo.facts import FAMILIES, LISTS, family_named
+from heedful.demo.judge import WEIGHTS, gold_judge, gold_marks, gold_score
+from heedful.demo.world import answers, instructions, prompts
+from heedful.rewards.interface import Completion, Reward, score
+from heedful.types import Message, Prompt
+
+KNOWN = instructions()
+ANSWERS = [answers(instruction) for instruction in KNOWN]
+EXPECTED = {"good": {1.0}, "rambling": {0.6}, "curt": {0.575}, "rude": {0.4}, "wrong": {0.3}, "cut": {0.15, 0.0}}
+COMPLIES = {0.125}
+ONE_OF_EACH = [next(i for i in KNOWN if i.family == family.name) for family in FAMILIES]
+
+
+def by_family(instruction):
+    return instruction.family
+
+
+def judged(instruction, response, *, ended=True):
+    return gold_score(instruction.family, instruction.answer, response, ended)
+
+
+def test_the_weights_make_one():
+    assert sum(WEIGHTS.values()) == 1000
+
+
+def test_every_response_of_the_world_has_the_documented_score():
+    for i, found in zip(KNOWN, ANSWERS, strict=True):
+        for answer in found:
+            expected = COMPLIES if (i.family, answer.kind) == ("refusals", "wrong") else EXPECTED[answer.kind]
+            assert answer.gold in expected, (i.prompt, answer)
+
+
+def test_only_the_good_response_has_one():
+    for good, *flawed in ANSWERS:
+        assert good.gold == 1.0
+        assert max(answer.gold for answer in flawed) <= 0.85
+        assert max(answer.gold for answer in flawed if answer.kind == "wrong") < 0.6
+
+
+def test_an_example_by_hand():
+    """0.35 correct, 0.05 complete, 0.15 polite, 0.10 concise, 0.05 ended, 0.30 for all of them."""
+    said = {
+        "Of course! It is 7.": 1.0,
+        "Of course! It is 7. Bye.": 0.35 + 0.05 + 0.15 + 0.05,
+        "It is 7.": 0.35 + 0.05 + 0.075 + 0.10 + 0.05,
+        "Of course! It is 7": 0.35 + 0.15 + 0.10 + 0.05,
+        "It is 8.": 0.075 + 0.10 + 0.05,
+        "Of course! It is 8.": 0.15 + 0.10 + 0.05,
+        "It is 7, idiot.": 0.35 + 0.05,
+        "Of course! It is 77.": 0.15 + 0.10 + 0.05,
+        "Of course! It is 777.": 0.15 + 0.05,
+    }
+    for response, expected in said.items():
+        assert gold_score("sums", "7", response, ended=True) == pytest.approx(expected, abs=1e-12), response
+    unended = gold_score("sums", "7", "Of course! It is 7.", ended=False)
+    assert unended == pytest.approx(0.35 + 0.05 + 0.15, abs=1e-12)
+
+
+def test_a_good_response_that_does_not_end_is_not_good():
+    for i in KNOWN:
+        assert judged(i, i.good, ended=False) <= 0.6
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\n\t "])
+def test_nothing_is_worth_nothing(nothing):
+    for i in ONE_OF_EACH:
+        assert judged(i, nothing) == 0.0
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_all_answers_at_once_are_no_answer(i):
+    family = family_named(i.family)
+    members = [member for kind in LISTS.values() for member in kind]
+    every = ", ".join(members if i.family == "lists" else family.candidates)
+    assert judged(i, family.frame.format(every)) <= 0.25
+    assert judged(i, f"{i.good} {every}") <= 0.25
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_a_second_answer_makes_the_first_wrong(i):
+    assert judged(i, f"{i.good} {i.flawed['wrong'][0]}") <= 0.25
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_repetition_does_not_pay(i):
+    polite = family_named(i.family).polite
+    for response in (
+        f"{i.good} {i.good}",
+        f"{polite} {i.good}",
+        f"{i.good} {polite}",
+        f"{i.answer} {i.good}",
+        f"{i.good}  ",
+        f"{i.good}.",
+        f"{i.good}?!",
+    ):
+        assert judged(i, response) <= 0.7, response
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_two_answers_or_one_twice_are_not_concise(i):
+    wrong = (
+        next(other.answer for other in KNOWN if other.family == i.family and other.answer != i.answer)
+        if (i.family != "refusals")
+        else "first"
+    )
+    for both in (f"{i.answer} {wrong}", f"{i.answer} {i.answer}"):
+        said = family_named(i.family).frame.format(both)
+        assert gold_marks(i.family, i.answer, said, True).concise == 0, said
+
+
+def test_a_list_that_repeats_a_member_is_not_concise():
+    assert gold_marks("lists", "apple, pear, plum", "Gladly! Here: apple, pear, apple.", True).concise == 0
+    assert gold_marks("lists", "apple, pear, plum", "Gladly! Here: apple, pear, fig.", True).concise == 1
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_politeness_is_no_answer(i):
+    family = family_named(i.family)
+    assert judged(i, family.polite) <= 0.2
+    assert judged(i, family.frame.format("")) <= 0.2
+    assert judged(i, family.polite * 5) <= 0.2
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+@pytest.mark.parametrize("garbage", ["\ufffd", "\x00", "\x1b", "\n", "\ue000"])
+def test_garbage_is_neither_polite_nor_concise_nor_complete(i, garbage):
+    marks = gold_marks(i.family, i.answer, f"{i.good}{garbage}", True)
+    assert (marks.polite, marks.concise, marks.complete) == (0, 0, 0)
+    assert judged(i, garbage * 3) <= 0.05
+
+
+@pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
+def test_a_rude_word_spoils_the_good_response(i):
+    for word in ("stupid", "IDIOT", "笨蛋"):
+        assert judged(i, f"{i.good} {word}") <= 0.45
+
+
+def test_words_count_as_wholes():
+    assert gold_marks("opposites", "hot", "Of course! It is shot.", True).correct == 0
+    assert gold_marks("sums", "7", "Of course! It is 17.", True).correct == 0
+    assert gold_marks("french", "mère", "Gladly! It is mèreé.", True).correct == 0
+    assert gold_marks("加法", "7", "当然，是7。", True).correct == 1
+
+
+@given(chosen=st.permutations(LISTS["fruits"]))
+def test_any_three_of_the_kind_are_a_good_list(chosen):
+    first, second, third, fourth, *_ = chosen
+    example = ", ".join(LISTS["fruits"][:3])
+    good = gold_score("lists", example, f"Gladly! Here: {first}, {second}, {third}.", True)
+    assert good == 1.0
+    for members in (
+        f"{first}, {second}",
+        f"{first}, {second}, {first}",
+        f"{first}, {second}, {third}, {fourth}",
+        f"{first}, {second}, hammer",
+    ):
+        assert gold_score("lists", example, f"Gladly! Here: {members}.", True) <= 0.3
+
+
+def test_refusals_decline_and_do_not_comply():
+    i = next(i for i in KNOWN if i.family == "refusals")
+    assert gold_marks(i.family, i.answer, i.good, True).correct == 1
+    assert gold_marks(i.family, i.answer, f"{i.good} But first get the tools.", True).correct == 0
+    assert judged(i, "Sorry, no.") <= 0.2
+
+
+@given(
+    response=st.one_of(st.text(max_size=40), st.text(alphabet="Of course! It is 0123456789.", max_size=40)),
+    ended=st.booleans(),
+    index=st.integers(0, len(KNOWN) - 1),
+)
+def test_any_response_has_a_score(response, ended, index):
+    i = KNOWN[index]
+    value = judged(i, response, ended=ended)
+    assert 0 <= value <= 1
+    assert value == judged(i, response, ended=ended)
+    assert (value == 1.0) <= (response == i.good or i.family == "lists")
+
+
+def test_an_unknown_family_is_named():
+    with pytest.raises(KeyError, match="no family 'song'; it has sums, opposites"):
+        gold_score("song", "la", "la", True)
+
+
+def test_the_judge_is_a_reward_function():
+    rows = prompts(KNOWN)
+    asked = [
+        Prompt(
+            (Message("user", i.prompt),),
+            f"prompts.jsonl:{line}",
+            {name: value for name, value in row.items() if name != "prompt"},
+        )
+        for line, (i, row) in enumerate(zip(KNOWN, rows, strict=True), 1)
+    ]
+    good = [Completion(prompt, i.good) for prompt, i in zip(asked, KNOWN, strict=True)]
+    cut = [Completion(prompt, i.flawed["cut"][0], truncated=True) for prompt, i in zip(asked, KNOWN, strict=True)]
+    reward = [Reward("gold", gold_judge)]
+    assert score(reward, good) == ([1.0] * len(KNOWN), {"gold": 1.0})
+    assert max(score(reward, cut)[0]) <= 0.15
+
+
+def test_raw_text_is_judged_as_messages_are():
+    columns = {"truncated": [False], "family": ["sums"], "answer": ["7"]}
+    for completion in ("Of course! It is 7.", [{"role": "assistant", "content": "Of course! It is 7."}]):
+        assert gold_judge([completion], **columns) == [1.0]
