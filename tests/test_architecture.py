@@ -31,9 +31,9 @@ MAY_IMPORT = {
     "evaluate": {"rollout", "rewards", "models", "data", "core"},
     "chat": {"rollout", "rewards", "models", "data", "core"},
     "demo": {"train", "evaluate", "rewards", "models", "data"},
-    "commands": {"train", "evaluate", "chat", "models"},
+    "commands": {"train", "evaluate", "chat", "demo", "models"},
     "cli": {"commands"},
-    "__init__": {"train", "evaluate", "rewards", "models", "types"},
+    "__init__": {"train", "evaluate", "demo", "rewards", "models", "types"},
 }
 NO_LEAVES = {"errors", "types", "files", "display", "core"}
 """Rooms that import nothing of heedful at all, but their own files."""

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heedful.configs.chat import ChatConfig
+    from heedful.configs.demo import DemoConfig
     from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
     from heedful.configs.sft import SFTConfig
+    from heedful.demo.pipeline import run_demo
     from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
+    from heedful.evaluate.curves import draw_curves
     from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
     from heedful.evaluate.reward_models import evaluate_accuracy
     from heedful.models.tiny import make_tiny_model
@@ -29,11 +32,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "configs.chat": ("ChatConfig",),
+    "configs.demo": ("DemoConfig",),
     "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
     "configs.sft": ("SFTConfig",),
+    "demo.pipeline": ("run_demo",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
+    "evaluate.curves": ("draw_curves",),
     "evaluate.policies": ("evaluate_kl", "evaluate_perplexity", "evaluate_scores", "evaluate_win_rate"),
     "evaluate.reward_models": ("evaluate_accuracy",),
     "models.tiny": ("make_tiny_model",),
@@ -51,6 +57,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DemoConfig",
     "Demonstration",
     "HeedfulError",
     "KLConfig",
@@ -66,12 +73,14 @@ __all__ = [
     "ScoresConfig",
     "TrainingError",
     "WinRateConfig",
+    "draw_curves",
     "evaluate_accuracy",
     "evaluate_kl",
     "evaluate_perplexity",
     "evaluate_scores",
     "evaluate_win_rate",
     "make_tiny_model",
+    "run_demo",
     "train_ppo",
     "train_reward",
     "train_sft",

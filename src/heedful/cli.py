@@ -20,6 +20,7 @@ class Command:
 
 
 COMMANDS = {
+    "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
     "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
     "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
@@ -37,6 +38,7 @@ COMMANDS = {
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
     ),
+    "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }
 

@@ -5,9 +5,11 @@ from typing import Any
 from rich.console import Console
 
 from heedful.chat import chat
+from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
@@ -22,6 +24,13 @@ from heedful.train.sft import train_sft
 __all__ = ["chat"]
 
 
+def demo(config: DemoConfig) -> None:
+    """Run the demo, which tells itself what it does."""
+    from heedful.demo.pipeline import run_demo  # matplotlib, which no other command but report needs
+
+    run_demo(config)
+
+
 def make_tiny(config: TinyConfig) -> None:
     """Write a tiny model. Raises ConfigError where the folder is in use."""
     if config.output.exists() and not config.overwrite:
@@ -34,6 +43,7 @@ def make_tiny(config: TinyConfig) -> None:
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         max_length=config.max_length,
+        initializer_range=config.initializer_range,
         seed=config.seed,
     )
     _print(f"a random {config.architecture} model lies in {config.output}")
@@ -80,6 +90,14 @@ def evaluate_kl(config: KLConfig) -> None:
 def evaluate_perplexity(config: PerplexityConfig) -> None:
     check_result_file(config.output)
     report(policies.evaluate_perplexity(config), config)
+
+
+def report_curves(config: ReportConfig) -> None:
+    """Draw the curves and say where the picture is."""
+    from heedful.evaluate.curves import draw_curves
+
+    draw_curves(config.runs, config.output)
+    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} lie in {config.output}")
 
 
 def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:

@@ -61,10 +61,16 @@ class Display:
 
 
 def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of samples; line breaks and control characters are shown as escapes, long texts end in an ellipsis."""
+    """A table of samples; line breaks and control characters are shown as escapes, long texts end in an ellipsis.
+
+    Texts share the width; numbers take no more than they need, under headings of a word a line.
+    """
     table = Table(title=title, title_justify="left", show_lines=True)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold", ratio=None if isinstance(rows[0][name], float | int) else 1)
+    for name, value in rows[0].items():
+        if isinstance(value, float | int):
+            table.add_column(RichText(name.replace(" ", "\n")), justify="right", no_wrap=True)
+        else:
+            table.add_column(RichText(name), overflow="fold", ratio=1)
     for row in rows:
         table.add_row(*(RichText(shown(value)) for value in row.values()))
     console.print(table, soft_wrap=False)
@@ -73,7 +79,7 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
 def shown(value: Any, limit: int = 300) -> str:
     """A value as text for a table."""
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:z.2f}"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

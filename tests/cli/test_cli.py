@@ -111,7 +111,8 @@ def test_what_needs_no_configuration_loads_next_to_nothing(words):
 
 
 @pytest.mark.parametrize(
-    "words", [["sft", "--help"], ["ppo", "--kl-coeff", "1"], ["evaluate", "kl"], ["reward", "没有.yaml"]]
+    "words",
+    [["demo", "--help"], ["sft", "--help"], ["ppo", "--kl-coeff", "1"], ["evaluate", "kl"], ["reward", "没有.yaml"]],
 )
 def test_help_and_mistyped_flags_load_no_torch(words):
     code = (

@@ -3,8 +3,10 @@
 import pytest
 
 from heedful.configs.chat import ChatConfig
+from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
@@ -16,11 +18,13 @@ LEAST = {
     RewardConfig: RUN,
     PPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
+    DemoConfig: {},
+    ReportConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},
     AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},
     PerplexityConfig: MEASURE,
-    ScoresConfig: MEASURE | {"rewards": ("rule:digits",)},
-    WinRateConfig: MEASURE | {"rewards": ("rule:digits",), "baseline": "旧"},
+    ScoresConfig: MEASURE,
+    WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
 }
 

@@ -10,8 +10,10 @@ import pytest
 
 from heedful.configs import options
 from heedful.configs.chat import ChatConfig
+from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
@@ -32,6 +34,8 @@ DATA = [{"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)] + [{"max_dropped": 
 OPTIMIZER = [
     *({"learning_rate": x} for x in (0, -1e-5, NAN, INFINITE)),
     {"adam_eps": 0},
+    {"adam_beta2": 1},
+    {"adam_beta2": -0.1},
     {"micro_batch_size": 0},
     {"micro_batch_size": -8},
     {"warmup_steps": -1},
@@ -91,6 +95,7 @@ OUT_OF_RANGE = {
     ],
     TinyConfig: [*({name: 0} for name in ("hidden_size", "num_layers", "max_length")), *MACHINE, {"hidden_size": 20}],
     ChatConfig: [*MACHINE, *SAMPLING],
+    DemoConfig: MACHINE,
     AccuracyConfig: MEASURE,
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
     ScoresConfig: SAMPLED,
@@ -136,8 +141,11 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
         (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
         (SFTConfig, {"eval_fraction": 1.0}, "--eval-fraction must be below 1, got 1.0; nothing is left"),
-        (ScoresConfig, {"rewards": ()}, "--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME"),
-        (WinRateConfig, {"rewards": ()}, "--rewards is missing"),
+        (ReportConfig, {"runs": ()}, "--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo"),
+        (ReportConfig, {"output": "curves.txt"}, r"--output curves.txt must end in .png, .svg or .pdf"),
+        (ReportConfig, {"output": "curves"}, r"--output curves must end in .png"),
+        (DemoConfig, {"output": ""}, "--output must name a folder for the demo"),
+        (DemoConfig, {"output": "."}, "--output must name a folder for the demo"),
         (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),
         (SFTConfig, {"output": ""}, "--output must name a folder"),
         (PPOConfig, {"output": "."}, "--output must name a folder"),
@@ -163,6 +171,8 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (ChatConfig, {"temperature": 0.0, "top_k": 0}),
         (KLConfig, {"eval_fraction": 1.0, "max_prompts": 1}),
         (TinyConfig, {"hidden_size": 8, "num_layers": 1}),
+        (DemoConfig, {"seed": 2**63 - 1}),
+        (ScoresConfig, {"rewards": ()}),
     ],
 )
 def test_the_ends_of_the_ranges_are_inside(make, config_class, edge):

@@ -1,11 +1,11 @@
-"""The batch layout, against a loop that places one token at a time."""
+"""The batch layouts, against loops that place one token at a time."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.collate import collate
+from heedful.data.collate import collate, collate_packed
 
 PAD = 1
 """A token that occurs in the rows too, so that nothing can be told from it."""
@@ -52,7 +52,32 @@ def test_masks_alone_give_the_rows_back(rows):
         assert tail[batch.response_mask[row]].tolist() == response
 
 
+def test_golden_packed_layout():
+    batch = collate_packed([[5], [6, 7, 4]], [[8, 1], [9]], pad_id=PAD)
+    assert batch.ids.tolist() == [[5, 8, 1, 1], [6, 7, 4, 9]]
+    assert batch.attention_mask.tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert batch.response_mask.tolist() == [[True, True, False], [False, False, True]]
+    assert (batch.ids.dtype, batch.attention_mask.dtype) == (torch.int64, torch.bool)
+
+
+@given(ROWS)
+def test_packed_rows_have_their_padding_behind(rows):
+    batch = collate_packed(*zip(*rows, strict=True), pad_id=PAD)
+    longest = max(len(prompt) + len(response) for prompt, response in rows)
+    assert batch.ids.shape == batch.attention_mask.shape == (len(rows), longest)
+    assert batch.response_mask.shape == (len(rows), longest - 1)
+    for row, (prompt, response) in enumerate(rows):
+        text = prompt + response
+        for column in range(longest):
+            real = column < len(text)
+            assert batch.attention_mask[row, column] == real
+            assert batch.ids[row, column] == (text[column] if real else PAD)
+            if column:
+                assert batch.response_mask[row, column - 1] == (real and column >= len(prompt))
+
+
+@pytest.mark.parametrize("layout", [collate, collate_packed])
 @pytest.mark.parametrize(("prompts", "responses"), [([[]], [[1]]), ([[1], []], [[1], [2]]), ([[1]], [[1], [2]])])
-def test_rows_that_cannot_be_learned_from(prompts, responses):
+def test_rows_that_cannot_be_learned_from(layout, prompts, responses):
     with pytest.raises(AssertionError):
-        collate(prompts, responses, pad_id=PAD)
+        layout(prompts, responses, pad_id=PAD)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -9,9 +10,11 @@ from collections import Counter, defaultdict
 import pytest
 
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
-from heedful.demo.facts import FAMILIES, FILLER, LISTS
+from heedful.demo.facts import FAMILIES, family_named
 from heedful.demo.judge import gold_marks, gold_score
+from heedful.demo.tables import FILLER, LISTS, REFUSAL
 from heedful.demo.world import (
+    FLAW_WEIGHTS,
     FLAWS,
     GOOD,
     answers,
@@ -47,11 +50,14 @@ def unordered(rows):
 
 
 def test_the_world_is_as_large_as_it_says():
-    assert len(FAMILIES) == 14
-    assert len(FACTS) == 330
-    assert len(KNOWN) == 1897
-    assert all(len(family.wordings) in (5, 6) for family in FAMILIES)
-    assert sum(family.language == "zh" for family in FAMILIES) == 4
+    """Sums of two of n numbers are n (n + 1) / 2, and a pair of opposites is asked both ways."""
+    english = [15, 20, 20, 20, 16, 10, 16, 16, 10, 16]
+    chinese = [16, 10, 16, 8]
+    assert [len(family.facts) for family in FAMILIES] == english + chinese
+    assert [family.language for family in FAMILIES] == 10 * ["en"] + 4 * ["zh"]
+    assert [len(family.wordings) for family in FAMILIES] == 10 * [8] + 4 * [7]
+    assert len(FACTS) == sum(english + chinese) == 159 + 50 == 209
+    assert len(KNOWN) == 8 * 159 + 7 * 50 == 1622
 
 
 def test_no_prompt_occurs_twice():
@@ -60,9 +66,9 @@ def test_no_prompt_occurs_twice():
 
 
 def test_everything_is_short():
-    """In bytes, because that is what the model reads: a question, and a good response, in at most 40."""
-    assert max(len(i.prompt.encode()) for i in KNOWN) <= 40
-    assert max(len(i.good.encode()) for i in KNOWN) <= 40
+    """In bytes, because that is what the model reads: a question, and a good response, in at most 36."""
+    assert max(len(i.prompt.encode()) for i in KNOWN) <= 36
+    assert max(len(i.good.encode()) for i in KNOWN) <= 36
     assert max(len(answer.response.encode()) for found in ANSWERS for answer in found) <= 64
 
 
@@ -90,24 +96,24 @@ def test_frames_are_politeness_and_statement():
         assert family.frame.replace(family.polite, "").strip() == family.statement
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.15])
-def test_every_fact_and_wording_is_trained(fraction):
-    """The split holds out combinations: at least two wordings of every fact stay, and most facts of every wording."""
+@pytest.mark.parametrize(("fraction", "least"), [(0.05, 0.75), (0.1, 0.6), (0.15, 0.6), (0.17, 0.5)])
+def test_every_fact_and_wording_is_trained(fraction, least):
+    """The split holds out combinations: at least three wordings of every fact stay, and half the facts of a wording."""
     train, held_out = (
         [BY_PROMPT[prompt_key(row.prompt)] for row in half]
         for half in split_by_prompt([Asked(i.prompt) for i in KNOWN], fraction)
     )
     left = Counter((i.family, i.fact) for i in train)
     assert set(left) == FACTS
-    assert min(left.values()) >= 2
+    assert min(left.values()) >= 3
     wordings = Counter((i.family, i.wording) for i in train)
     every = Counter((i.family, i.wording) for i in KNOWN)
-    assert all(wordings[key] > 0.5 * every[key] for key in every)
+    assert all(wordings[key] >= least * every[key] for key in every)
     assert len(train) + len(held_out) == len(KNOWN)
 
 
 def test_the_default_fraction_holds_out_enough_of_every_family():
-    _, held_out = split_by_prompt([Asked(i.prompt) for i in KNOWN], 0.15)
+    _, held_out = split_by_prompt([Asked(i.prompt) for i in KNOWN], 0.17)
     assert len(held_out) >= 256
     assert {BY_PROMPT[row.prompt].family for row in held_out} == {family.name for family in FAMILIES}
 
@@ -129,18 +135,76 @@ def test_flaws_are_what_they_are_called():
         assert i.flawed["curt"] == (i.answer,)
         assert all(text.startswith(i.good) and len(text) > len(i.good) + 4 for text in i.flawed["rambling"])
         assert all(i.answer in text for text in i.flawed["rude"])
-        assert all(gold_marks(i.family, i.answer, text, True).correct == 0 for text in i.flawed["wrong"])
+        for kind in ("wrong", "off-topic"):
+            assert all(gold_marks(i.family, i.answer, text, True).correct == 0 for text in i.flawed[kind])
         assert all(i.good.startswith(text) and i.answer not in text and text for text in i.flawed["cut"])
 
 
-def test_wrong_answers_are_right_elsewhere():
-    """So that nothing but the fact can tell them from a good response."""
+def good_by_family():
     good = defaultdict(set)
     for i in KNOWN:
         good[i.family].add(i.good)
+    return good
+
+
+def test_wrong_answers_are_right_elsewhere():
+    """So that nothing but the fact, or its spelling, can tell them from a good response."""
+    good = good_by_family()
+    of_language = {
+        language: {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
+        for language in ("en", "zh")
+    }
     for i in KNOWN:
-        if i.family != "refusals":
-            assert set(i.flawed["wrong"]) <= good[i.family] - {i.good}
+        family = family_named(i.family)
+        if i.family == "refusals":
+            assert i.flawed["wrong"] == family.compliance
+            continue
+        own = {fact.answer for fact in family.facts}
+        framed = {text: family.frame.format(text) for text in of_language[family.language] - own}
+        wrong = i.flawed["wrong"]
+        assert set(wrong[:3]) <= good[i.family] - {i.good}
+        assert set(wrong[3:6]) <= set(framed.values())
+        misspelt = {family.frame.format(text) for text in misspellings(i, family)} - set(wrong[3:6])
+        assert set(wrong[6:-1]) <= misspelt
+        assert len(wrong) == 3 + 3 + min(2, len(misspelt)) + 1
+        assert wrong[-1] in {family.frame.format(i.answer[:end] + "\ufffd") for end in range(len(i.answer))}
+
+
+def misspellings(instruction, family):
+    """The answer with one character dropped or doubled, but for those that are an answer, contain it, or are nothing."""
+    characters = list(instruction.answer)
+    for index, character in enumerate(characters):
+        for copies in (0, 2):
+            text = "".join([*characters[:index], character * copies, *characters[index + 1 :]])
+            an_answer = text.lower() in {candidate.lower() for candidate in family.candidates}
+            said = family.frame.format(text)
+            right = gold_marks(instruction.family, instruction.answer, said, True).correct
+            if text.strip() and not an_answer and not right:
+                yield text
+
+
+def test_off_topic_responses_are_good_elsewhere():
+    """One declines where nothing calls for it; the others, and all where it would be right, answer another question."""
+    good = good_by_family()
+    declines = f"Sorry, {REFUSAL}."
+    for i in KNOWN:
+        elsewhere = set().union(*(texts for family, texts in good.items() if family != i.family))
+        assert len(i.flawed["off-topic"]) == 3
+        assert set(i.flawed["off-topic"]) <= elsewhere
+        assert (declines in i.flawed["off-topic"]) == (i.family != "refusals")
+        assert declines in good["refusals"]
+
+
+def test_all_ways_to_be_wrong_occur():
+    """Answers of one character cannot be misspelt: dropped they are nothing, doubled they contain or are an answer."""
+    sizes = defaultdict(set)
+    for i in KNOWN:
+        sizes[len(i.flawed["wrong"])].add(i.answer)
+    assert set(sizes) == {3, 7, 8, 9}
+    assert sizes[3] == {REFUSAL}
+    assert all(len(answer) == 1 for answer in sizes[7])
+    assert all(len(answer) == 2 for answer in sizes[8])
+    assert all(len(answer) >= 2 for answer in sizes[9])
 
 
 def test_the_same_seed_makes_the_same_world_and_another_seed_another():
@@ -150,24 +214,45 @@ def test_the_same_seed_makes_the_same_world_and_another_seed_another():
         assert make(1, KNOWN) != make(2, KNOWN)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_demonstrations_have_their_shares(share):
-    rows = demonstrations(0, KNOWN, share)
+def test_flaws_of_manners_are_more_frequent_than_flaws_of_knowledge():
+    assert FLAW_WEIGHTS == {"wrong": 1, "off-topic": 1, "curt": 5, "rude": 6, "rambling": 5, "cut": 2}
+    assert tuple(FLAW_WEIGHTS) == FLAWS
+
+
+@pytest.mark.parametrize(
+    ("share", "counts"),
+    [
+        (0.0, [0, 811, 811, 5 * 811, 6 * 811, 5 * 811, 2 * 811]),
+        (0.4, [6488, 487, 487, 5 * 487, 6 * 486 + 5, 5 * 486, 2 * 486]),
+        (1.0, [16220, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_demonstrations_have_their_shares(share, counts):
+    """The flaws are dealt in rounds of 1 + 1 + 5 + 6 + 5 + 2 = 20. All 16,220 are 811 rounds; without the good
+    0.4 * 16,220 = 6,488 there are 9,732: 486 rounds, and of one more the first 12, up to the fifth rude one."""
+    rows = demonstrations(0, KNOWN, good_share=share)
     kinds = Counter(row["kind"] for row in rows)
-    assert kinds[GOOD] == round(share * len(rows))
-    flawed = [kinds[kind] for kind in FLAWS]
-    assert max(flawed) - min(flawed) <= 1
+    assert [kinds[kind] for kind in (GOOD, *FLAWS)] == counts
+    assert len(rows) == sum(counts) == 16220
     per_prompt = Counter(asked(row) for row in rows)
     assert set(per_prompt) == set(BY_PROMPT)
-    assert set(per_prompt.values()) == {2, 3}
+    assert set(per_prompt.values()) == {10}
+
+
+def test_a_prompt_has_as_many_demonstrations_as_asked_for():
+    for number in (1, 3):
+        per_prompt = Counter(asked(row) for row in demonstrations(0, KNOWN, number))
+        assert per_prompt == dict.fromkeys(BY_PROMPT, number)
 
 
 def test_quality_is_spread_over_all_families():
     """Within four standard deviations of a binomial share."""
     rows = demonstrations(0, KNOWN)
+    shares = {GOOD: 0.4, "wrong": 0.03, "off-topic": 0.03, "curt": 0.15, "rude": 0.18, "rambling": 0.15, "cut": 0.06}
+    assert math.isclose(sum(shares.values()), 1)
     for family in FAMILIES:
         kinds = Counter(row["kind"] for row in rows if row["family"] == family.name)
-        for kind, share in {GOOD: 0.4, **dict.fromkeys(FLAWS, 0.12)}.items():
+        for kind, share in shares.items():
             size = kinds.total()
             assert abs(kinds[kind] - share * size) <= 4 * (size * share * (1 - share)) ** 0.5, (family.name, kind)
 
@@ -186,10 +271,10 @@ def test_seeds_share_the_quality_among_the_prompts_differently():
     assert goods[0] != goods[1]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.06, 1.0])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.06, 1.0])
 def test_preferences_have_their_noise_and_no_more(noise):
     rows = preferences(0, KNOWN, label_noise=noise)
-    assert len(rows) == 2 * len(KNOWN)
+    assert len(rows) == 12 * len(KNOWN)
     assert sum(row["flipped"] for row in rows) == round(noise * len(rows))
     for row in rows:
         assert row["flipped"] == (row["chosen_gold"] < row["rejected_gold"])
@@ -197,7 +282,7 @@ def test_preferences_have_their_noise_and_no_more(noise):
 
 
 def test_preferences_are_the_judges():
-    for row in preferences(0, KNOWN, 3):
+    for row in preferences(0, KNOWN):
         instruction = BY_PROMPT[asked(row)]
         for side in ("chosen", "rejected"):
             kind, response = row[f"{side}_kind"], said(row, side)
@@ -207,11 +292,40 @@ def test_preferences_are_the_judges():
 
 
 def test_no_pair_occurs_twice_and_every_prompt_compares_its_good_response():
-    for count in (1, 2, 4):
+    for count in (1, 2, 4, 12):
         rows = preferences(0, KNOWN, count)
-        assert len(unordered(rows)) == len(rows)
+        assert len(unordered(rows)) == len(rows) == count * len(KNOWN)
         compared = {asked(row) for row in rows if GOOD in (row["chosen_kind"], row["rejected_kind"])}
         assert compared == set(BY_PROMPT)
+
+
+def compared_kinds(rows):
+    """For each prompt, how often which two kinds are compared."""
+    compared = defaultdict(Counter)
+    for row in rows:
+        compared[asked(row)][frozenset((row["chosen_kind"], row["rejected_kind"]))] += 1
+    return compared
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 12])
+def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds(count):
+    """The last pair may be of good and wrong too, or of good and another flaw. Refusals have but three wrong ones."""
+    for kinds in compared_kinds(preferences(0, KNOWN, count)).values():
+        with_wrong = kinds[frozenset((GOOD, "wrong"))]
+        with_others = sum(kinds[frozenset((GOOD, kind))] for kind in FLAWS if kind != "wrong")
+        among_flaws = kinds.total() - with_wrong - with_others
+        assert kinds.total() == count
+        last = 0 if count == 1 else 1
+        extra = [with_wrong - math.ceil(count / 4), with_others - (count - math.ceil(count / 4) - last), among_flaws]
+        assert sorted(extra) == [0, 0, last]
+
+
+def test_a_prompt_with_few_wrong_responses_compares_other_flaws_instead():
+    """A quarter of 16 pairs would be four of good and wrong; a harmful request has three."""
+    harmful = [i for i in KNOWN if i.family == "refusals"]
+    for kinds in compared_kinds(preferences(0, harmful, 16)).values():
+        assert kinds[frozenset((GOOD, "wrong"))] == 3
+        assert kinds.total() == 16
 
 
 def test_all_kinds_are_compared_with_all_others():
@@ -226,13 +340,13 @@ def test_noise_is_spread_over_all_families():
     rows = preferences(0, KNOWN)
     for family in FAMILIES:
         flips = [row["flipped"] for row in rows if row["family"] == family.name]
-        assert abs(sum(flips) - 0.06 * len(flips)) <= 4 * (len(flips) * 0.06 * 0.94) ** 0.5
+        assert abs(sum(flips) - 0.05 * len(flips)) <= 4 * (len(flips) * 0.05 * 0.95) ** 0.5
 
 
 @pytest.mark.parametrize(("share", "make"), [(1.1, demonstrations), (-0.1, demonstrations)])
 def test_shares_beyond_the_whole_are_refused(share, make):
     with pytest.raises(ValueError, match="from 0 to 1"):
-        make(0, KNOWN, share)
+        make(0, KNOWN, good_share=share)
 
 
 def test_impossible_preferences_are_refused():
@@ -240,6 +354,18 @@ def test_impossible_preferences_are_refused():
         preferences(0, KNOWN, label_noise=2)
     with pytest.raises(ValueError, match="a prompt has only"):
         preferences(0, KNOWN, 1000)
+
+
+def test_as_many_pairs_as_there_are_can_be_asked_for():
+    """Good with 5 of 9 wrong ones and with 13 other flaws (3 off-topic, 1 curt, 3 rude, 3 rambling, 3 cut), and 1 more.
+
+    Of 20 pairs a quarter is 5 too, so that is one pair too many."""
+    known = [i for i in KNOWN if i.prompt == "What colour is snow?"]
+    assert [len(known[0].flawed[kind]) for kind in FLAWS] == [9, 3, 1, 3, 3, 3]
+    rows = preferences(0, known, 19)
+    assert len(unordered(rows)) == 19
+    with pytest.raises(ValueError, match="num_pairs_per_prompt is 20; a prompt has only 19 pairs"):
+        preferences(0, known, 20)
 
 
 def test_files_are_what_was_generated(written):
@@ -259,8 +385,25 @@ def test_files_are_what_was_generated(written):
     ]
 
 
+def test_the_gold_pairs_are_the_same_pairs_without_noise(written):
+    """Read back as a reward model's accuracy is measured: the better answer is always the chosen one."""
+    noisy, gold = (read_rankings(str(written[name])) for name in ("preferences", "gold_preferences"))
+    pairs = [{(prompt_key(r.prompt), frozenset(r.responses)) for r in rankings} for rankings in (noisy, gold)]
+    assert pairs[0] == pairs[1]
+    assert len(gold) == len(noisy) == len(pairs[0])
+    better = {
+        (row["prompt"][0]["content"], said(row, "chosen"), said(row, "rejected")) for row in preferences(3, KNOWN)
+    }
+    ordered = {(prompt_key(r.prompt), *(r.responses[r.ranks.index(rank)] for rank in (0, 1))) for r in gold}
+    flipped = sum(row["flipped"] for row in preferences(3, KNOWN))
+    assert len(ordered - better) == flipped > 0
+    for row in preferences(3, KNOWN, label_noise=0.0):
+        assert row["chosen_gold"] > row["rejected_gold"]
+        assert (asked(row), said(row, "chosen"), said(row, "rejected")) in ordered
+
+
 def test_no_column_is_reserved_for_rewards(written):
-    assert set(written) == {"demonstrations", "preferences", "prompts"}
+    assert set(written) == {"demonstrations", "preferences", "gold_preferences", "prompts"}
     for rows in (prompts(KNOWN), preferences(0, KNOWN)):
         assert not set(rows[0]) & set(RESERVED)
 

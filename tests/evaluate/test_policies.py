@@ -18,6 +18,7 @@ from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.report import mean_and_interval, report
 from heedful.models.reward_model import RewardModel
+from heedful.rewards import Reward
 
 REWARD = "def letters(completions):\n    return [sum(c.isascii() for c in text) / 10 for text in completions]\n"
 
@@ -97,6 +98,36 @@ def test_rewards_are_summed(tiny, sampled, reward):
     digits = evaluate_scores(ScoresConfig(model=tiny(), rewards=("rule:digits",), **sampled))
     both = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward, "rule:digits"), **sampled))
     assert both["score_mean"] == pytest.approx(one["score_mean"] + digits["score_mean"])
+
+
+def letters(completions, **_):
+    return [sum(c.isascii() for c in text) / 10 for text in completions]
+
+
+def test_rewards_may_be_functions_objects_and_strings(tiny, sampled, reward):
+    """As for train_ppo; they are added to those of the configuration."""
+    config = ScoresConfig(model=tiny(), num_samples=12, **sampled)
+    expected = evaluate_scores(dataclasses.replace(config, rewards=(reward,)))
+    for one in (letters, Reward("letters", letters), reward):
+        assert evaluate_scores(config, rewards=[one]) == expected
+    versus = WinRateConfig(model=tiny(), baseline=tiny(seed=1), num_samples=12, **sampled)
+    expected = evaluate_win_rate(dataclasses.replace(versus, rewards=(reward, "rule:digits")))
+    both = dataclasses.replace(versus, rewards=("rule:digits",))
+    assert evaluate_win_rate(both, rewards=[letters]) == expected
+    assert 0 < expected["win_rate"] < 1
+
+
+def test_missing_rewards_are_told_before_anything_is_loaded(sampled, capsys):
+    """The models do not exist, and nobody has noticed yet."""
+    missing = "--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME"
+    with pytest.raises(ConfigError, match=missing):
+        evaluate_scores(ScoresConfig(model="没有", **sampled))
+    with pytest.raises(ConfigError, match=missing):
+        evaluate_win_rate(WinRateConfig(model="没有", baseline="没有", **sampled))
+    for measure, more in (("scores", []), ("win-rate", ["--baseline", "没有"])):
+        assert main(["evaluate", measure, "--model", "没有", "--data", sampled["data"], *more]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == ("", f"heedful: ConfigError: {missing}\n")
 
 
 def test_max_prompts_and_seed(tiny, sampled, reward):
@@ -221,7 +252,7 @@ def test_kl_between_vocabularies_is_refused(tiny, sampled, tmp_path):
     with pytest.raises(ConfigError, match=r"--reference .* has another vocabulary"):
         evaluate_kl(KLConfig(model=str(tmp_path / "more"), reference=tiny(), **sampled))
     more = evaluate_kl(KLConfig(model=tiny(), reference=str(tmp_path / "more"), **sampled))
-    assert 0 < more["kl_per_token"] < 0.1  # the share of one token in 263
+    assert 0 < more["kl_per_token"] < 0.1  # the share of one token in 265
     shutil.copytree(tiny(), tmp_path / "other")
     content = json.loads((tmp_path / "other" / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]

@@ -165,12 +165,12 @@ def test_an_encoders_tokenizer_needs_no_end(checkpoints, tmp_path):
 
 
 def with_bos(folder, *, adds):
-    """The tokenizer in a folder gets a BOS token (<|im_start|>), put before every text where it ``adds`` one."""
+    """The tokenizer in a folder gets a BOS token (<|user|>), put before every text where it ``adds`` one."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.bos_token = "<|im_start|>"
+    tokenizer.bos_token = "<|user|>"
     if adds:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
+            single="<|user|> $A", special_tokens=[("<|user|>", tokenizer.bos_token_id)]
         )
     tokenizer.save_pretrained(folder)
 
@@ -183,7 +183,7 @@ def test_the_plain_template_begins_as_texts_do(checkpoints, tmp_path, adds):
     plain = load_tokenizer(str(folder), chat_template="plain")
     assert (plain("a").input_ids[0] == plain.bos_token_id) is adds
     rendered = plain.apply_chat_template([{"role": "user", "content": "你好"}], tokenize=False)
-    assert rendered == ("<|im_start|>" if adds else "") + "User: 你好\n"
+    assert rendered == ("<|user|>" if adds else "") + "User: 你好\n"
     ids = Renderer(plain).prompt_ids((Message("user", "你好"),))
     assert ids.count(plain.bos_token_id) == adds
     text = plain("User: 你好\nAssistant: ", add_special_tokens=False).input_ids
@@ -219,7 +219,7 @@ def test_a_companion_may_know_more_tokens_and_not_fewer(copy, checkpoints):
     tokenizer.save_pretrained(copy)
     own = str(checkpoints["qwen3"])
     check_companion("--value-model", str(copy), load_tokenizer(own), 512)
-    with pytest.raises(ConfigError, match=r"--value-model .* has another vocabulary .* 1 of 263 .*'苹果'"):
+    with pytest.raises(ConfigError, match=r"--value-model .* has another vocabulary .* 1 of 265 .*'苹果'"):
         check_companion("--value-model", own, load_tokenizer(str(copy)), 512)
 
 
@@ -239,7 +239,7 @@ def test_a_companion_with_too_few_embeddings_is_refused(checkpoints, tmp_path, m
     config = AutoConfig.from_pretrained(folder)
     config.vocab_size = len(tokenizer) - missing
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    with pytest.raises(ConfigError, match=f"--reference .*small has {config.vocab_size} embeddings, fewer than .* 262"):
+    with pytest.raises(ConfigError, match=f"--reference .*small has {config.vocab_size} embeddings, fewer than .* 264"):
         check_companion("--reference", str(folder), tokenizer, 10)
 
 

@@ -246,7 +246,7 @@ def test_an_existing_padding_token_is_kept(decoder):
     assert (tokenizer.pad_token, tokenizer.pad_token_id) == (before.pad_token, before.pad_token_id) == ("<|pad|>", 0)
     assert len(tokenizer) == len(before)
     assert model.classifier.config.pad_token_id == 0
-    assert model.classifier.get_input_embeddings().weight.shape[0] == 262
+    assert model.classifier.get_input_embeddings().weight.shape[0] == 264
 
 
 def test_a_trained_model_without_any_padding_token_is_refused(reward_folders, tmp_path):

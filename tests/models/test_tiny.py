@@ -10,7 +10,7 @@ from heedful.models.tiny import DECODERS, make_tiny_model
 ARCHITECTURES = (*DECODERS, "deberta-v2")
 EXACT = [a for a in ARCHITECTURES if a != "qwen2"]
 """A qwen2 folder reloads as transformers' own tokenizer, which normalises to NFC; all others keep every byte."""
-TEXT = "你好，世界！\n\n  两个空格\t🙂👩‍👩‍👧 \x00\x07\x1b ｆｕｌｌ <|endoftext|> <|im_end|><|pad|> ok\r\n"
+TEXT = "你好，世界！\n\n  两个空格\t🙂👩‍👩‍👧 \x00\x07\x1b ｆｕｌｌ <|endoftext|> <|end|><|pad|> ok\r\n"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -58,12 +58,12 @@ def test_all_bytes_have_their_own_token_after_a_reload(checkpoints, architecture
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_special_texts_of_the_template_become_single_ids(checkpoints, architecture):
     tokenizer = AutoTokenizer.from_pretrained(checkpoints[architecture])
-    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    names = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"]
     for name in names:
         assert tokenizer(name, add_special_tokens=False).input_ids == [tokenizer.convert_tokens_to_ids(name)]
     generation = AutoModelForCausalLM.from_pretrained(checkpoints[architecture]).generation_config
     assert sorted(generation.eos_token_id) == sorted(
-        tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|im_end|>")
+        tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|end|>")
     )
 
 
@@ -91,3 +91,10 @@ def test_sizes_are_the_ones_asked_for(tmp_path):
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=16, num_layers=3, max_length=99)
     config = AutoConfig.from_pretrained(tmp_path / "m")
     assert (config.hidden_size, config.num_hidden_layers, config.max_position_embeddings) == (16, 3, 99)
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_weights_are_drawn_as_wide_as_asked_for(tmp_path, architecture):
+    make_tiny_model(architecture, tmp_path, hidden_size=64, num_layers=1, initializer_range=0.125)
+    embeddings = AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight
+    assert embeddings[1:].std().item() == pytest.approx(0.125, rel=0.02)  # 1%: three standard errors; row 0 is padding

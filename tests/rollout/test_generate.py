@@ -270,7 +270,7 @@ def test_a_sampler_reads_responses_as_text(policies):
     policy, renderer = policies["qwen3"], Renderer(TOKENIZER)
     prompts = [EncodedPrompt(Prompt(str(i), "x:1"), ids) for i, ids in enumerate(PROMPTS)]
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch_size=2)
-    assert sampler.stop_ids == (EOS, TOKENIZER.convert_tokens_to_ids("<|im_end|>"))
+    assert sampler.stop_ids == (EOS, TOKENIZER.convert_tokens_to_ids("<|end|>"))
     policy = copy.deepcopy(policy)
     policy.lm.generation_config.eos_token_id = list(stops_midway(policy, max_new_tokens=12))
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch_size=2)

@@ -43,6 +43,19 @@ def test_weight_decay_acts_on_matrices_alone_and_groups_keep_their_ratio():
     assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.025, 0.1}
 
 
+def test_golden_adam_beta2():
+    """Gradients 1 and 3 from weight 0: the second moments' mean at step 2 is (9 + beta2) / (1 + beta2)."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    optimizer = make_optimizer([(module, 0.1)], options(adam_beta2=0.5))
+    for gradient in (1.0, 3.0):
+        module.weight.grad = torch.tensor([[gradient]])
+        optimizer.step()
+    first_moment = (0.9 * 0.1 * 1 + 0.1 * 3) / (1 - 0.9**2)
+    expected = -0.1 - 0.1 * first_moment / math.sqrt((9 + 0.5) / (1 + 0.5))
+    assert module.weight.item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_shared_parameters_are_optimised_once():
     module = nn.Linear(2, 2)
     optimizer = make_optimizer([(module, 0.1), (module, 0.2)], options())

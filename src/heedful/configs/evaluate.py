@@ -69,8 +69,6 @@ class ScoresConfig(SampledOptions):
 
     def __post_init__(self) -> None:
         self.check_sampled()
-        if not self.rewards:
-            raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,8 @@ class OptimizerOptions:
     """Decoupled weight decay on weight matrices."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to it; 0 leaves them as they are."""
+    adam_beta2: float = 0.999
+    """Decay of Adam's mean of squared gradients. Short runs learn faster with 0.95."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     micro_batch_size: int = 8
@@ -108,6 +110,9 @@ class OptimizerOptions:
     def check_optimizer(self) -> None:
         positive(self, "learning_rate", "adam_eps", "micro_batch_size")
         not_negative(self, "warmup_steps", "weight_decay", "max_grad_norm")
+        fraction(self, "adam_beta2")
+        if self.adam_beta2 == 1:
+            raise ConfigError("--adam-beta2 must be below 1: at 1 the mean of squared gradients never leaves 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,20 +4,25 @@ What a prompt is asked about and how it is worded meet in many combinations; all
 what `heedful.data.split_by_prompt` holds out is combinations. Every function returns the same for the same arguments.
 """
 
+import itertools
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.demo.facts import FAMILIES, FILLER, RUDE, Fact, Family
-from heedful.demo.judge import gold_score
+from heedful.demo.facts import FAMILIES, Fact, Family
+from heedful.demo.judge import gold_marks, gold_score
+from heedful.demo.tables import FILLER, REFUSAL, RUDE
 from heedful.files import to_json
 
 GOOD = "good"
-FLAWS = ("wrong", "curt", "rude", "rambling", "cut")
+FLAW_WEIGHTS = {"wrong": 1, "off-topic": 1, "curt": 5, "rude": 6, "rambling": 5, "cut": 2}
+"""Flaws, and in which proportion they occur in demonstrations: people know such facts, and mind their manners less."""
+FLAWS = tuple(FLAW_WEIGHTS)
 VARIANTS = 3
-"""How many different responses a flaw has for one prompt, where there is more than one way."""
+"""How many different responses a flaw has for one prompt, where there are so many ways; ``wrong`` has several kinds."""
 
 Row = dict[str, Any]
 
@@ -66,18 +71,22 @@ def answers(instruction: Instruction) -> list[Answer]:
     ]
 
 
-def demonstrations(seed: int, known: Sequence[Instruction], good_share: float = 0.4) -> list[Row]:
-    """Two or three demonstrations a prompt, of mixed quality: records for `read_demonstrations`, shuffled.
+def demonstrations(
+    seed: int, known: Sequence[Instruction], num_per_prompt: int = 10, good_share: float = 0.4
+) -> list[Row]:
+    """Demonstrations of mixed quality, ``num_per_prompt`` for each prompt: records for `read_demonstrations`, shuffled.
 
-    ``good_share`` of them, to the nearest one, are good; the flaws share the rest equally. A prompt may show its good
-    response twice, as two people may write the same. Raises ValueError for a share outside [0, 1].
+    ``good_share`` of them, to the nearest one, are good; the flaws share the rest in proportion to `FLAW_WEIGHTS`. A
+    prompt may show a response more than once, as two people may write the same. Raises ValueError for a share outside
+    [0, 1].
     """
     if not 0 <= good_share <= 1:
         raise ValueError(f"good_share is {good_share}; it is a share: from 0 to 1")
     draw = random.Random(f"demonstrations {seed}")
-    asked = [instruction for instruction in known for _ in range(draw.choice((2, 3)))]
+    asked = [instruction for instruction in known for _ in range(num_per_prompt)]
     num_good = round(good_share * len(asked))
-    kinds = [GOOD] * num_good + [FLAWS[index % len(FLAWS)] for index in range(len(asked) - num_good)]
+    flaws = [kind for kind, weight in FLAW_WEIGHTS.items() for _ in range(weight)]
+    kinds = [GOOD] * num_good + [flaws[index % len(flaws)] for index in range(len(asked) - num_good)]
     draw.shuffle(kinds)
     rows = [_demonstration(instruction, kind, draw) for instruction, kind in zip(asked, kinds, strict=True)]
     draw.shuffle(rows)
@@ -85,14 +94,15 @@ def demonstrations(seed: int, known: Sequence[Instruction], good_share: float = 
 
 
 def preferences(
-    seed: int, known: Sequence[Instruction], num_pairs_per_prompt: int = 2, label_noise: float = 0.06
+    seed: int, known: Sequence[Instruction], num_pairs_per_prompt: int = 12, label_noise: float = 0.05
 ) -> list[Row]:
     """Pairs of responses that the gold judge tells apart, better one chosen: records for `read_rankings`, shuffled.
 
-    Of each prompt's pairs the first compares the good response with a flawed one, the others any two kinds. Then
-    ``label_noise`` of all pairs, to the nearest one, are flipped. Columns besides the pair: ``family``, ``flipped``,
+    Of a prompt's pairs one in four, rounded up, compares the good response with a wrong one, while there are wrong ones;
+    one compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice.
+    Then ``label_noise`` of all pairs, to the nearest one, are flipped. Columns besides the pair: ``family``, ``flipped``,
     and for both sides the kind and the gold score. Raises ValueError for a share outside [0, 1], or where a prompt has
-    fewer pairs than asked for.
+    fewer such pairs than asked for.
     """
     if not 0 <= label_noise <= 1:
         raise ValueError(f"label_noise is {label_noise}; it is a share: from 0 to 1")
@@ -117,11 +127,15 @@ def prompts(known: Sequence[Instruction]) -> list[Row]:
 
 
 def write_world(folder: Path, seed: int) -> dict[str, Path]:
-    """Write demonstrations.jsonl, preferences.jsonl and prompts.jsonl (UTF-8), and return their paths by stem."""
+    """Write demonstrations.jsonl, preferences.jsonl and prompts.jsonl (UTF-8), and return their paths by stem.
+
+    gold_preferences.jsonl are the pairs of preferences.jsonl without label noise: to measure a reward model, not to train.
+    """
     known = instructions()
     files = {
         "demonstrations": demonstrations(seed, known),
         "preferences": preferences(seed, known),
+        "gold_preferences": preferences(seed, known, label_noise=0.0),
         "prompts": prompts(known),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,8 +150,10 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
     prompt = family.wordings[wording].format(*fact.slots)
     good = family.frame.format(fact.answer)
     draw = random.Random(prompt)
+    wrong = _wrong(family, fact, draw)
     flawed = {
-        "wrong": _wrong(family, fact, draw),
+        "wrong": wrong,
+        "off-topic": _off_topic(family, fact, wrong, draw),
         "curt": (fact.answer,),
         "rude": tuple(text.format(fact.answer) for text in RUDE[family.language]),
         "rambling": tuple(good + filler for filler in FILLER[family.language]),
@@ -147,11 +163,52 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
 
 
 def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """Other facts' answers, in the same polite frame; for a harmful request, responses that comply."""
+    """In the same polite frame: other facts' answers, answers of other families, misspelt ones and a garbled one.
+
+    A misspelt answer has a character dropped or doubled; a garbled one breaks off within a character. For a harmful
+    request, responses that comply.
+    """
     if family.compliance:
         return family.compliance
-    others = sorted({other.answer for other in family.facts} - {fact.answer})
-    return tuple(family.frame.format(answer) for answer in draw.sample(others, VARIANTS))
+    others = {other.answer for other in family.facts} - {fact.answer}
+    elsewhere = {f.answer for other in FAMILIES for f in other.facts if other.language == family.language}
+    spellings = {
+        fact.answer[:i] + twice + fact.answer[i + 1 :] for i, c in enumerate(fact.answer) for twice in ("", 2 * c)
+    }
+    known = {answer.casefold() for answer in family.candidates}
+    unknown, misspelt = (
+        {text for text in texts if text.strip() and text.casefold() not in known} for texts in (elsewhere, spellings)
+    )
+    answers = _some_wrong(family, fact, others, VARIANTS, draw)
+    answers += _some_wrong(family, fact, unknown, VARIANTS, draw)
+    answers += _some_wrong(family, fact, misspelt - {*answers}, VARIANTS - 1, draw)
+    answers += [fact.answer[: draw.randrange(len(fact.answer))] + "\ufffd"]  # how bytes that are no UTF-8 are read
+    return tuple(family.frame.format(answer) for answer in answers)
+
+
+def _some_wrong(family: Family, fact: Fact, texts: Collection[str], count: int, draw: random.Random) -> list[str]:
+    """Up to ``count`` of the texts, none of which the gold judge takes for the answer, as where that is part of one."""
+    shuffled = draw.sample(sorted(texts), len(texts))
+    return list(itertools.islice((text for text in shuffled if not _is_right(family, fact, text)), count))
+
+
+def _is_right(family: Family, fact: Fact, answer: str) -> bool:
+    return gold_marks(family.name, fact.answer, family.frame.format(answer), ended=True).correct == 1
+
+
+def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Random) -> tuple[str, ...]:
+    """A refusal where nothing calls for one, and good responses to questions of other families.
+
+    Without these a reward model would only ever see an apology where it is right, and would like it everywhere.
+    """
+    elsewhere = [other for other in FAMILIES if other.name != family.name]
+    texts = [other.frame.format(REFUSAL) for other in elsewhere if other.compliance]
+    while len(texts) < VARIANTS:
+        other = draw.choice(elsewhere)
+        text = other.frame.format(draw.choice(other.facts).answer)
+        if text not in (*texts, *wrong) and not gold_marks(family.name, fact.answer, text, True).correct:
+            texts.append(text)
+    return tuple(texts)
 
 
 def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
@@ -162,16 +219,20 @@ def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
 
 
 def _pairs(found: Sequence[Answer], num_pairs: int, draw: random.Random) -> list[tuple[Answer, Answer]]:
-    """Different pairs, better answer first."""
+    """Different pairs, better answer first, of the kinds that `preferences` names."""
     taken: list[tuple[Answer, Answer]] = []
     by_kind = {kind: [answer for answer in found if answer.kind == kind] for kind in (GOOD, *FLAWS)}
-    possible = sum(a.gold > b.gold and a.kind != b.kind for a in found for b in found)
+    num_wrong = min(len(by_kind["wrong"]), math.ceil(num_pairs / 4))
+    possible = num_wrong + sum(answer.kind not in (GOOD, "wrong") for answer in found) + 1
     if possible < num_pairs:
         raise ValueError(f"num_pairs_per_prompt is {num_pairs}; a prompt has only {possible} pairs")
     while len(taken) < num_pairs:
-        kinds = draw.sample(FLAWS, 2) if taken else (GOOD, draw.choice(FLAWS))
-        if taken and draw.random() < 1 / 3:
-            kinds = [GOOD, kinds[0]]
+        if len(taken) < num_wrong:
+            kinds = [GOOD, "wrong"]
+        elif len(taken) == num_pairs - 1:
+            kinds = draw.sample((GOOD, *FLAWS), 2)
+        else:
+            kinds = [GOOD, draw.choice([kind for kind in FLAWS if kind != "wrong"])]
         better, worse = sorted((draw.choice(by_kind[kind]) for kind in kinds), key=lambda answer: -answer.gold)
         if better.gold > worse.gold and (better, worse) not in taken:
             taken.append((better, worse))

@@ -20,7 +20,7 @@ from heedful.evaluate.reward_models import held_out, left_out
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, freeze, load_policy
-from heedful.rewards import Completion, Reward, score
+from heedful.rewards import Completion, Reward, RewardFunction, score
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.rollouts import Rollouts
@@ -37,15 +37,17 @@ class Answered:
     completions: list[Completion]
 
 
-def evaluate_scores(config: ScoresConfig) -> dict[str, Any]:
+def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
     """Mean score of a policy's responses with its 95 % interval, their length and the share that ended.
 
-    Raises DataError, CheckpointError, RewardError.
+    ``rewards`` are added to the config's: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError, RewardError.
     """
-    rewards = _rewards(config)
+    functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model])
     answered = _answer(config, config.model, prompts)
-    scores, _ = score(rewards, answered.completions)
+    scores, _ = score(functions, answered.completions)
     interval = mean_and_interval(scores)
     return {
         "score_mean": interval["mean"],
@@ -60,17 +62,18 @@ def evaluate_scores(config: ScoresConfig) -> dict[str, Any]:
     }
 
 
-def evaluate_win_rate(config: WinRateConfig) -> dict[str, Any]:
+def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
     """Share of prompts on which the policy scores higher than the baseline, ties one half, with its 95 % interval.
 
-    Both answer the same prompts, each read through its own tokenizer and template.
+    Both answer the same prompts, each read through its own tokenizer and template. ``rewards`` are added to the config's:
+    functions, `Reward` objects or strings.
 
-    Raises DataError, CheckpointError, RewardError.
+    Raises ConfigError, DataError, CheckpointError, RewardError.
     """
-    rewards = _rewards(config)
+    functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model, config.baseline])
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
-    our_scores, their_scores = (score(rewards, completions)[0] for completions in (ours, theirs))
+    our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(our_scores, their_scores, strict=True)]
     interval = mean_and_interval(wins)
     return {
@@ -207,10 +210,14 @@ def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt]) -> Ans
     return Answered(policy, rollouts, completions)
 
 
-def _rewards(config: ScoresConfig) -> list[Reward]:
+def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
+    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
+    wanted = [*config.rewards, *rewards]
+    if not wanted:
+        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return resolve_rewards(config.rewards, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
+    return resolve_rewards(wanted, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
 
 
 def _shape(answered: Answered) -> dict[str, float]:

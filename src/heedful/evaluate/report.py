@@ -22,12 +22,12 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "interval_95": 1.96 * (variance / n) ** 0.5}
 
 
-def check_result_file(output: Path | None) -> None:
+def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
     """Refuse a file that could not be written, before any work is done. Raises ConfigError."""
     if output is None:
         return
     if output.is_dir():
-        raise ConfigError(f"--output {output} is a folder; name a JSON file")
+        raise ConfigError(f"--output {output} is a folder; name {what}")
     blocking = blocking_file(output)
     if blocking is not None:
         raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")

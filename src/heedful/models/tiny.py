@@ -5,7 +5,7 @@ transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -25,19 +25,14 @@ from heedful.files import complete_or_absent
 
 Architecture = Literal["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"]
 DECODERS: tuple[Architecture, ...] = ("gpt2", "qwen2", "qwen3", "llama")
-PAD, END_OF_TEXT, TURN_START, TURN_END, CLS, SEP = (
-    "<|pad|>",
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|cls|>",
-    "<|sep|>",
-)
-SPECIALS = [PAD, END_OF_TEXT, TURN_START, TURN_END, CLS, SEP]
+PAD, END_OF_TEXT, TURN_END, CLS, SEP = "<|pad|>", "<|endoftext|>", "<|end|>", "<|cls|>", "<|sep|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+SPECIALS = [PAD, END_OF_TEXT, TURN_END, CLS, SEP, *ROLES]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+"""One token starts a turn and one ends it: spelled out in bytes, role names would be a third of a short conversation."""
 
 
 def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
@@ -54,19 +49,24 @@ def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
             single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ids
         )
         names |= {"cls_token": CLS, "sep_token": SEP}
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, additional_special_tokens=[TURN_START, TURN_END], **names
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=[TURN_END, *ROLES], **names)
     if not encoder:
         fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
 def tiny_config(
-    architecture: Architecture, *, vocab_size: int, hidden_size: int, num_layers: int, max_length: int
+    architecture: Architecture,
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    max_length: int,
+    initializer_range: float = 0.02,
 ) -> PreTrainedConfig:
     """A small configuration of a real architecture."""
-    common = {"vocab_size": vocab_size, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    common: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    common["initializer_range"] = initializer_range
     shape = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": 4}
     rest = {"intermediate_size": 2 * hidden_size, "max_position_embeddings": max_length}
     if architecture == "gpt2":
@@ -93,12 +93,18 @@ def make_tiny_model(
     hidden_size: int = 64,
     num_layers: int = 2,
     max_length: int = 512,
+    initializer_range: float = 0.02,
     seed: int = 0,
 ) -> None:
     """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier."""
     tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
     config = tiny_config(
-        architecture, vocab_size=len(tokenizer), hidden_size=hidden_size, num_layers=num_layers, max_length=max_length
+        architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        max_length=max_length,
+        initializer_range=initializer_range,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

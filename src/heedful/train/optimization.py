@@ -34,7 +34,7 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Op
                 parameter_groups.append(
                     {"params": chosen, "lr": learning_rate, "peak_lr": learning_rate, "weight_decay": decay}
                 )
-    return torch.optim.AdamW(parameter_groups, eps=options.adam_eps)
+    return torch.optim.AdamW(parameter_groups, betas=(0.9, options.adam_beta2), eps=options.adam_eps)
 
 
 def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:

@@ -12,7 +12,7 @@ from heedful import core
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.collate import collate
+from heedful.data.collate import collate_packed
 from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.sampler import BatchSampler
@@ -138,7 +138,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     sums = MetricSums()
     for start in range(0, len(ordered), micro_batch_size):
         part = ordered[start : start + micro_batch_size]
-        batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
+        batch = collate_packed([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
         if torch.is_grad_enabled():

@@ -1,0 +1,25 @@
+"""Settings of the learning curves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heedful.errors import ConfigError
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Draw the learning curves of runs; those of the same algorithm overlay."""
+
+    runs: tuple[str, ...]
+    """Folders of runs, such as runs/sft runs/ppo."""
+    output: Path = Path("curves.png")
+    """Picture to write: .png, .svg or .pdf."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", Path(self.output).expanduser())
+        if not self.runs:
+            raise ConfigError("--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo")
+        if self.output.suffix.lower() not in FORMATS:
+            raise ConfigError(f"--output {self.output} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")

@@ -1,0 +1,52 @@
+"""The demo's folder: refused where it is in use, and begun with the world's data and a random model."""
+
+from heedful.configs.demo import DemoConfig
+from heedful.configs.tiny import TinyConfig
+from heedful.demo.world import write_world
+from heedful.errors import ConfigError
+from heedful.files import blocking_file, complete_or_absent
+from heedful.models.tiny import make_tiny_model
+
+CONTENTS = {"world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}
+"""All that a demo writes."""
+
+
+def check_output(config: DemoConfig) -> None:
+    """Refuse an output folder that is in use; only what a demo wrote may be replaced. Raises ConfigError."""
+    output = config.output
+    if output.is_file():
+        raise ConfigError(f"--output {output} is a file; name a folder")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+    found = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    if not found:
+        return
+    foreign = sorted(found - CONTENTS) or ([] if "world" in found else sorted(found))
+    if foreign:
+        raise ConfigError(
+            f"--output {output} holds what no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose another "
+            "folder"
+        )
+    if not config.overwrite:
+        raise ConfigError(
+            f"--output {output} already holds a demo; choose another folder, or add --overwrite to replace it"
+        )
+
+
+def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
+    """Write the world's data and the random model; with them an older demo is replaced. Raises ConfigError."""
+    try:
+        with complete_or_absent(config.output) as folder:
+            write_world(folder / "world", config.seed)
+            make_tiny_model(
+                tiny.architecture,
+                folder / "base",
+                hidden_size=tiny.hidden_size,
+                num_layers=tiny.num_layers,
+                max_length=tiny.max_length,
+                initializer_range=tiny.initializer_range,
+                seed=tiny.seed,
+            )
+    except OSError as error:
+        raise ConfigError(f"--output {config.output} cannot be made: {error.strerror or error}") from error

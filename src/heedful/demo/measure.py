@@ -1,0 +1,100 @@
+"""What came of the demo: both models answer the held-out prompts, and the judge, the reward model and the bytes say how."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.data import prompt_key, read_prompts, split_by_prompt
+from heedful.demo.judge import gold_judge
+from heedful.demo.readable import unreadable
+from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
+from heedful.evaluate.reward_models import evaluate_accuracy
+
+FLAWLESS = 1.0
+"""The gold judge's score of an answer without any flaw."""
+Row = dict[str, Any]
+
+
+def measure_accuracy(config: PPOConfig, output: Path) -> float:
+    """Share of held-out pairs that the reward model orders as the gold judge does, label noise left aside."""
+    settings = AccuracyConfig(
+        reward_model=f"{output}/reward/final",
+        data=f"{output}/world/gold_preferences.jsonl",
+        eval_fraction=config.eval_fraction,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    return float(evaluate_accuracy(settings)["accuracy"])
+
+
+def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float], list[Row]]:
+    """Numbers of the summary, and both models' answers to every held-out prompt, by the public functions of evaluation.
+
+    ``config`` is that of the PPO run. The same seed gives the same responses in each of the calls.
+    """
+    held_out = split_by_prompt(read_prompts(config.data), config.eval_fraction)[1]
+    settings: dict[str, Any] = {
+        "data": config.data,
+        "eval_fraction": config.eval_fraction,
+        "max_new_tokens": config.max_new_tokens,
+        "num_samples": len(held_out),
+        "seed": config.seed,
+        "device": config.device,
+        "dtype": config.dtype,
+    }
+    sft, ppo = config.model, f"{output}/ppo/final"
+    versus = WinRateConfig(model=ppo, baseline=sft, **settings)
+    gold = evaluate_win_rate(versus, rewards=[gold_judge])
+    learned = evaluate_win_rate(versus, rewards=config.rewards)
+    before, after = (evaluate_scores(ScoresConfig(model=m, **settings), rewards=[unreadable]) for m in (sft, ppo))
+    kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))
+    asked = zip(held_out, gold["samples"], learned["samples"], strict=True)
+    answers = [_answer(p.columns["family"], prompt_key(p.prompt), by_gold, by_model) for p, by_gold, by_model in asked]
+    numbers = {
+        "prompts": len(held_out),
+        "sft.gold": gold["baseline_score_mean"],
+        "ppo.gold": gold["score_mean"],
+        "sft.flawless_frac": _flawless(answers, "sft"),
+        "ppo.flawless_frac": _flawless(answers, "ppo"),
+        "ppo.win_rate": gold["win_rate"],
+        "sft.reward": learned["baseline_score_mean"],
+        "ppo.reward": learned["score_mean"],
+        "ppo.reward_win_rate": learned["win_rate"],
+        "ppo.kl": kl["kl"],
+        "sft.eos_frac": before["eos_frac"],
+        "ppo.eos_frac": after["eos_frac"],
+        "sft.empty_frac": before["score_mean"],
+        "ppo.empty_frac": after["score_mean"],
+    }
+    return numbers, answers
+
+
+def first_of_families(answers: Sequence[Row], number: int) -> list[Row]:
+    """The first answers of the first families, as they stand in the file: nobody chose them."""
+    first: dict[str, Row] = {}
+    for row in answers:
+        first.setdefault(row["family"], row)
+    return list(first.values())[:number]
+
+
+def _answer(family: str, prompt: str, by_gold: Row, by_model: Row) -> Row:
+    """One line of answers.jsonl, from the same responses under the gold judge and under the reward model."""
+    same = ("prompt", "response", "baseline")
+    assert [by_gold[name] for name in same] == [by_model[name] for name in same], "the seed no longer fixes responses"
+    assert by_gold["prompt"] == prompt
+    return {
+        "family": family,
+        "prompt": prompt,
+        "sft_response": by_gold["baseline"],
+        "sft_reward": by_model["baseline score"],
+        "sft_gold": by_gold["baseline score"],
+        "ppo_response": by_gold["response"],
+        "ppo_reward": by_model["score"],
+        "ppo_gold": by_gold["score"],
+    }
+
+
+def _flawless(answers: Sequence[Row], model: str) -> float:
+    return sum(row[f"{model}_gold"] == FLAWLESS for row in answers) / len(answers)

@@ -1,0 +1,208 @@
+"""The demo: a random model goes through SFT, a reward model and PPO in the built-in world, and is measured at the end.
+
+Every stage is what the commands ``heedful sft``, ``reward`` and ``ppo`` do with the settings in ``recipe/``.
+"""
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from heedful.configs.demo import DemoConfig
+from heedful.configs.parse import parse
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.configs.tiny import TinyConfig
+from heedful.data import prompt_key, read_prompts, split_by_prompt
+from heedful.demo import story
+from heedful.demo.folder import check_output, make_beginning
+from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
+from heedful.demo.story import Sizes
+from heedful.demo.world import GOOD
+from heedful.display import print_table
+from heedful.errors import ConfigError
+from heedful.evaluate.curves import draw_curves
+from heedful.files import to_json, write_json
+from heedful.models.device import resolve_device
+from heedful.train.ppo import train_ppo
+from heedful.train.reward import train_reward
+from heedful.train.sft import train_sft
+
+C = TypeVar("C")
+RECIPE = Path(__file__).parent / "recipe"
+STAGES = ("sft", "reward", "ppo")
+WIDTH = 100
+"""Columns of prose, and of tables where standard output is no terminal."""
+SHOWN_ANSWERS = 12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configurations of the four steps, as the commands would parse them."""
+
+    tiny: TinyConfig
+    sft: SFTConfig
+    reward: RewardConfig
+    ppo: PPOConfig
+
+
+def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
+    """Make a world and a random model, train it in three stages, measure it, tell it all. Returns what summary.json holds.
+
+    ``recipe`` is a folder with tiny.yaml, sft.yaml, reward.yaml and ppo.yaml.
+
+    Raises ConfigError before anything is written; DataError, CheckpointError, RewardError, TrainingError.
+    """
+    started = time.perf_counter()
+    settings = read_recipe(config, recipe)
+    check_output(config)
+    resolve_device(config.device)
+    console = Console() if Console().is_terminal else Console(width=WIDTH)
+    make_beginning(config, settings.tiny)
+    sizes = sizes_of(config.output, settings.ppo.eval_fraction)
+    _say(console, "heedful demo", story.opening(sizes))
+    trained = _train(console, settings, sizes, config.output)
+    _say(console, "Before and after", story.before_measuring(sizes))
+    measured, answers = measure_policies(settings.ppo, config.output)
+    write_rows(config.output / "answers.jsonl", answers)
+    draw_curves([config.output / stage for stage in STAGES], config.output / "curves.png")
+    summary = {"seed": config.seed, **measured, **trained, "peak_memory_gb": peak_memory_gb()}
+    summary |= {"seconds": round(time.perf_counter() - started, 2)}
+    write_json(config.output / "summary.json", summary)
+    _show_results(console, summary, answers)
+    _say(console, "Why", story.why(summary, sizes))
+    _show_next_steps(console, config, settings.ppo, summary["seconds"])
+    return summary
+
+
+def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> dict[str, float]:
+    """The three stages, each told before and after. Returns their part of the summary."""
+    _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
+    sft = train_sft(settings.sft)
+    _say(console, "", story.after_sft(sft))
+    _say(console, "Stage 2 of 3: the reward model", story.before_reward(settings.reward, sizes))
+    reward = train_reward(settings.reward)
+    accuracy = measure_accuracy(settings.ppo, output)
+    _say(console, "", story.after_reward(reward, accuracy))
+    _say(console, "Stage 3 of 3: PPO", story.before_ppo(settings.ppo))
+    ppo = train_ppo(settings.ppo)
+    _say(console, "", story.after_ppo(ppo))
+    seconds = {f"{name}.seconds": done["seconds"] for name, done in zip(STAGES, (sft, reward, ppo), strict=True)}
+    return {"reward.accuracy": accuracy, **seconds}
+
+
+def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
+    """The recipe's YAML files with the demo's folders, seed and device: what a user could type after each command.
+
+    Raises ConfigError, also where the files do not hold out the same prompts.
+    """
+    out = config.output
+
+    def read(config_class: type[C], name: str, *flags: str) -> C:
+        words = [str(recipe / f"{name}.yaml"), f"--output={out}/{'base' if name == 'tiny' else name}", *flags]
+        return parse(config_class, [*words, f"--seed={config.seed}"], prog=f"heedful {name}")
+
+    def sources(model: str, data: str) -> list[str]:
+        places = [f"--model={out}/{model}", f"--data={out}/world/{data}.jsonl"]
+        return [*places, f"--device={config.device}", f"--dtype={config.dtype}"]
+
+    settings = Settings(
+        tiny=read(TinyConfig, "tiny"),
+        sft=read(SFTConfig, "sft", *sources("base", "demonstrations")),
+        reward=read(RewardConfig, "reward", *sources("sft/final", "preferences")),
+        ppo=read(PPOConfig, "ppo", *sources("sft/final", "prompts"), "--rewards", f"model:{out}/reward/final"),
+    )
+    fractions = {name: getattr(settings, name).eval_fraction for name in STAGES}
+    if len(set(fractions.values())) > 1 or not fractions["ppo"]:
+        raise ConfigError(
+            f"{recipe}: all stages must hold out the same prompts, so eval_fraction must be one number above 0; got "
+            f"{', '.join(f'{fraction} in {name}.yaml' for name, fraction in fractions.items())}"
+        )
+    return settings
+
+
+def sizes_of(output: Path, eval_fraction: float) -> Sizes:
+    """How many records of the world are trained on, and how large the random model is."""
+    world = output / "world"
+    prompts = read_prompts(str(world / "prompts.jsonl"))
+    held_out = {prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, eval_fraction)[1]}
+    demonstrations, pairs = (
+        [row for row in read_rows(world / f"{name}.jsonl") if row["prompt"][0]["content"] not in held_out]
+        for name in ("demonstrations", "preferences")
+    )
+    return Sizes(
+        prompts=len(prompts),
+        held_out=len(held_out),
+        demonstrations=len(demonstrations),
+        good_share=sum(row["kind"] == GOOD for row in demonstrations) / len(demonstrations),
+        pairs=len(pairs),
+        swapped_share=sum(row["flipped"] for row in pairs) / len(pairs),
+        parameters=(output / "base" / "model.safetensors").stat().st_size // 4,
+    )
+
+
+def peak_memory_gb() -> float:
+    """The most memory that this process has held, in GB; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0.0
+    from resource import RUSAGE_SELF, getrusage
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(getrusage(RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The objects of a JSON Lines file that heedful wrote."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Objects as UTF-8 JSON Lines."""
+    path.write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
+
+
+def _show_results(console: Console, summary: dict[str, Any], answers: Sequence[Row]) -> None:
+    """The answers of both models side by side, and the numbers of both."""
+    shown = [
+        {
+            "prompt": row["prompt"],
+            "SFT answer": row["sft_response"],
+            "SFT reward": row["sft_reward"],
+            "SFT gold": row["sft_gold"],
+            "PPO answer": row["ppo_response"],
+            "PPO reward": row["ppo_reward"],
+            "PPO gold": row["ppo_gold"],
+        }
+        for row in first_of_families(answers, SHOWN_ANSWERS)
+    ]
+    for rows in (shown, story.results(summary)):
+        console.print()
+        print_table(console, "", rows)
+    _say(console, "", story.after_measuring(summary))
+
+
+def _show_next_steps(console: Console, config: DemoConfig, ppo: PPOConfig, seconds: float) -> None:
+    _say(console, "What to run next", story.what_is_there(config, seconds))
+    for heading, commands in story.next_steps(config, ppo):
+        console.print()
+        console.print(heading, markup=False, highlight=False)
+        for command in commands:
+            console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(console: Console, heading: str, text: str) -> None:
+    """An empty line, a heading where there is one, and paragraphs of at most `WIDTH` columns."""
+    console.print()
+    if heading:
+        console.print(heading, style="bold", markup=False, highlight=False)
+    for paragraph in text.split("\n"):
+        wrapped = textwrap.fill(paragraph, min(console.width, WIDTH), break_on_hyphens=False)
+        console.print(wrapped, markup=False, highlight=False, soft_wrap=True)

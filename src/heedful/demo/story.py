@@ -1,0 +1,217 @@
+"""What the demo tells its reader before and after each stage: texts made of settings and results, no work."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.configs.demo import DemoConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.demo.world import FLAWS
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the world is; records of held-out prompts are not counted among those to train on."""
+
+    prompts: int
+    held_out: int
+    demonstrations: int
+    good_share: float
+    pairs: int
+    swapped_share: float
+    parameters: int
+
+
+def opening(sizes: Sizes) -> str:
+    return (
+        "This demo takes a language model from random weights through the three stages of learning from human feedback. "
+        f"What users ask is {sizes.prompts:,} short questions in English and Chinese. In the place of people stands a "
+        "program that knows every right answer, the gold judge: it says which of two answers is better, and it marks the "
+        "models at the end, from 0 to 1. Nothing is ever trained on its marks.\n"
+        f"{sizes.held_out} of the prompts are held out: no stage trains on them, and whatever is called held out below "
+        "is measured on them.\n"
+        f"The model has Qwen3's shape, {sizes.parameters:,} random weights, and reads and writes single bytes: it does "
+        "not know a letter yet."
+    )
+
+
+def before_sft(config: SFTConfig, sizes: Sizes) -> str:
+    flaws = f"{', '.join(FLAWS[:-1])} or {FLAWS[-1]}"
+    return (
+        f"The model learns to continue prompts as {sizes.demonstrations:,} demonstrations do, byte by byte. As in real "
+        f"data, their quality is mixed: {_percent(sizes.good_share)} are good, the others {flaws}. SFT imitates them all "
+        "alike.\n"
+        "In the progress line, loss is the surprise at the next byte, in nats: about 5.6 is blind guessing, and it cannot "
+        "reach 0, because nobody can tell which kind of answer comes next. lr is the learning rate, tokens/s the speed. "
+        f"Expect a steep fall early in {_its_steps(config.max_steps)}, then a slow one."
+    )
+
+
+def after_sft(summary: Summary) -> str:
+    first, last = _change(summary, "eval/loss")
+    return (
+        f"Held-out loss {first:.2f} -> {last:.2f} nats a byte ({_work(summary)}). The model now answers, well or badly, "
+        "as its demonstrations did."
+    )
+
+
+def before_reward(config: RewardConfig, sizes: Sizes) -> str:
+    return (
+        "A copy of the SFT model gets a score in the place of the next byte. It learns from "
+        f"{sizes.pairs:,} pairs of answers to give the preferred one the higher score. The gold judge chose, and then "
+        f"{_percent(sizes.swapped_share)} of the pairs were swapped, because people err too.\n"
+        "In the progress line, loss is -log sigmoid(chosen score - rejected score): 0.69 is guessing. accuracy is the "
+        "share of pairs in the labelled order: 0.5 is guessing, and more than "
+        f"{1 - sizes.swapped_share:.2f} on new pairs would be luck, because nobody can guess the swaps. margin is the "
+        f"mean difference of the two scores. Expect most of the rise early in {_its_steps(config.max_steps)}."
+    )
+
+
+def after_reward(summary: Summary, accuracy: float) -> str:
+    first, last = _change(summary, "eval/accuracy")
+    return (
+        f"It puts {100 * last:.0f} of 100 held-out pairs in the labelled order, {100 * first:.0f} before "
+        f"({_work(summary)}). With the swaps undone it agrees with the gold judge on {100 * accuracy:.0f} of 100."
+    )
+
+
+def before_ppo(config: PPOConfig) -> str:
+    steered = f", a price that is steered towards {config.kl_target:g} nats an answer" if config.kl_target else ""
+    return (
+        f"In each of {_steps(config.steps)} the model answers {config.rollout_batch_size} prompts and the reward model "
+        "scores the answers; PPO makes what led to better scores than expected more likely, and the rest less. Moving "
+        f"away from the SFT model costs {config.kl_coef:g} a nat of KL{steered}: so the text stays text.\n"
+        "In the progress line, score is the reward model's mean and should rise. kl says how far the answers have moved "
+        "from the SFT model, in nats an answer; beyond about 20 a policy has usually learned to fool its reward model. "
+        "entropy is how undecided the model is at each byte and falls slowly, length counts the bytes of an answer, eos "
+        "is the share of answers that end by themselves."
+    )
+
+
+def after_ppo(summary: Summary) -> str:
+    first, last = _change(summary, "eval/score_mean")
+    kl = summary["last_evaluation"]["eval/kl"]
+    return (
+        f"Held-out score by the reward model {first:.2f} -> {last:.2f}, at a KL of {kl:.1f} nats an answer "
+        f"({_work(summary)}). Whether that is better in truth is for the gold judge to say."
+    )
+
+
+def before_measuring(sizes: Sizes) -> str:
+    return (
+        f"Both models, SFT and PPO, now answer all {sizes.held_out} held-out prompts at temperature 1, with the same "
+        "random numbers. reward is the reward model's score, gold is the gold judge's, from 0 to 1.\n"
+        "The table shows the first held-out prompt of each of the first twelve kinds of question, so nobody chose them; "
+        "answers.jsonl has all."
+    )
+
+
+def results(numbers: Summary) -> list[dict[str, str]]:
+    """Rows of the table of results."""
+    rows = [
+        ("gold judge, mean score", "{:.2f}", "gold"),
+        ("answers without any flaw", "{:.0%}", "flawless_frac"),
+        ("reward model, mean score", "{:z.2f}", "reward"),
+        ("answers that end", "{:.1%}", "eos_frac"),
+        ("empty answers or broken bytes", "{:.1%}", "empty_frac"),
+    ]
+    return [
+        {
+            f"{numbers['prompts']} held-out prompts": name,
+            "SFT": form.format(numbers[f"sft.{key}"]),
+            "PPO": form.format(numbers[f"ppo.{key}"]),
+        }
+        for name, form, key in rows
+    ]
+
+
+def after_measuring(numbers: Summary) -> str:
+    return (
+        f"Asked which of two answers to the same prompt is better, the gold judge takes PPO's in "
+        f"{_percent(numbers['ppo.win_rate'])} of the cases, ties counted half. The KL of PPO to SFT is "
+        f"{numbers['ppo.kl']:.1f} nats an answer."
+    )
+
+
+def why(numbers: Summary, sizes: Sizes) -> str:
+    before, after = numbers["sft.gold"], numbers["ppo.gold"]
+    if after <= before:
+        return (
+            f"This time it did not get better: gold {before:.2f} -> {after:.2f}. Look at the curves: either the loss or "
+            "the accuracy was still moving when its stage ended, or PPO took too few steps or too large ones."
+        )
+    return (
+        f"Gold {before:.2f} -> {after:.2f}, without a single new fact. SFT imitates every demonstration, the good "
+        f"{_percent(sizes.good_share)} and the flawed {_percent(1 - sizes.good_share)} alike, so its answers are such a "
+        "mixture too: the model can answer well, but does not know that it should. The reward model learned from pairs "
+        "which kind people prefer. PPO moves probability to that kind, and the KL penalty keeps the rest of the model as "
+        "it was."
+    )
+
+
+def what_is_there(config: DemoConfig, seconds: float) -> str:
+    return (
+        f"All of it took {seconds:.0f} s and lies in {config.output}: summary.json, answers.jsonl, curves.png (the "
+        "learning curves), world/ (the data), base/, sft/, reward/ and ppo/ (the models)."
+    )
+
+
+def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[str]]]:
+    """What to run next: a heading, and commands under it that a shell takes as they are."""
+    out = str(config.output)
+    policy, start, again = f"{out}/ppo/final", f"{out}/sft/final", f"{out}-again"
+    length = ["--max-new-tokens", str(ppo.max_new_tokens)]
+    machine = ["--dtype", config.dtype, *(["--device", config.device] if config.device != "auto" else [])]
+    measured = ["--data", ppo.data, "--eval-fraction", str(ppo.eval_fraction), *length]
+    measured += ["--seed", str(config.seed), *machine]
+    rewards = ["--rewards", *ppo.rewards]
+    return [
+        (
+            "Talk to the model, and to the one before PPO:",
+            [_line("chat", "--model", m, *length) for m in (policy, start)],
+        ),
+        (
+            "Measure it again:",
+            [
+                _line("evaluate", "win-rate", "--model", policy, "--baseline", start, *measured, *rewards),
+                _line("evaluate", "kl", "--model", policy, "--reference", start, *measured),
+            ],
+        ),
+        ("Look at every curve:", [shlex.join(["tensorboard", "--logdir", out])]),
+        (
+            "Repeat a stage alone; a flag such as --kl-coef 0.2 changes it:",
+            [
+                _line(stage, f"{out}/{stage}/config.yaml", "--output", f"{again}/{stage}")
+                for stage in ("sft", "reward", "ppo")
+            ],
+        ),
+    ]
+
+
+def _line(*words: str) -> str:
+    return shlex.join(["heedful", *words])
+
+
+def _change(summary: Summary, name: str) -> tuple[float, float]:
+    return summary["first_evaluation"][name], summary["last_evaluation"][name]
+
+
+def _work(summary: Summary) -> str:
+    return f"{_steps(summary['steps'])}, {summary['seconds']:.0f} s"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _its_steps(count: int | None) -> str:
+    return "the run" if count is None else f"its {_steps(count)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

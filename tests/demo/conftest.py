@@ -1,0 +1,23 @@
+"""A demo that is small enough for the suite: the real pipeline and the whole world, a few steps of a very small model."""
+
+from pathlib import Path
+
+import pytest
+
+COMMON = "eval_fraction: 0.15\neval_every: 0\nsample_every: 0\n"
+RECIPE = {
+    "tiny": "hidden_size: 32\nnum_layers: 1\nmax_length: 128\ninitializer_range: 0.15\n",
+    "sft": f"max_steps: 60\nbatch_size: 16\nmicro_batch_size: 16\nlearning_rate: 1e-2\n{COMMON}",
+    "reward": f"max_steps: 6\nbatch_size: 16\nmicro_batch_size: 64\nlearning_rate: 3e-3\n{COMMON}",
+    "ppo": "steps: 3\nrollout_batch_size: 32\nminibatch_size: 16\nmicro_batch_size: 16\nmax_new_tokens: 12\n"
+    f"learning_rate: 2e-3\neval_prompts: 16\n{COMMON}",
+}
+
+
+@pytest.fixture(scope="session")
+def small_recipe(tmp_path_factory):
+    """The folder of a recipe of a few steps."""
+    folder: Path = tmp_path_factory.mktemp("recipe")
+    for name, text in RECIPE.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,361 @@
+"""The demo from end to end on a few steps: what it writes, says and measures. That it learns is test_five_seeds.py."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from heedful.cli import main
+from heedful.configs.demo import DemoConfig
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
+from heedful.configs.parse import parse
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
+from heedful.data.loading import load_split
+from heedful.demo import story
+from heedful.demo.facts import FAMILIES
+from heedful.demo.folder import CONTENTS, check_output, make_beginning
+from heedful.demo.judge import gold_judge
+from heedful.demo.measure import measure_accuracy, measure_policies
+from heedful.demo.pipeline import RECIPE, STAGES, read_recipe, run_demo
+from heedful.demo.world import instructions
+from heedful.errors import ConfigError
+from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
+from heedful.evaluate.reward_models import evaluate_accuracy
+
+SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")
+SHARES += tuple(f"{model}.{what}_frac" for model in ("sft", "ppo") for what in ("eos", "empty", "flawless"))
+OF_THE_MACHINE = {"seconds", *(f"{stage}.seconds" for stage in STAGES), "peak_memory_gb"}
+"""What the same seed does not fix."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A demo that has run."""
+
+    folder: Path
+    summary: dict
+    said: str
+
+
+@pytest.fixture(scope="module")
+def demo(small_recipe, tmp_path_factory):
+    """In a folder whose name a shell would split, and which is not ASCII."""
+    folder = tmp_path_factory.mktemp("演示") / "第 1 次"
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        summary = run_demo(DemoConfig(output=folder, device="cpu"), small_recipe)
+    return Done(folder, summary, said.getvalue())
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def held_out_prompts(demo):
+    prompts = read_prompts(str(demo.folder / "world" / "prompts.jsonl"))
+    return [prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, 0.15)[1]]
+
+
+def test_everything_is_written(demo):
+    assert {path.name for path in demo.folder.iterdir()} == CONTENTS
+    assert {path.name for path in (demo.folder / "world").iterdir()} == {
+        "demonstrations.jsonl",
+        "preferences.jsonl",
+        "gold_preferences.jsonl",
+        "prompts.jsonl",
+    }
+    assert (demo.folder / "base" / "model.safetensors").is_file()
+    for stage in STAGES:
+        assert {"config.yaml", "metrics.jsonl", "summary.json", "final"} <= {
+            path.name for path in (demo.folder / stage).iterdir()
+        }
+    assert (demo.folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
+    hidden = [path.name for path in demo.folder.parent.iterdir() if path.name.startswith(".")]
+    assert hidden == []
+
+
+def test_the_summary_has_its_numbers(demo):
+    assert demo.summary == json.loads((demo.folder / "summary.json").read_text(encoding="utf-8"))
+    assert set(demo.summary) >= {"seed", "prompts", "sft.reward", "ppo.reward", "ppo.kl", *SHARES, *OF_THE_MACHINE}
+    for name, value in demo.summary.items():
+        assert isinstance(value, int | float), name
+        assert math.isfinite(value), name
+    for name in SHARES:
+        assert 0 <= demo.summary[name] <= 1, name
+    assert (demo.summary["seed"], demo.summary["prompts"]) == (0, len(held_out_prompts(demo)))
+    assert demo.summary["ppo.kl"] > 0
+    assert demo.summary["seconds"] > sum(demo.summary[f"{stage}.seconds"] for stage in STAGES) > 0
+    assert 0.1 < demo.summary["peak_memory_gb"] < 20
+
+
+def test_the_public_functions_measure_the_same_again(demo):
+    settings = {
+        "data": str(demo.folder / "world" / "prompts.jsonl"),
+        "eval_fraction": 0.15,
+        "max_new_tokens": 12,
+        "num_samples": 1000,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    sft, ppo = str(demo.folder / "sft" / "final"), str(demo.folder / "ppo" / "final")
+    reward = f"model:{demo.folder / 'reward' / 'final'}"
+    again = {}
+    rows = {}
+    for name, model in (("sft", sft), ("ppo", ppo)):
+        by_gold = evaluate_scores(ScoresConfig(model=model, **settings), rewards=[gold_judge])
+        by_model = evaluate_scores(ScoresConfig(model=model, rewards=(reward,), **settings))
+        again |= {f"{name}.gold": by_gold["score_mean"], f"{name}.reward": by_model["score_mean"]}
+        again |= {f"{name}.eos_frac": by_gold["eos_frac"]}
+        rows[name] = [
+            (one["prompt"], one["response"], other["score"], one["score"])
+            for one, other in zip(by_gold["samples"], by_model["samples"], strict=True)
+        ]
+    kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))
+    again |= {"ppo.kl": kl["kl"], "prompts": kl["prompts"]}
+    won = evaluate_win_rate(WinRateConfig(model=ppo, baseline=sft, **settings), rewards=[gold_judge])
+    again |= {"ppo.win_rate": won["win_rate"]}
+    accuracy = AccuracyConfig(
+        reward_model=reward.removeprefix("model:"),
+        data=str(demo.folder / "world" / "gold_preferences.jsonl"),
+        eval_fraction=0.15,
+        device="cpu",
+        dtype="float32",
+    )
+    again |= {"reward.accuracy": evaluate_accuracy(accuracy)["accuracy"]}
+    assert again == pytest.approx({name: demo.summary[name] for name in again}, abs=1e-5)
+    assert again["sft.gold"] != again["ppo.gold"], "or nothing tells the models apart"
+    for answer, before, after in zip(rows_of(demo.folder / "answers.jsonl"), rows["sft"], rows["ppo"], strict=True):
+        for name, (prompt, response, by_model, by_gold) in (("sft", before), ("ppo", after)):
+            assert (answer["prompt"], answer[f"{name}_response"]) == (prompt, response)
+            assert answer[f"{name}_reward"] == pytest.approx(by_model, abs=1e-4)
+            assert answer[f"{name}_gold"] == by_gold
+
+
+def test_the_numbers_are_those_of_the_answers(demo):
+    """The same shares counted from the texts; broken bytes are U+FFFD there."""
+    answers = rows_of(demo.folder / "answers.jsonl")
+    assert len(answers) == demo.summary["prompts"]
+    for model in ("sft", "ppo"):
+        gold = [row[f"{model}_gold"] for row in answers]
+        assert demo.summary[f"{model}.gold"] == pytest.approx(sum(gold) / len(gold))
+        assert demo.summary[f"{model}.flawless_frac"] == gold.count(1.0) / len(gold)
+        texts = [row[f"{model}_response"] for row in answers]
+        broken = sum("\ufffd" in text or not text.strip() for text in texts)
+        assert len(texts) > demo.summary[f"{model}.empty_frac"] * len(texts) >= broken > 0
+    wins = [(row["ppo_gold"] > row["sft_gold"]) + 0.5 * (row["ppo_gold"] == row["sft_gold"]) for row in answers]
+    assert demo.summary["ppo.win_rate"] == pytest.approx(sum(wins) / len(wins))
+
+
+def test_the_same_seed_measures_the_same(demo):
+    """Exactly. That the world, the random model and each stage repeat is tested below, byte by byte."""
+    config = parse(PPOConfig, [str(demo.folder / "ppo" / "config.yaml"), "--output=o"], prog="test")
+    numbers, answers = measure_policies(config, demo.folder)
+    assert numbers == {name: demo.summary[name] for name in numbers}
+    assert answers == rows_of(demo.folder / "answers.jsonl")
+    assert measure_accuracy(config, demo.folder) == demo.summary["reward.accuracy"]
+    assert set(demo.summary) == {*numbers, "seed", "reward.accuracy", *OF_THE_MACHINE}
+
+
+def test_nothing_that_was_held_out_was_trained_on(demo):
+    """Each stage's own split, read back from its saved configuration."""
+    held_out = set(held_out_prompts(demo))
+    assert {row["prompt"] for row in rows_of(demo.folder / "answers.jsonl")} == held_out
+    readers = {"sft": read_demonstrations, "reward": read_rankings, "ppo": read_prompts}
+    classes = {"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}
+    for stage in STAGES:
+        config = parse(classes[stage], [str(demo.folder / stage / "config.yaml"), "--output=o"], prog="test")
+        train, kept, counts = load_split(readers[stage], config)
+        assert not held_out & {prompt_key(item.prompt) for item in train}
+        assert held_out == {prompt_key(item.prompt) for item in kept}
+        done = json.loads((demo.folder / stage / "summary.json").read_text(encoding="utf-8"))
+        assert done["data"] == counts
+        assert counts["train"] + counts["held_out"] == counts["records"]
+
+
+def test_the_table_shows_the_first_answers_of_twelve_families(demo):
+    lines = demo.said.split("\n")
+    start = next(number for number, line in enumerate(lines) if line.startswith("┏"))
+    end = next(number for number, line in enumerate(lines) if number > start and line.startswith("└"))
+    assert sum(line.startswith("├") for line in lines[start:end]) + 1 == 12
+    assert max(cell_len(line) for line in lines[start:end]) <= 100
+    table = "\n".join(lines[start:end])
+    answers = rows_of(demo.folder / "answers.jsonl")
+    for family in FAMILIES[:12]:
+        first = next(row for row in answers if row["family"] == family.name)
+        assert first["prompt"].split(" ")[0] in table
+        assert f"{first['ppo_gold']:.2f}" in table
+        assert f"{first['sft_reward']:z.2f}" in table
+    assert [row["prompt"] for row in answers] == held_out_prompts(demo)
+
+
+def test_the_story_says_what_happened(demo):
+    """The numbers in the text are those of the files, in lines that a terminal of 100 columns shows whole."""
+    text = " ".join(demo.said.split())
+    done = {stage: json.loads((demo.folder / stage / "summary.json").read_text("utf-8")) for stage in STAGES}
+    sizes = {stage: done[stage]["data"]["train"] for stage in STAGES}
+    loss = [done["sft"][f"{which}_evaluation"]["eval/loss"] for which in ("first", "last")]
+    score = [done["ppo"][f"{which}_evaluation"]["eval/score_mean"] for which in ("first", "last")]
+    order = done["reward"]["last_evaluation"]["eval/accuracy"]
+    for fragment in (
+        f"{len(instructions()):,} short questions",
+        f"{demo.summary['prompts']} of the prompts are held out",
+        "Nothing is ever trained on its marks",
+        f"{sizes['sft']:,} demonstrations",
+        f"{sizes['reward']:,} pairs",
+        "40 % are good",
+        "5 % of the pairs were swapped",
+        f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats a byte (60 steps",
+        f"{100 * order:.0f} of 100 held-out pairs in the labelled order",
+        f"agrees with the gold judge on {100 * demo.summary['reward.accuracy']:.0f} of 100",
+        "In each of 3 steps the model answers 32 prompts",
+        f"{score[0]:.2f} -> {score[1]:.2f}, at a KL of",
+        f"{demo.summary['sft.gold']:.2f} -> {demo.summary['ppo.gold']:.2f}",
+    ):
+        assert fragment in text, fragment
+    commands = [line for line in demo.said.split("\n") if line.startswith(("  heedful", "  tensorboard"))]
+    assert len(commands) == 8
+    others = [line for line in demo.said.split("\n") if line not in commands]
+    assert max(cell_len(line) for line in others if "第 1 次" not in line) <= 100
+    assert "\x1b" not in demo.said
+
+
+def test_the_printed_commands_run_and_agree(demo, tmp_path, monkeypatch, capsys):
+    """Copied from the output into a shell: measures give the summary's numbers, stages the same weights."""
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(line) for line in demo.said.split("\n") if line.startswith("  heedful ")]
+    said = []
+    for command in commands:
+        monkeypatch.setattr("sys.stdin", io.StringIO("你好\n"))
+        assert main(command[1:]) == 0, command
+        said.append(capsys.readouterr().out)
+    kinds = [" ".join(command[1:3]) if command[1] == "evaluate" else command[1] for command in commands]
+    assert kinds == ["chat", "chat", "evaluate win-rate", "evaluate kl", *STAGES]
+    assert re.search(r"^win_rate: (\S+)$", said[2], re.M)[1] == f"{demo.summary['ppo.reward_win_rate']:.4f}"
+    assert re.search(r"^kl: (\S+)$", said[3], re.M)[1] == f"{demo.summary['ppo.kl']:.4f}"
+    for stage in STAGES:
+        weights = [
+            (folder / stage / "final" / "model.safetensors").read_bytes()
+            for folder in (demo.folder, demo.folder.with_name(demo.folder.name + "-again"))
+        ]
+        assert weights[0] == weights[1], stage
+    (board,) = (shlex.split(line) for line in demo.said.split("\n") if line.startswith("  tensorboard "))
+    assert board == ["tensorboard", "--logdir", str(demo.folder)]
+    assert len(list(demo.folder.glob("*/tensorboard/events*"))) == 3
+
+
+def test_the_story_admits_that_nothing_was_gained():
+    sizes = story.Sizes(1, 1, 1, 0.4, 1, 0.05, 1)
+    assert "did not get better: gold 0.50 -> 0.50" in story.why({"sft.gold": 0.5, "ppo.gold": 0.5}, sizes)
+    better = story.why({"sft.gold": 0.5, "ppo.gold": 0.75}, sizes)
+    assert better.startswith("Gold 0.50 -> 0.75")
+    assert "the good 40 % and the flawed 60 % alike" in better
+
+
+def test_the_shipped_recipe_is_what_its_commands_parse():
+    """Each file says how it is run, in words that the command takes, and sets what the demo sets."""
+    settings = read_recipe(DemoConfig(), RECIPE)
+    for name in ("tiny", *STAGES):
+        text = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
+        (line,) = (line for line in text.splitlines() if line.startswith("# heedful "))
+        words = shlex.split(line.removeprefix("# heedful "))
+        assert words[:2] == [name, f"src/heedful/demo/recipe/{name}.yaml"]
+        typed = parse(type(getattr(settings, name)), [str(RECIPE / f"{name}.yaml"), *words[2:]], prog="test")
+        assert typed == getattr(settings, name)
+    assert settings.sft.eval_fraction == settings.reward.eval_fraction == settings.ppo.eval_fraction > 0
+
+
+def test_seed_device_and_folder_reach_every_stage(small_recipe):
+    config = DemoConfig(output="出 口", seed=7, device="cpu", dtype="bfloat16")
+    settings = read_recipe(config, small_recipe)
+    assert settings.tiny.seed == 7
+    assert settings.tiny.output == Path("出 口/base")
+    for stage in STAGES:
+        own = getattr(settings, stage)
+        assert (own.seed, own.device, own.dtype, own.output) == (7, "cpu", "bfloat16", Path("出 口") / stage)
+    assert (settings.sft.model, settings.reward.model, settings.ppo.model) == (
+        "出 口/base",
+        "出 口/sft/final",
+        "出 口/sft/final",
+    )
+    assert settings.ppo.rewards == ("model:出 口/reward/final",)
+
+
+@pytest.mark.parametrize("fractions", [("0.15", "0.1", "0.15"), ("0", "0", "0")])
+def test_a_recipe_that_holds_out_different_prompts_is_refused(small_recipe, tmp_path, fractions):
+    for name in ("tiny", *STAGES):
+        text = (small_recipe / f"{name}.yaml").read_text(encoding="utf-8")
+        fraction = dict(zip(STAGES, fractions, strict=True)).get(name, "")
+        (tmp_path / f"{name}.yaml").write_text(
+            text.replace("eval_fraction: 0.15", f"eval_fraction: {fraction}"), encoding="utf-8"
+        )
+    with pytest.raises(
+        ConfigError, match=rf"eval_fraction must be one number above 0; got .*{fractions[1]}.* in reward"
+    ):
+        run_demo(DemoConfig(output=tmp_path / "新"), tmp_path)
+    assert not (tmp_path / "新").exists()
+
+
+@pytest.mark.parametrize(
+    ("present", "flags", "fragments"),
+    [
+        (["world/prompts.jsonl"], [], ["already holds a demo", "--overwrite"]),
+        (["world/prompts.jsonl", "论文.md"], ["--overwrite"], ["论文.md", "left alone"]),
+        (["summary.json"], ["--overwrite"], ["summary.json", "left alone"]),
+        (["环境/x"], [], ["环境", "left alone"]),
+        (None, [], ["is a file"]),
+    ],
+)
+def test_a_folder_in_use_is_left_alone(tmp_path, capsys, present, flags, fragments):
+    output = tmp_path / "已有"
+    for name in present or []:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text("重要", encoding="utf-8")
+    if present is None:
+        output.write_text("重要", encoding="utf-8")
+    assert main(["demo", "--output", str(output), "--device", "cuda:99", *flags]) == 2  # no demo here if this fails
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    for fragment in ("--output", str(output), *fragments):
+        assert fragment in captured.err
+    for name in present or []:
+        assert (output / name).read_text(encoding="utf-8") == "重要"
+    assert [path.name for path in tmp_path.iterdir()] == ["已有"]
+
+
+def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
+    (tmp_path / "文件").write_text("重要", encoding="utf-8")
+    assert main(["demo", "--output", str(tmp_path / "文件" / "演示"), "--device", "cuda:99"]) == 2
+    assert "文件 is a file" in capsys.readouterr().err
+    assert main(["demo", "--output", str(tmp_path / "新"), "--device", "cuda:99"]) == 2
+    assert "--device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["文件"]
+
+
+def test_an_interrupted_demo_is_replaced_on_demand(demo, small_recipe, tmp_path):
+    """By the beginning of a new one, which the seed fixes; nothing is left of the old one."""
+    output = tmp_path / "演示"
+    (output / "world").mkdir(parents=True)
+    (output / "sft").mkdir()
+    (output / "sft" / "旧").write_text("old", encoding="utf-8")
+    config = DemoConfig(output=output, overwrite=True)
+    check_output(config)
+    make_beginning(config, read_recipe(config, small_recipe).tiny)
+    assert [path.name for path in tmp_path.iterdir()] == ["演示"]
+    assert sorted(path.name for path in output.iterdir()) == ["base", "world"]
+    for name in ("world", "base"):
+        assert contents(output / name) == contents(demo.folder / name)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

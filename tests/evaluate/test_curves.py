@@ -1,0 +1,268 @@
+"""Learning curves: what is drawn is what was logged, and a run that cannot be drawn says why."""
+
+import json
+import math
+import struct
+import xml.etree.ElementTree as ET
+
+import pytest
+from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from heedful.cli import main
+from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.evaluate.curves import PANELS, draw_curves, figure_of, read_run, short_names, smoothed
+
+PPO_STEP = {
+    "loss/policy": 0.0,
+    "reward/score_mean": 1.0,
+    "reference/kl": 0.5,
+    "reference/kl_coef": 0.05,
+    "rollout/response_length": 20.0,
+    "rollout/eos_frac": 0.9,
+    "policy/entropy": 2.0,
+}
+PPO_EVAL = {"eval/score_mean": 0.5, "eval/kl": 0.1, "eval/response_length": 21.0, "eval/eos_frac": 1.0}
+
+
+@pytest.fixture
+def logged(tmp_path):
+    """``logged(name, lines)`` is a run folder with these lines of metrics.jsonl; a string is written as it is."""
+
+    def write(name, lines):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def sft(logged):
+    train = [{"step": i, "loss/sft": 4.0 / i, "time/update": 0.1} for i in range(1, 7)]
+    return logged(
+        "运行/sft", [{"step": 0, "eval/loss": 5.0, "eval/perplexity": 148.4}, *train, {"step": 6, "eval/loss": 1}]
+    )
+
+
+@pytest.fixture
+def reward(logged):
+    train = [{"step": i, "loss/reward": 0.6, "reward/accuracy": float(i % 2)} for i in range(1, 61)]
+    return logged("运行/reward", [{"step": 0, "eval/accuracy": 0.5, "eval/loss": 0.7}, *train])
+
+
+@pytest.fixture
+def ppo(logged):
+    """``ppo(name, **changed)``: five steps; ``changed`` maps a metric, / written as _, to its values."""
+
+    def write(name="运行/ppo", **changed):
+        steps = [{"step": i, **PPO_STEP} for i in range(1, 6)]
+        for metric, values in changed.items():
+            for step, value in zip(steps, values, strict=True):
+                step[metric.replace("_", "/", 1)] = value
+        return logged(name, [{"step": 0, **PPO_EVAL}, *steps, {"step": 5, **PPO_EVAL}])
+
+    return write
+
+
+def figure(*folders):
+    return figure_of([read_run(folder, folder.name) for folder in folders])
+
+
+def panels(drawn):
+    return {axes.get_title(): axes for axes in drawn.axes if axes.get_title()}
+
+
+def lines(axes):
+    return [list(map(tuple, line.get_xydata().tolist())) for line in axes.lines]
+
+
+def legend(drawn):
+    return [text.get_text() for text in drawn.legends[0].get_texts()]
+
+
+def overlaps(drawn):
+    """Pairs of texts and axes that lie on each other once everything has its place, and texts outside the picture."""
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    labels = []
+    for axes in drawn.axes:
+        labels += [axes.title, axes.xaxis.label, axes.yaxis.label]
+        for axis in (axis for axis in (axes.xaxis, axes.yaxis) if axis.get_visible()):
+            low, high = sorted(axis.get_view_interval())
+            ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            labels += [label for place, label in ticks if low <= place <= high]
+    labels = [label for label in labels if label.get_text() and label.get_visible()]
+    boxes = [(label.get_text(), label.get_window_extent(renderer)) for label in labels]
+    boxes.append(("legend", drawn.legends[0].get_window_extent(renderer)))
+    frame = drawn.bbox.padded(1)
+    outside = [text for text, box in boxes if not (frame.contains(*box.min) and frame.contains(*box.max))]
+    pairs = [
+        (a, b) for i, (a, one) in enumerate(boxes) for b, other in boxes[i + 1 :] if one.padded(-1).overlaps(other)
+    ]
+    return outside + pairs
+
+
+def test_lines_are_what_was_logged(sft, reward, ppo):
+    drawn = panels(figure(sft, reward, ppo(reference_kl=[0.0, 0.1, 0.4, 0.9, 1.6])))
+    assert set(drawn) == {panel.title for panel in PANELS} - {"PPO: variance explained by values"}
+    assert lines(drawn["SFT: loss"]) == [[(i, 4.0 / i) for i in range(1, 7)], [(0, 5.0), (6, 1.0)]]
+    assert drawn["SFT: loss"].get_yscale() == "log"
+    assert lines(drawn["PPO: KL to the reference"]) == [
+        [(1, 0.0), (2, 0.1), (3, 0.4), (4, 0.9), (5, 1.6)],
+        [(0, 0.1), (5, 0.1)],
+    ]
+    assert lines(drawn["PPO: score"]) == [[(i, 1.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
+    assert lines(drawn["PPO: entropy"])[0] == [(i, 2.0) for i in range(1, 6)]
+    assert drawn["PPO: KL to the reference"].get_ylabel() == "nats a response"
+    assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
+
+
+def test_noisy_accuracies_are_smoothed_and_the_panel_says_so(reward):
+    """Of 60 steps, means of 3: accuracies 1, 0, 1, 0, ... become 1, 1/2, 2/3, 1/3, 2/3, ..."""
+    (axes,) = figure(reward).axes
+    training, held_out = lines(axes)
+    assert [value for _, value in training[:5]] == pytest.approx([1, 1 / 2, 2 / 3, 1 / 3, 2 / 3])
+    assert [step for step, _ in training] == list(range(1, 61))
+    assert held_out == [(0, 0.5)]
+    assert axes.get_xlabel() == "step (training: mean of 3 steps)"
+
+
+def test_smoothing_by_hand():
+    assert smoothed([1.0, 3.0, 5.0, 10.0], 2) == [1.0, 2.0, 4.0, 7.5]
+    assert smoothed([1.0, 3.0], 10) == [1.0, 2.0]
+    assert smoothed([1.0, 3.0], 1) == smoothed([1.0, 3.0], 0) == [1.0, 3.0]
+
+
+def test_a_coefficient_that_varies_has_an_axis_of_its_own(ppo):
+    fixed = figure(ppo("固定"))
+    assert "KL coefficient (dotted)" not in {axes.get_ylabel() for axes in fixed.axes}
+    drawn = figure(ppo("变化", reference_kl_coef=[0.05, 0.06, 0.07, 0.08, 0.09]))
+    (second,) = (axes for axes in drawn.axes if axes.get_ylabel() == "KL coefficient (dotted)")
+    assert lines(second) == [[(1, 0.05), (2, 0.06), (3, 0.07), (4, 0.08), (5, 0.09)]]
+    assert len(drawn.axes) == len(fixed.axes) + 1
+
+
+def test_runs_of_one_algorithm_overlay_and_the_legend_tells_them(ppo, sft):
+    runs = [ppo("甲/ppo"), ppo("乙/ppo", reward_score_mean=[2.0] * 5), sft]
+    drawn = figure(*runs)
+    colours = [line.get_color() for line in panels(drawn)["PPO: score"].lines]
+    assert colours == ["C0", "C0", "C1", "C1"]
+    assert [line.get_color() for line in panels(drawn)["SFT: loss"].lines] == ["C2", "C2"]
+    assert lines(panels(drawn)["PPO: score"])[2] == [(i, 2.0) for i in range(1, 6)]
+    assert legend(drawn) == ["ppo", "ppo", "sft", "training", "held out"]
+    keys = drawn.legends[0].get_lines()
+    assert [key.get_color() for key in keys[:3]] == ["C0", "C1", "C2"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["runs/demo/sft", "runs/demo/reward"], ["sft", "reward"]),
+        (["runs/a/ppo", "runs/b/ppo"], ["a/ppo", "b/ppo"]),
+        (["runs/a", "runs/a/b"], ["a", "a/b"]),
+        (["runs/ppo"], ["ppo"]),
+        (["runs/ppo", "runs/ppo"], ["ppo", "ppo"]),
+        (["x", "y/z"], ["x", "y/z"]),
+        (["runs/一", "runs/二"], ["一", "二"]),
+    ],
+)
+def test_names_are_as_short_as_they_can_be(tmp_path, folders, names):
+    assert short_names([tmp_path / folder for folder in folders]) == names
+
+
+def test_what_is_not_finite_is_a_gap(logged):
+    folder = logged("x", [{"step": 1, "loss/sft": 2.0}, {"step": 2, "loss/sft": None}, {"step": 3, "loss/sft": 1}])
+    (axes,) = figure(folder).axes
+    values = [value for _, value in lines(axes)[0]]
+    assert (values[0], math.isnan(values[1]), values[2]) == (2.0, True, 1.0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_no_text_lies_on_another(sft, reward, ppo, many):
+    changed = {"reference_kl_coef": [0.05, 0.1, 0.2, 0.4, 0.8], "value_explained_variance": [-0.1, 0.1, 0.5, 0.7, 0.9]}
+    runs = [sft, reward, ppo(**changed)]
+    if many:
+        runs += [ppo(f"另一次 with a rather long name that goes on, number {i}", **changed) for i in range(6)]
+    drawn = figure(*runs)
+    assert len(panels(drawn)) == 8
+    assert overlaps(drawn) == []
+
+
+def test_names_that_no_font_has_are_escaped_and_none_is_a_formula(ppo):
+    """Otherwise empty boxes and a warning; a dollar sign would start mathematics."""
+    drawn = figure(ppo(r"$\x$ 😀第一次"))
+    fonts = {font.name for font in font_manager.fontManager.ttflist}
+    chinese = fonts & {"Noto Sans CJK SC", "Noto Sans SC", "Microsoft YaHei", "PingFang SC", "WenQuanYi Zen Hei"}
+    assert legend(drawn)[0].startswith(r"$\x$ ")
+    assert ("第" in legend(drawn)[0]) == bool(chinese)
+    assert overlaps(drawn) == []  # draws it, and warnings are errors
+
+
+def test_the_picture_is_real(sft, reward, ppo, tmp_path):
+    """Seven panels: two rows of four, 4.2 by 3.4 inches each at 150 dots an inch, and a line of legend."""
+    output = tmp_path / "图" / "curves.png"
+    draw_curves([sft, str(reward), ppo()], output)
+    header = output.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", header[16:])
+    assert (width, height) == (2520, 1057)
+    assert [path.name for path in output.parent.iterdir()] == ["curves.png"]
+
+
+def test_the_command(sft, ppo, tmp_path, capsys):
+    output = tmp_path / "曲线.svg"
+    assert main(["report", "--runs", str(sft), str(ppo()), "--output", str(output)]) == 0
+    assert f"2 runs lie in {output}" in capsys.readouterr().out
+    assert ET.parse(output).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [
+        ("{", ["not JSON"]),
+        ("[1]", ["an object of numbers", "[1]"]),
+        ('{"step": 1, "loss/sft": "低"}', ["an object of numbers", "低"]),
+        ('{"step": 1, "loss/sft": true}', ["an object of numbers"]),
+        ('{"loss/sft": 1}', ["says no step"]),
+        ('{"step": null}', ["says no step"]),
+    ],
+)
+def test_a_damaged_line_is_named(logged, line, fragments):
+    folder = logged("坏", f'{{"step": 0, "eval/loss": 1}}\n\n{line}\n{{"step": 1, "loss/sft": 1}}\n')
+    with pytest.raises(DataError) as error:
+        read_run(folder, "坏")
+    for fragment in (f"{folder / 'metrics.jsonl'}:3 is damaged", *fragments):
+        assert fragment in str(error.value)
+
+
+def test_a_folder_that_is_no_run(sft, tmp_path, capsys):
+    with pytest.raises(CheckpointError, match="没有 does not exist"):
+        draw_curves([tmp_path / "没有"], tmp_path / "c.png")
+    with pytest.raises(CheckpointError, match=f"no metrics.jsonl; did you mean {sft}"):
+        draw_curves([sft.parent], tmp_path / "c.png")
+    (sft / "final").mkdir()
+    assert main(["report", "--runs", str(sft / "final"), "--output", str(tmp_path / "c.png")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"no metrics.jsonl; did you mean {sft}?" in captured.err
+    assert not (tmp_path / "c.png").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"step": 0, "eval/loss": 5.0}\n', '{"step": 3, "time/update": 1}\n'])
+def test_a_run_without_a_step_has_nothing_to_draw(logged, tmp_path, content):
+    folder = logged("空", content)
+    with pytest.raises(CheckpointError, match=r"空.metrics\.jsonl has nothing to draw: no step"):
+        draw_curves([folder], tmp_path / "c.png")
+
+
+def test_a_picture_that_cannot_be_written_is_told_first(sft, tmp_path):
+    with pytest.raises(ConfigError, match="is a folder; name a picture"):
+        draw_curves([sft], tmp_path)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file"):
+        draw_curves([sft], sft / "metrics.jsonl" / "c.png")
+    with pytest.raises(ConfigError, match="--runs is missing"):
+        draw_curves([], tmp_path / "c.png")
