@@ -1,15 +1,29 @@
 """The public names work as the documents show them."""
 
+import importlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import heedful
+from heedful.cli import COMMANDS
+from heedful.configs.parse import parse
 from heedful.files import to_json, write_json
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def commands_of(document):
+    """Every heedful command in a document's shell blocks, as words without ``heedful``."""
+    blocks = re.findall(r"```sh\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[1:] for line in words if line and Path(line[0]).name == "heedful"]
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
@@ -26,6 +40,25 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert "eval/score_mean" in printed
     scores = [json.loads(line)["score"] for line in Path("runs/ppo/samples.jsonl").read_text("utf-8").splitlines()]
     assert len(set(scores)) > 1 or scores[0] < 0.93, "the reward must tell responses apart"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_of_the_documents_is_parsed(document, tmp_path, monkeypatch):
+    """With the recipes where they are, and a run's own config.yaml as a run would have left it."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").symlink_to(ROOT / "recipes")
+    for words in commands_of(document):
+        name = next(name for name in COMMANDS if name.split() == words[: len(name.split())])
+        rest = words[len(name.split()) :]
+        if rest and rest[0].endswith("/config.yaml"):
+            Path(rest[0]).parent.mkdir(parents=True, exist_ok=True)
+            Path(rest[0]).write_text("model: m\ndata: d.jsonl\noutput: o\n", encoding="utf-8")
+        module, _, config = COMMANDS[name].config.partition(":")
+        parse(getattr(importlib.import_module(f"heedful.{module}"), config), rest, prog=f"heedful {name}")
+
+
+def test_the_documents_have_commands():
+    assert len([words for document in DOCUMENTS for words in commands_of(document)]) >= 30
 
 
 def test_core_is_there_without_an_import_of_its_own():

@@ -46,16 +46,11 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit status: 0, or 2 for a user's mistake, told on standard error."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if words[0] in ("--version", "version"):
-        from importlib.metadata import version
-
-        print(version("heedful"))
-        return 0
     try:
-        return _run(words)
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # what is left would be written at exit, where a closed pipe is a traceback
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -102,6 +97,14 @@ def usage() -> str:
 
 
 def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] in ("--version", "version"):
+        from importlib.metadata import version
+
+        print(version("heedful"))
+        return 0
     name = words.pop(0)
     groups = {group.split()[0] for group in COMMANDS if " " in group}
     if name in groups:

@@ -138,6 +138,19 @@ def test_the_installed_command_exits_with_its_status(tmp_path):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["evaluate", "--help"], ["demo", "--help"]])
+def test_a_reader_who_has_seen_enough_is_no_traceback(words, unbuffered):
+    """As in ``heedful --help | head -1``: the pipe closes while there is more to say, or before anything was."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "heedful.cli", *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_tiny_makes_a_model_and_does_not_overwrite_unasked(heedful, tmp_path):
     folder = tmp_path / "小模型"
     assert heedful("tiny", "--output", folder, "--hidden-size", "16", "--num-layers", "1").status == 0
