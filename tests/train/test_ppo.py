@@ -249,11 +249,11 @@ def test_same_seed_same_run_bit_for_bit(config, tmp_path, critic):
 def learning_settings(config, seed):
     return config(
         seed=seed,
-        steps=25,
-        rollout_batch_size=32,
+        steps=40,
+        rollout_batch_size=64,
         samples_per_prompt=8,
-        minibatch_size=16,
-        micro_batch_size=16,
+        minibatch_size=32,
+        micro_batch_size=32,
         learning_rate=2e-3,
         value_learning_rate=1e-2,
         lr_schedule="constant",
