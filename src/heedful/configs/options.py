@@ -101,7 +101,7 @@ class OptimizerOptions:
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to it; 0 leaves them as they are."""
     adam_beta2: float = 0.999
-    """Decay of Adam's mean of squared gradients. Short runs learn faster with 0.95."""
+    """Decay of Adam's mean of squared gradients. Lower forgets early gradients sooner, which suits short runs."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     micro_batch_size: int = 8

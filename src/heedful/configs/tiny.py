@@ -23,7 +23,7 @@ class TinyConfig:
     max_length: int = 512
     """Context in tokens (bytes)."""
     initializer_range: float = 0.02
-    """Standard deviation of the random weights. A narrow model learns faster with 1 / sqrt(hidden-size) than with 0.02."""
+    """Standard deviation of the random weights. 0.02 is small for narrow models; 1 / sqrt(hidden-size) keeps their scale."""
     seed: int = 0
     """Seed of the weights."""
     overwrite: bool = False

@@ -4,8 +4,9 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, complete_or_absent
+from heedful.files import complete_or_absent
 from heedful.models.tiny import make_tiny_model
+from heedful.train.run_folder import check_folder
 
 CONTENTS = {"world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}
 """All that a demo writes."""
@@ -14,11 +15,7 @@ CONTENTS = {"world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.pn
 def check_output(config: DemoConfig) -> None:
     """Refuse an output folder that is in use; only what a demo wrote may be replaced. Raises ConfigError."""
     output = config.output
-    if output.is_file():
-        raise ConfigError(f"--output {output} is a file; name a folder")
-    blocking = blocking_file(output)
-    if blocking is not None:
-        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+    check_folder(output)
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
     if not found:
         return

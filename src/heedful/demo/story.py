@@ -146,11 +146,10 @@ def why(numbers: Summary, sizes: Sizes) -> str:
             "the accuracy was still moving when its stage ended, or PPO took too few steps or too large ones."
         )
     return (
-        f"Gold {before:.2f} -> {after:.2f}, without a single new fact. SFT imitates every demonstration, the good "
-        f"{_percent(sizes.good_share)} and the flawed {_percent(1 - sizes.good_share)} alike, so its answers are such a "
-        "mixture too: the model can answer well, but does not know that it should. The reward model learned from pairs "
-        "which kind people prefer. PPO moves probability to that kind, and the KL penalty keeps the rest of the model as "
-        "it was."
+        f"Gold {before:.2f} -> {after:.2f}. SFT imitates every demonstration, the good {_percent(sizes.good_share)} and the "
+        f"flawed {_percent(1 - sizes.good_share)} alike, so its answers are such a mixture too: the model can answer well, "
+        "but does not know that it should. The reward model learned from pairs which kind people prefer. PPO moves "
+        "probability to that kind, and the KL penalty makes it costly to move further from the SFT model than that takes."
     )
 
 

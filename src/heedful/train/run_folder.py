@@ -22,14 +22,19 @@ from heedful.files import blocking_file, to_json, write_json
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
 
-def check_output(config: RunOptions) -> None:
-    """Refuse an output folder that is in use, before any work is done. Raises ConfigError."""
-    output = config.output
+def check_folder(output: Path) -> None:
+    """Refuse a path at which no folder can be. Raises ConfigError."""
     if output.is_file():
         raise ConfigError(f"--output {output} is a file; name a folder")
     blocking = blocking_file(output)
     if blocking is not None:
         raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+
+
+def check_output(config: RunOptions) -> None:
+    """Refuse an output folder that is in use, before any work is done. Raises ConfigError."""
+    output = config.output
+    check_folder(output)
     if not output.is_dir() or not any(output.iterdir()):
         return
     is_run = (output / "environment.json").is_file()
