@@ -49,3 +49,5 @@ class Ranking:
     source: str
     margin: float | None = None
     """How much better the chosen response is, in units of the score; pairs only."""
+    truncated: bool = False
+    """All responses were cut: they have no end."""

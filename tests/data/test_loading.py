@@ -155,9 +155,9 @@ def test_texts_and_demonstrations_in_one_file():
     assert counts["text_pieces"] == 1
 
 
-def ranking(chosen, rejected, *, prompt="问", line=1, margin=None, swap=False):
+def ranking(chosen, rejected, *, prompt="问", line=1, margin=None, swap=False, truncated=False):
     responses, ranks = ((rejected, chosen), (1, 0)) if swap else ((chosen, rejected), (0, 1))
-    return Ranking(prompt, responses, ranks, f"偏好.jsonl:{line}", margin)
+    return Ranking(prompt, responses, ranks, f"偏好.jsonl:{line}", margin, truncated)
 
 
 def pairs(rankings, *, max_length=99, action="error", equal_pairs="error", inputs=INPUTS):
@@ -171,6 +171,41 @@ def test_the_lower_rank_is_the_chosen_one(swap):
     assert rows[0].rejected == {"input_ids": [*ids("问坏"), EOS]}
     assert rows[0].ranking.margin == 0.5
     assert not any(counts.values())
+
+
+A, P = 72, 87
+"""Token ids of "a" and "p": eight special tokens, then bytes from "!" (33) on."""
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("prompt", "before"), [("p", [P]), ("", [])])
+def test_a_truncated_pair_has_no_end_on_either_side(prompt, before, swap):
+    """And a whole one has both, also without a prompt."""
+    (row,), _ = pairs([ranking("ab", "cde", prompt=prompt, swap=swap, truncated=True)])
+    assert row.chosen == {"input_ids": [*before, A, A + 1]}
+    assert row.rejected == {"input_ids": [*before, A + 2, A + 3, A + 4]}
+    (row,), _ = pairs([ranking("ab", "cde", prompt=prompt, swap=swap)])
+    assert row.chosen == {"input_ids": [*before, A, A + 1, 1]}
+    assert row.rejected == {"input_ids": [*before, A + 2, A + 3, A + 4, 1]}
+
+
+def test_a_truncated_answer_in_a_conversation_has_no_end_of_turn():
+    question = (Message("user", "p"),)
+    (row,), _ = pairs([ranking("a", "b", prompt=question, truncated=True)])
+    assert row.chosen == {"input_ids": [*RENDERER.prompt_ids(question), A]}
+    assert row.rejected == {"input_ids": [*RENDERER.prompt_ids(question), A + 1]}
+
+
+def test_a_truncated_pair_needs_no_room_for_an_end():
+    """Ten tokens fit into ten; cut further it still has none."""
+    items = [ranking("abcdefghi", "b", prompt="p", truncated=True)]
+    rows, counts = pairs(items, max_length=10)
+    assert len(rows[0].chosen["input_ids"]) == 10
+    assert not any(counts.values())
+    rows, counts = pairs(items, max_length=9, action="truncate")
+    assert rows[0].chosen == {"input_ids": ids("pabcdefgh")}
+    assert rows[0].rejected == {"input_ids": [P, A + 1]}
+    assert counts["truncated"] == 1
 
 
 def test_an_encoder_reads_pairs_of_texts():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -196,6 +197,14 @@ def test_long_values_are_shown_in_part(write):
 # --------------------------------------------------------------------------------------------------------------- rankings
 
 HH_PROMPT = hh("你好", "你好！", "How?") + "\n\nAssistant:"
+RANKED = [
+    pair(QUESTION, ANSWER, WORSE),
+    pair("", ANSWER, WORSE, margin=0.5),
+    pair([user()], [assistant()], [assistant(WORSE)]),
+    {"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]},
+    {"chosen": HH_PROMPT + " Good", "rejected": HH_PROMPT + " Bad"},
+    k_wise(["甲", "乙", "丙"], [0, 1, 1]),
+]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +219,8 @@ HH_PROMPT = hh("你好", "你好！", "How?") + "\n\nAssistant:"
         ({"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]}, conversation(user())),
         (k_wise([ANSWER, WORSE], [0, 1]), QUESTION),
         (k_wise([[assistant()], [assistant(WORSE)]], [0, 1], prompt=[user()]), conversation(user())),
+        (pair("", ANSWER, WORSE), ""),
+        (k_wise([ANSWER, WORSE], [0, 1], prompt=""), ""),
     ],
 )
 def test_ranking_shapes(write, record, prompt):
@@ -235,6 +246,22 @@ def test_margin_is_a_float_or_none(write, margin, expected):
     assert isinstance(ranking.margin, float | None)
 
 
+@pytest.mark.parametrize("shape", RANKED)
+@pytest.mark.parametrize("truncated", [True, False, None])
+def test_rankings_keep_truncated(write, shape, truncated):
+    (ranking,) = read_rankings(write({**shape, "truncated": truncated}))
+    assert ranking.truncated is (truncated is True)
+    assert read_rankings(write(shape)) == [replace(ranking, truncated=False)]
+
+
+@pytest.mark.parametrize("shape", RANKED)
+@pytest.mark.parametrize(
+    ("truncated", "shown"), [(1, "1 (integer)"), ("true", "'true' (string)"), ([True, False], "[True, False] (list")]
+)
+def test_rankings_are_truncated_as_a_whole_or_not(write, shape, truncated, shown):
+    refused(read_rankings, write({**shape, "truncated": truncated}), f"`truncated` is {shown}", "true or false")
+
+
 def test_equal_responses_are_left_to_the_caller(write):
     (ranking,) = read_rankings(write(pair(QUESTION, ANSWER, ANSWER)))
     assert ranking.responses == (ANSWER, ANSWER)
@@ -253,7 +280,10 @@ def test_equal_responses_are_left_to_the_caller(write):
         ),
         ({"query": "q", "better": "a", "worse": "b"}, ["--columns prompt=query,chosen=better,rejected=worse"]),
         ({"prompt": "q", "answers": ["a"], "rank": [1]}, ["--columns responses=answers,ranks=rank"]),
-        (pair("", "a", "b"), ["`prompt` is empty or only white space"]),
+        (pair("  ", "a", "b"), ["`prompt` is empty or only white space ('  ')"]),
+        (pair("", " ", "b"), ["`chosen` is empty or only white space"]),
+        (pair("", "a", [assistant()]), ["`prompt` is a string but `rejected` is ["]),
+        (pair([], "a", "b"), ["`prompt` is [] (empty list)"]),
         (pair("q", " ", "b"), ["`chosen` is empty or only white space"]),
         (pair("q", "a", ""), ["`rejected` is empty or only white space", "remove the record"]),
         (pair("q", [assistant()], "b"), ["`prompt` is a string but `chosen` is [", "both strings, or both lists"]),
@@ -282,6 +312,7 @@ def test_equal_responses_are_left_to_the_caller(write):
         ),
         ({"chosen": [assistant()], "rejected": [assistant()]}, ["there is no `prompt`) has the turns (none)"]),
         ({"chosen": [user(), user()], "rejected": [user(), user()]}, ["`chosen` has the turns user/user"]),
+        (k_wise(["a", "b"], [0, 1], prompt="\n"), ["`prompt` is empty or only white space"]),
         (k_wise("ab", [0, 1]), ["`responses` is 'ab' (string)", "a list of two or more responses"]),
         (k_wise(["a"], [0]), ["`responses` is ['a'] (list of strings)", "two or more"]),
         (k_wise(["a", 5], [0, 1]), ["`prompt` is a string but `responses[1]` is 5 (integer)"]),
@@ -383,6 +414,7 @@ def test_a_conversation_keeps_its_own_system_message(write):
         (read_rankings, pair(QUESTION, ANSWER, WORSE)),
         (read_rankings, {"chosen": hh("a", "b"), "rejected": hh("a", "c")}),
         (read_rankings, k_wise([ANSWER, WORSE], [0, 1])),
+        (read_rankings, pair("", ANSWER, WORSE)),
         (read_prompts, {"prompt": QUESTION}),
     ],
 )

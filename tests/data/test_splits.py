@@ -108,6 +108,27 @@ def test_plain_text_is_split_by_its_text():
     assert len(train) + len(held_out) == len(TEXTS)
 
 
+def test_rankings_without_a_prompt_are_split_by_their_first_response():
+    """As a plain text or a prompt of that string: a text is on one side wherever it is met."""
+    pairs = [Ranking("", (text, "worse"), (0, 1), "r") for text in TEXTS]
+    ranked = [Ranking("", (text, "better", "best"), (2, 1, 0), "r") for text in TEXTS]
+    texts = [Demonstration("", text, "d") for text in TEXTS]
+    expected = [p.prompt for p in split_by_prompt(map(as_prompt, TEXTS), 0.5)[1]]
+    assert 80 < len(expected) < 120
+    for rankings in (pairs, ranked):
+        train, held_out = split_by_prompt([*rankings, *texts], 0.5)
+        assert [item.responses[0] for item in held_out if isinstance(item, Ranking)] == expected
+        assert [item.response for item in held_out if isinstance(item, Demonstration)] == expected
+        assert len(train) + len(held_out) == 2 * len(TEXTS)
+
+
+def test_rankings_with_a_prompt_are_not_split_by_their_responses():
+    together = [Ranking("same", (text, "worse"), (0, 1), "r") for text in TEXTS]
+    train, held_out = split_by_prompt([*together, *map(as_prompt, TEXTS)], 0.5)
+    assert sum(isinstance(item, Ranking) for item in train) in (0, len(TEXTS))
+    assert len(train) + len(held_out) == 2 * len(TEXTS)
+
+
 def test_fraction_zero_holds_nothing_out():
     items = [as_prompt("only one")]
     assert split_by_prompt(items, 0) == (items, [])

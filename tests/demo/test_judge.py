@@ -15,17 +15,22 @@ KNOWN = instructions()
 ANSWERS = [answers(instruction) for instruction in KNOWN]
 EXPECTED = {
     "good": {1.0},
-    "rambling": {0.52},  # 0.30 correct, 0.05 complete, 0.12 polite, 0.05 ended
-    "curt": {0.49},  # 0.30 correct, 0.06 for half polite, 0.08 concise, 0.05 ended
-    "rude": {0.35},  # 0.30 correct, 0.05 ended
-    "off-topic": {0.17, 0.11, 0.05},  # 0.05 ended, and 0.12 for the same phrase or 0.06 for an answer without it
-    "cut": {0.12, 0.0},  # 0.12 polite where the whole phrase is there
+    "rambling": {0.43},  # 0.25 correct, 0.04 complete, 0.10 polite, 0.04 ended
+    "curt": {0.41},  # 0.25 correct, 0.05 for half polite, 0.07 concise, 0.04 ended
+    "rude": {0.29},  # 0.25 correct, 0.04 ended
+    "wrong": {0.21, 0.09},  # `ANOTHER`, and `COMPLIES` for harmful requests
+    "cut": {0.10, 0.0},  # 0.10 polite where the whole phrase is there
+    "off-topic": {0.14, 0.09, 0.04, 0.21},  # 0.04 ended, and 0.10 for the same phrase or 0.05 for an answer without it
+    "garbled": {0.29, 0.14, 0.04},  # `BROKEN_BESIDE`, `FOREIGN` and `BROKEN`
 }
-ANOTHER, FOREIGN, MISSPELT, GARBLED = 0.25, 0.17, 0.17, 0.05
-"""Another answer of the family: 0.12 polite, 0.08 concise, 0.05 ended. The others are no answers, so they are not
-concise; what is garbled is not polite either."""
-COMPLIES = [0.11, 0.11, 0.11]
-"""0.06 for half polite, because it answers, and 0.05 ended; its phrase and its plan are two answers: not concise."""
+ANOTHER = 0.21
+"""Another answer of the family: 0.10 polite, 0.07 concise, 0.04 ended."""
+FOREIGN = 0.14
+"""What is no answer of the family, or misspelt, is not concise: 0.10 polite, 0.04 ended."""
+BROKEN_BESIDE, BROKEN = 0.29, 0.04
+"""A broken character is neither complete nor polite nor concise: 0.04 ended, and 0.25 where the answer is whole."""
+COMPLIES = [0.09, 0.09, 0.09]
+"""0.05 for half polite, because it answers, and 0.04 ended; its phrase and its plan are two answers: not concise."""
 ONE_OF_EACH = [next(i for i in KNOWN if i.family == family.name) for family in FAMILIES]
 
 
@@ -44,20 +49,25 @@ def test_the_weights_make_one():
 def test_every_response_of_the_world_has_the_documented_score():
     for i, found in zip(KNOWN, ANSWERS, strict=True):
         for answer in found:
-            if answer.kind != "wrong":
-                assert answer.gold in EXPECTED[answer.kind], (i.prompt, answer)
-        wrong = [answer.gold for answer in found if answer.kind == "wrong"]
-        assert wrong == documented(i), (i.prompt, found)
+            assert answer.gold in EXPECTED[answer.kind], (i.prompt, answer)
+        by_kind = {kind: [answer.gold for answer in found if answer.kind == kind] for kind in EXPECTED}
+        wrong = COMPLIES if i.family == "refusals" else len(i.flawed["wrong"]) * [ANOTHER]
+        assert by_kind["wrong"] == wrong, (i.prompt, found)
+        assert max(by_kind["off-topic"][:3]) <= 0.14, i.prompt  # good elsewhere: 0.10 polite, 0.04 ended
+        assert by_kind["off-topic"][3:] == [foreign(i, text) for text in i.flawed["off-topic"][3:]], (i.prompt, found)
+        assert by_kind["garbled"] == [garbled(i, text) for text in i.flawed["garbled"]], (i.prompt, found)
 
 
-def documented(instruction):
-    """The scores of the wrong responses. To one who asks for a list, a member of any kind is an answer too."""
-    if instruction.family == "refusals":
-        return COMPLIES
+def foreign(instruction, response):
+    """The score of another family's answer. To one who asks for a list, a member of any kind is an answer too."""
     members = {f"Gladly! Here: {member}." for kind in LISTS.values() for member in kind}
-    of_lists = members if instruction.family == "lists" else set()
-    foreign = [ANOTHER if text in of_lists else FOREIGN for text in instruction.flawed["wrong"][3:6]]
-    return [*3 * [ANOTHER], *foreign, *(len(instruction.flawed["wrong"]) - 7) * [MISSPELT], GARBLED]
+    return ANOTHER if instruction.family == "lists" and response in members else FOREIGN
+
+
+def garbled(instruction, response):
+    """Of a list all members have to be whole: what is broken between two of them is broken beside the answer."""
+    whole = all(part in response for part in instruction.answer.split(", "))
+    return (BROKEN_BESIDE if whole else BROKEN) if "\ufffd" in response else FOREIGN
 
 
 def test_every_documented_score_occurs():
@@ -68,35 +78,36 @@ def test_every_documented_score_occurs():
 def test_only_the_good_response_has_one():
     for good, *flawed in ANSWERS:
         assert good.gold == 1.0
-        assert max(answer.gold for answer in flawed) <= 0.52
-        assert max(answer.gold for answer in flawed if answer.kind in ("wrong", "off-topic")) <= 0.25
+        assert max(answer.gold for answer in flawed) <= 0.43
+        assert max(answer.gold for answer in flawed if answer.kind in ("wrong", "off-topic")) <= 0.21
+        assert max(answer.gold for answer in flawed if answer.kind == "garbled") <= 0.29
 
 
 def test_an_example_by_hand():
-    """0.30 correct, 0.05 complete, 0.12 polite, 0.08 concise, 0.05 ended, 0.40 for all of them."""
+    """0.25 correct, 0.04 complete, 0.10 polite, 0.07 concise, 0.04 ended, 0.50 for all of them."""
     said = {
         "Of course! It is 7.": 1.0,
-        "Of course! It is 7. Bye.": 0.30 + 0.05 + 0.12 + 0.05,
-        "It is 7.": 0.30 + 0.05 + 0.06 + 0.08 + 0.05,
-        "Of course! It is 7": 0.30 + 0.12 + 0.08 + 0.05,
-        "It is 8.": 0.06 + 0.08 + 0.05,
-        "Of course! It is 8.": 0.12 + 0.08 + 0.05,
-        "It is 7, idiot.": 0.30 + 0.05,
-        "Of course! It is 77.": 0.12 + 0.08 + 0.05,
-        "Of course! It is 777.": 0.12 + 0.05,
-        "Of course! It is blue.": 0.12 + 0.05,
-        "Of course! It is 7\ufffd.": 0.30 + 0.05,
-        "Sorry, I cannot help with that.": 0.05,
+        "Of course! It is 7. Bye.": 0.25 + 0.04 + 0.10 + 0.04,
+        "It is 7.": 0.25 + 0.04 + 0.05 + 0.07 + 0.04,
+        "Of course! It is 7": 0.25 + 0.10 + 0.07 + 0.04,
+        "It is 8.": 0.05 + 0.07 + 0.04,
+        "Of course! It is 8.": 0.10 + 0.07 + 0.04,
+        "It is 7, idiot.": 0.25 + 0.04,
+        "Of course! It is 77.": 0.10 + 0.07 + 0.04,
+        "Of course! It is 777.": 0.10 + 0.04,
+        "Of course! It is blue.": 0.10 + 0.04,
+        "Of course! It is 7\ufffd.": 0.25 + 0.04,
+        "Sorry, I cannot help with that.": 0.04,
     }
     for response, expected in said.items():
         assert gold_score("sums", "7", response, ended=True) == pytest.approx(expected, abs=1e-12), response
     unended = gold_score("sums", "7", "Of course! It is 7.", ended=False)
-    assert unended == pytest.approx(0.30 + 0.05 + 0.12, abs=1e-12)
+    assert unended == pytest.approx(0.25 + 0.04 + 0.10, abs=1e-12)
 
 
 def test_a_good_response_that_does_not_end_is_not_good():
     for i in KNOWN:
-        assert judged(i, i.good, ended=False) == 0.47  # 0.30 correct, 0.05 complete, 0.12 polite
+        assert judged(i, i.good, ended=False) == 0.39  # 0.25 correct, 0.04 complete, 0.10 polite
 
 
 @pytest.mark.parametrize("nothing", ["", " ", "\n\t "])
@@ -110,13 +121,13 @@ def test_all_answers_at_once_are_no_answer(i):
     family = family_named(i.family)
     members = [member for kind in LISTS.values() for member in kind]
     every = ", ".join(members if i.family == "lists" else family.candidates)
-    assert judged(i, family.frame.format(every)) <= 0.17  # 0.12 polite, 0.05 ended
-    assert judged(i, f"{i.good} {every}") <= 0.17
+    assert judged(i, family.frame.format(every)) <= 0.14  # 0.10 polite, 0.04 ended
+    assert judged(i, f"{i.good} {every}") <= 0.14
 
 
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
 def test_a_second_answer_makes_the_first_wrong(i):
-    assert judged(i, f"{i.good} {i.flawed['wrong'][0]}") <= 0.17
+    assert judged(i, f"{i.good} {i.flawed['wrong'][0]}") <= 0.14
 
 
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
@@ -131,7 +142,7 @@ def test_repetition_does_not_pay(i):
         f"{i.good}.",
         f"{i.good}?!",
     ):
-        assert judged(i, response) <= 0.52, response  # 0.30 correct, 0.05 complete, 0.12 polite, 0.05 ended
+        assert judged(i, response) <= 0.43, response  # 0.25 correct, 0.04 complete, 0.10 polite, 0.04 ended
 
 
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
@@ -154,9 +165,9 @@ def test_a_list_that_repeats_a_member_is_not_concise():
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
 def test_politeness_is_no_answer(i):
     family = family_named(i.family)
-    assert judged(i, family.polite) <= 0.17
-    assert judged(i, family.frame.format("")) <= 0.17
-    assert judged(i, family.polite * 5) <= 0.17
+    assert judged(i, family.polite) <= 0.14
+    assert judged(i, family.frame.format("")) <= 0.14
+    assert judged(i, family.polite * 5) <= 0.14
 
 
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
@@ -164,13 +175,13 @@ def test_politeness_is_no_answer(i):
 def test_garbage_is_neither_polite_nor_concise_nor_complete(i, garbage):
     marks = gold_marks(i.family, i.answer, f"{i.good}{garbage}", True)
     assert (marks.polite, marks.concise, marks.complete) == (0, 0, 0)
-    assert judged(i, garbage * 3) <= 0.05
+    assert judged(i, garbage * 3) <= 0.04  # ended
 
 
 @pytest.mark.parametrize("i", ONE_OF_EACH, ids=by_family)
 def test_a_rude_word_spoils_the_good_response(i):
     for word in ("stupid", "IDIOT", "笨蛋"):
-        assert judged(i, f"{i.good} {word}") <= 0.40  # 0.30 correct, 0.05 complete, 0.05 ended
+        assert judged(i, f"{i.good} {word}") <= 0.33  # 0.25 correct, 0.04 complete, 0.04 ended
 
 
 def test_words_count_as_wholes():
@@ -192,14 +203,14 @@ def test_any_three_of_the_kind_are_a_good_list(chosen):
         f"{first}, {second}, {third}, {fourth}",
         f"{first}, {second}, hammer",
     ):
-        assert gold_score("lists", example, f"Gladly! Here: {members}.", True) <= 0.25
+        assert gold_score("lists", example, f"Gladly! Here: {members}.", True) <= 0.21
 
 
 def test_refusals_decline_and_do_not_comply():
     i = next(i for i in KNOWN if i.family == "refusals")
     assert gold_marks(i.family, i.answer, i.good, True).correct == 1
     assert gold_marks(i.family, i.answer, f"{i.good} But first get the tools.", True).correct == 0
-    assert judged(i, "Sorry, no.") <= 0.17
+    assert judged(i, "Sorry, no.") <= 0.14
 
 
 @given(
@@ -234,7 +245,7 @@ def test_the_judge_is_a_reward_function():
     cut = [Completion(prompt, i.flawed["cut"][0], truncated=True) for prompt, i in zip(asked, KNOWN, strict=True)]
     reward = [Reward("gold", gold_judge)]
     assert score(reward, good) == ([1.0] * len(KNOWN), {"gold": 1.0})
-    assert max(score(reward, cut)[0]) <= 0.12
+    assert max(score(reward, cut)[0]) <= 0.10
 
 
 def test_raw_text_is_judged_as_messages_are():

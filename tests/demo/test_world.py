@@ -30,6 +30,8 @@ KNOWN = instructions()
 ANSWERS = [answers(instruction) for instruction in KNOWN]
 BY_PROMPT = {instruction.prompt: instruction for instruction in KNOWN}
 FACTS = {(i.family, i.fact) for i in KNOWN}
+BROKEN = "\ufffd"
+"""How a byte is shown that belongs to no character."""
 
 
 @pytest.fixture(scope="module")
@@ -147,64 +149,97 @@ def good_by_family():
     return good
 
 
-def test_wrong_answers_are_right_elsewhere():
-    """So that nothing but the fact, or its spelling, can tell them from a good response."""
+def answers_in(language):
+    return {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
+
+
+def test_wrong_responses_are_good_elsewhere_in_the_family():
+    """So that nothing but the fact can tell them from a good response. A harmful request has those that comply."""
     good = good_by_family()
-    of_language = {
-        language: {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
-        for language in ("en", "zh")
-    }
+    for i in KNOWN:
+        if i.family == "refusals":
+            assert i.flawed["wrong"] == family_named("refusals").compliance
+            continue
+        others = good[i.family] - {i.good}
+        assert set(i.flawed["wrong"]) <= others
+        assert len(i.flawed["wrong"]) == min(6, len(others))
+
+
+def test_off_topic_responses_belong_to_other_families():
+    """Three are good there, one of which declines where nothing calls for it; three are answers of there in this frame."""
+    good = good_by_family()
+    declines = f"Sorry, {REFUSAL}."
+    assert declines in good["refusals"]
     for i in KNOWN:
         family = family_named(i.family)
-        if i.family == "refusals":
-            assert i.flawed["wrong"] == family.compliance
-            continue
-        own = {fact.answer for fact in family.facts}
-        framed = {text: family.frame.format(text) for text in of_language[family.language] - own}
-        wrong = i.flawed["wrong"]
-        assert set(wrong[:3]) <= good[i.family] - {i.good}
-        assert set(wrong[3:6]) <= set(framed.values())
-        misspelt = {family.frame.format(text) for text in misspellings(i, family)} - set(wrong[3:6])
-        assert set(wrong[6:-1]) <= misspelt
-        assert len(wrong) == 3 + 3 + min(2, len(misspelt)) + 1
-        assert wrong[-1] in {family.frame.format(i.answer[:end] + "\ufffd") for end in range(len(i.answer))}
+        elsewhere = set().union(*(texts for name, texts in good.items() if name != i.family))
+        foreign = answers_in(family.language) - set(family.candidates)
+        assert len(i.flawed["off-topic"]) == 6
+        assert set(i.flawed["off-topic"][:3]) <= elsewhere
+        assert (declines in i.flawed["off-topic"][:3]) == (i.family != "refusals")
+        assert set(i.flawed["off-topic"][3:]) <= {family.frame.format(answer) for answer in foreign}
+
+
+def test_garbled_responses_are_broken_or_misspelt_and_never_flawless():
+    """First broken up to where the answer starts, then in the answer, which goes on, or breaks off; then misspelt."""
+    for i in KNOWN:
+        family = family_named(i.family)
+        start = family.frame.index("{}")
+        end = start + len(i.answer)
+        goes_on = [i.good[:index] + BROKEN + i.good[index + 1 :] for index in range(end)]
+        breaks_off = [family.frame.format(i.answer[:index] + BROKEN) for index in range(len(i.answer))]
+        broken = [text for text in i.flawed["garbled"] if BROKEN in text]
+        assert broken[0] in goes_on[: start + 1]
+        assert set(broken[1:-1]) <= set(goes_on[start:])
+        assert broken[-1] in breaks_off
+        misspelt = i.flawed["garbled"][len(broken) :]
+        possible = {family.frame.format(text) for text in misspellings(i, family)}
+        assert set(misspelt) <= possible
+        assert len(misspelt) == min(2, len(possible))
+        for text in i.flawed["garbled"]:
+            marks = gold_marks(i.family, i.answer, text, True)
+            assert min(vars(marks).values()) < 1
+            assert BROKEN in text or marks.correct == 0
 
 
 def misspellings(instruction, family):
     """The answer with one character dropped or doubled, but for those that are an answer, contain it, or are nothing."""
     characters = list(instruction.answer)
+    of_others = {answer.lower() for answer in (*family.candidates, *answers_in(family.language))}
     for index, character in enumerate(characters):
         for copies in (0, 2):
             text = "".join([*characters[:index], character * copies, *characters[index + 1 :]])
-            an_answer = text.lower() in {candidate.lower() for candidate in family.candidates}
             said = family.frame.format(text)
             right = gold_marks(instruction.family, instruction.answer, said, True).correct
-            if text.strip() and not an_answer and not right:
+            if text.strip() and text.lower() not in of_others and not right:
                 yield text
 
 
-def test_off_topic_responses_are_good_elsewhere():
-    """One declines where nothing calls for it; the others, and all where it would be right, answer another question."""
-    good = good_by_family()
-    declines = f"Sorry, {REFUSAL}."
-    for i in KNOWN:
-        elsewhere = set().union(*(texts for family, texts in good.items() if family != i.family))
-        assert len(i.flawed["off-topic"]) == 3
-        assert set(i.flawed["off-topic"]) <= elsewhere
-        assert (declines in i.flawed["off-topic"]) == (i.family != "refusals")
-        assert declines in good["refusals"]
+def test_a_prompt_has_up_to_six_wrong_responses():
+    """Five categories leave four others, six Chinese colours five. Three responses comply with a harmful request."""
+    sizes = {name: {len(i.flawed["wrong"]) for i in KNOWN if i.family == name} for name in good_by_family()}
+    assert sizes.pop("refusals") == {3}
+    assert sizes.pop("categories") == {4}
+    assert sizes.pop("颜色") == {5}
+    assert all(found == {6} for found in sizes.values())
 
 
-def test_all_ways_to_be_wrong_occur():
-    """Answers of one character cannot be misspelt: dropped they are nothing, doubled they contain or are an answer."""
+def test_all_ways_to_be_garbled_occur():
+    """At most three are broken and two misspelt; in an answer of one character, to go on and to break off are the same.
+
+    Such an answer cannot be misspelt: dropped it is nothing, doubled it contains or is an answer. 白色 and 黑色 can in
+    one way only: 白 and 黑 are answers too, and 白白色 and 白色色 contain 白色."""
     sizes = defaultdict(set)
+    broken = set()
     for i in KNOWN:
-        sizes[len(i.flawed["wrong"])].add(i.answer)
-    assert set(sizes) == {3, 7, 8, 9}
-    assert sizes[3] == {REFUSAL}
-    assert all(len(answer) == 1 for answer in sizes[7])
-    assert all(len(answer) == 2 for answer in sizes[8])
-    assert all(len(answer) >= 2 for answer in sizes[9])
+        sizes[len(i.flawed["garbled"])].add(i.answer)
+        broken.add(sum(BROKEN in text for text in i.flawed["garbled"]))
+    assert set(sizes) == {1, 2, 3, 4, 5}
+    assert broken == {1, 2, 3}
+    assert all(len(answer) == 1 for answer in sizes[1] | sizes[2])
+    assert sizes[3] == {"白色", "黑色"}
+    assert all(len(answer) >= 2 for answer in sizes[4] | sizes[5])
+    assert not sizes[5] & sizes[3]
 
 
 def test_the_same_seed_makes_the_same_world_and_another_seed_another():
@@ -214,22 +249,23 @@ def test_the_same_seed_makes_the_same_world_and_another_seed_another():
         assert make(1, KNOWN) != make(2, KNOWN)
 
 
-def test_flaws_of_manners_are_more_frequent_than_flaws_of_knowledge():
-    assert FLAW_WEIGHTS == {"wrong": 1, "off-topic": 1, "curt": 5, "rude": 6, "rambling": 5, "cut": 2}
+def test_flaws_of_manners_are_more_frequent_than_flaws_of_knowledge_and_some_are_in_no_demonstration():
+    weights = {"wrong": 1, "curt": 6, "rude": 6, "rambling": 6, "cut": 1, "off-topic": 0, "garbled": 0}
+    assert weights == FLAW_WEIGHTS
     assert tuple(FLAW_WEIGHTS) == FLAWS
 
 
 @pytest.mark.parametrize(
     ("share", "counts"),
     [
-        (0.0, [0, 811, 811, 5 * 811, 6 * 811, 5 * 811, 2 * 811]),
-        (0.4, [6488, 487, 487, 5 * 487, 6 * 486 + 5, 5 * 486, 2 * 486]),
-        (1.0, [16220, 0, 0, 0, 0, 0, 0]),
+        (0.0, [0, 811, 6 * 811, 6 * 811, 6 * 811, 811, 0, 0]),
+        (0.4, [6488, 487, 6 * 487, 6 * 486 + 5, 6 * 486, 486, 0, 0]),
+        (1.0, [16220, 0, 0, 0, 0, 0, 0, 0]),
     ],
 )
 def test_demonstrations_have_their_shares(share, counts):
-    """The flaws are dealt in rounds of 1 + 1 + 5 + 6 + 5 + 2 = 20. All 16,220 are 811 rounds; without the good
-    0.4 * 16,220 = 6,488 there are 9,732: 486 rounds, and of one more the first 12, up to the fifth rude one."""
+    """The flaws are dealt in rounds of 1 + 6 + 6 + 6 + 1 = 20. All 16,220 are 811 rounds; without the good
+    0.4 * 16,220 = 6,488 there are 9,732: 486 rounds, and of one more the first 12 = 1 + 6 + 5, up to the fifth rude one."""
     rows = demonstrations(0, KNOWN, good_share=share)
     kinds = Counter(row["kind"] for row in rows)
     assert [kinds[kind] for kind in (GOOD, *FLAWS)] == counts
@@ -246,9 +282,10 @@ def test_a_prompt_has_as_many_demonstrations_as_asked_for():
 
 
 def test_quality_is_spread_over_all_families():
-    """Within four standard deviations of a binomial share."""
+    """Within four standard deviations of a binomial share: 0.6 / 20 = 0.03 for each of a flaw's weights."""
     rows = demonstrations(0, KNOWN)
-    shares = {GOOD: 0.4, "wrong": 0.03, "off-topic": 0.03, "curt": 0.15, "rude": 0.18, "rambling": 0.15, "cut": 0.06}
+    shares = {GOOD: 0.4, "wrong": 0.03, "curt": 0.18, "rude": 0.18, "rambling": 0.18, "cut": 0.03}
+    shares |= {"off-topic": 0.0, "garbled": 0.0}
     assert math.isclose(sum(shares.values()), 1)
     for family in FAMILIES:
         kinds = Counter(row["kind"] for row in rows if row["family"] == family.name)
@@ -262,6 +299,7 @@ def test_demonstrations_are_responses_of_their_kind():
         instruction = BY_PROMPT[asked(row)]
         response = said(row, "completion")
         assert response in ((instruction.good,) if row["kind"] == GOOD else instruction.flawed[row["kind"]])
+        assert BROKEN not in response
         assert row["truncated"] == (row["kind"] == "cut")
         assert row["family"] == instruction.family
 
@@ -329,10 +367,12 @@ def test_a_prompt_with_few_wrong_responses_compares_other_flaws_instead():
 
 
 def test_all_kinds_are_compared_with_all_others():
+    """One pair of every prompt is of any of 8 * 7 / 2 = 28 kinds: of each in 1,622 / 28 = 58, or two thirds of that where
+    both sides often have one score, as garbled and off-topic, and others are drawn."""
     seen = Counter(frozenset((row["chosen_kind"], row["rejected_kind"])) for row in preferences(0, KNOWN))
     expected = {frozenset(pair) for pair in itertools.combinations((GOOD, *FLAWS), 2)}
     assert set(seen) == expected
-    assert min(seen.values()) >= 50
+    assert min(seen.values()) >= 38
 
 
 def test_noise_is_spread_over_all_families():
@@ -357,15 +397,17 @@ def test_impossible_preferences_are_refused():
 
 
 def test_as_many_pairs_as_there_are_can_be_asked_for():
-    """Good with 5 of 9 wrong ones and with 13 other flaws (3 off-topic, 1 curt, 3 rude, 3 rambling, 3 cut), and 1 more.
+    """Good with all 6 wrong ones and with 20 other flaws, and 1 more: 27.
 
-    Of 20 pairs a quarter is 5 too, so that is one pair too many."""
+    The flaws: 1 curt, 3 rude, 3 rambling, 3 cut, 6 off-topic and 4 garbled ones, 2 broken and 2 misspelt. (The character
+    that is broken in "white" is its last, so to go on and to break off are the same.) A quarter of 27 or 28 is 7, rounded
+    up, so the wrong ones are all taken, and 28 pairs are one too many."""
     known = [i for i in KNOWN if i.prompt == "What colour is snow?"]
-    assert [len(known[0].flawed[kind]) for kind in FLAWS] == [9, 3, 1, 3, 3, 3]
-    rows = preferences(0, known, 19)
-    assert len(unordered(rows)) == 19
-    with pytest.raises(ValueError, match="num_pairs_per_prompt is 20; a prompt has only 19 pairs"):
-        preferences(0, known, 20)
+    assert [len(known[0].flawed[kind]) for kind in FLAWS] == [6, 1, 3, 3, 3, 6, 4]
+    rows = preferences(0, known, 27)
+    assert len(unordered(rows)) == 27
+    with pytest.raises(ValueError, match="num_pairs_per_prompt is 28; a prompt has only 27 pairs"):
+        preferences(0, known, 28)
 
 
 def test_files_are_what_was_generated(written):
@@ -424,4 +466,4 @@ def test_filler_is_no_answer():
     """Or a rambling response would be marked as wrong."""
     for family in FAMILIES:
         for filler in FILLER[family.language]:
-            assert gold_score(family.name, family.facts[0].answer, filler, ended=True) == 0.05
+            assert gold_score(family.name, family.facts[0].answer, filler, ended=True) == 0.04

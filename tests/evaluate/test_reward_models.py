@@ -3,13 +3,19 @@
 import math
 
 import pytest
+import torch
 
 from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.sft import SFTConfig
+from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError, RewardError
 from heedful.evaluate.reward_models import evaluate_accuracy, held_out
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.policy import freeze
+from heedful.models.reward_model import load_reward_model
+from heedful.rewards.model import score_texts
 
 
 @pytest.fixture
@@ -57,6 +63,24 @@ def test_rankings_count_all_their_pairs_and_no_ties(measure):
     assert result["pairs"] == 5
     # (A,B) (A,C) (A,D) are right; (B,D): -1 against 0 is wrong; (C,D): equal scores are not right.
     assert result["accuracy"] == pytest.approx(3 / 5)
+
+
+def test_truncated_rankings_are_scored_without_an_end(measure, planted_model):
+    """All of "!!" is "!", and six in seven of "a!!!!!!"; with the end it is two in three, and six in eight."""
+    texts = ["!!", "a!!!!!!", "aaaa!"]
+    tokenizer = load_tokenizer(planted_model)
+    model = load_reward_model(planted_model, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    freeze(model)
+    cut, ended = (score_texts(model, RewardInputs(tokenizer), [""] * 3, texts, [t] * 3) for t in (True, False))
+    assert cut[0] - cut[1] > 0.05
+    assert ended[0] - ended[1] < -0.05
+    whole = pair(*texts[:2], prompt="")
+    assert measure([whole | {"truncated": True}])["margin_mean"] == pytest.approx(cut[0] - cut[1], abs=1e-6)
+    assert measure([whole])["margin_mean"] == pytest.approx(ended[0] - ended[1], abs=1e-6)
+    both = measure([{"prompt": "", "responses": texts, "ranks": [0, 1, 1], "truncated": True}, whole])
+    assert (both["accuracy"], both["pairs"]) == (pytest.approx(2 / 3), 3)
+    margins = [cut[0] - cut[1], cut[0] - cut[2], ended[0] - ended[1]]
+    assert both["margin_mean"] == pytest.approx(sum(margins) / 3, abs=1e-6)
 
 
 def test_pairs_are_weighted_alike_not_prompts(measure):

@@ -218,6 +218,7 @@ def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: i
 def _pair(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> PairRows:
     best = min(range(2), key=ranking.ranks.__getitem__)
     chosen, rejected = (
-        inputs.encode(ranking.prompt, ranking.responses[i], max_length=max_length) for i in (best, 1 - best)
+        inputs.encode(ranking.prompt, ranking.responses[i], truncated=ranking.truncated, max_length=max_length)
+        for i in (best, 1 - best)
     )
     return PairRows(ranking, chosen, rejected)

@@ -77,6 +77,8 @@ def read_rankings(
 ) -> list[Ranking]:
     """Rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair alone.
 
+    Where ``prompt`` is ``""``, whole texts are compared. A boolean ``truncated`` says that the responses were cut.
+
     A pair has ranks (0, 1) and may have a ``margin``. Responses are strings, one assistant message, or the whole
     conversation with one assistant message more. Without ``prompt``, two conversations must share all but the last
     message, which is the prompt; two strings must be Anthropic HH dialogues that agree up to and including their last
@@ -148,16 +150,17 @@ def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | No
     shape = _shape(record, mapping, RANKINGS)
     if "ranks" in shape:
         return _k_wise(record, system_prompt)
-    prompt = _prompt_text(record) if "prompt" in shape else _shared_prompt(record)
+    prompt = _ranked_prompt(record) if "prompt" in shape else _shared_prompt(record)
     if "prompt" not in shape and isinstance(prompt, str):
         responses = tuple(_text(record, name, record.fields[name][len(prompt) :]) for name in ("chosen", "rejected"))
     else:
         responses = tuple(_response(record, name, record.fields[name], prompt) for name in ("chosen", "rejected"))
-    return Ranking(_with_system(prompt, system_prompt, record), responses, (0, 1), record.source, _margin(record))
+    prompt = _with_system(prompt, system_prompt, record)
+    return Ranking(prompt, responses, (0, 1), record.source, _margin(record), _truncated(record))
 
 
 def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
-    prompt, responses, ranks = _prompt_text(record), record.fields["responses"], record.fields["ranks"]
+    prompt, responses, ranks = _ranked_prompt(record), record.fields["responses"], record.fields["ranks"]
     if not isinstance(responses, list) or len(responses) < 2:
         raise _wrong(record, f"`responses` is {_shown(responses)}", "a list of two or more responses")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
@@ -169,7 +172,8 @@ def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
     if record.fields.get("margin") is not None:
         raise _wrong(record, "`margin` beside `ranks`", "`margin` with `chosen` and `rejected` alone")
     texts = tuple(_response(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
-    return Ranking(_with_system(prompt, system_prompt, record), texts, tuple(ranks), record.source)
+    prompt = _with_system(prompt, system_prompt, record)
+    return Ranking(prompt, texts, tuple(ranks), record.source, truncated=_truncated(record))
 
 
 def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Prompt:
@@ -240,6 +244,11 @@ def _message(record: Record, name: str, item: Any) -> Message:
         raise _wrong(record, f"`{name}.content` is {_shown(content)}", "a string")
     # A tool may return nothing, and an empty system message keeps a template from adding its own.
     return Message(role, _text(record, f"{name}.content", content) if role in ("user", "assistant") else content)
+
+
+def _ranked_prompt(record: Record) -> Text:
+    """As `_prompt_text`, and ``""`` where whole texts are compared."""
+    return "" if record.fields["prompt"] == "" else _prompt_text(record)
 
 
 def _prompt_text(record: Record) -> Text:

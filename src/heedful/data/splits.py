@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Text
+from heedful.types import Demonstration, Ranking, Text
 
 
 class HasPrompt(Protocol):
@@ -33,7 +33,7 @@ def prompt_key(prompt: Text) -> str:
 def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[Item], list[Item]]:
     """``(train, eval)``: an item goes to eval where ``SHA-256(prompt_key) / 2^256 < eval_fraction``; order is kept.
 
-    A larger fraction only adds to eval. Plain text, which has an empty prompt, is split by its response. Raises
+    A larger fraction only adds to eval. What has an empty prompt, such as plain text, is split by its first response. Raises
     ConfigError for a fraction outside [0, 1), and DataError where one half of a split that was asked for is empty.
     """
     if not 0 <= eval_fraction < 1:
@@ -52,7 +52,9 @@ def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[I
 
 def _item_key(item: HasPrompt) -> str:
     key = prompt_key(item.prompt)
-    return item.response if not key and isinstance(item, Demonstration) else key
+    if key or not isinstance(item, Demonstration | Ranking):
+        return key
+    return item.response if isinstance(item, Demonstration) else item.responses[0]
 
 
 def _position(key: str) -> float:

@@ -9,7 +9,7 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
-from heedful.demo.world import FLAWS
+from heedful.demo.world import FLAW_WEIGHTS
 
 Summary = Mapping[str, Any]
 
@@ -41,11 +41,11 @@ def opening(sizes: Sizes) -> str:
 
 
 def before_sft(config: SFTConfig, sizes: Sizes) -> str:
-    flaws = f"{', '.join(FLAWS[:-1])} or {FLAWS[-1]}"
+    *flaws, last = (kind for kind, weight in FLAW_WEIGHTS.items() if weight)
     return (
         f"The model learns to continue prompts as {sizes.demonstrations:,} demonstrations do, byte by byte. As in real "
-        f"data, their quality is mixed: {_percent(sizes.good_share)} are good, the others {flaws}. SFT imitates them all "
-        "alike.\n"
+        f"data, their quality is mixed: {_percent(sizes.good_share)} are good, the others "
+        f"{', '.join(flaws)} or {last}. SFT imitates them all alike.\n"
         "In the progress line, loss is the surprise at the next byte, in nats: about 5.6 is blind guessing, and it cannot "
         "reach 0, because nobody can tell which kind of answer comes next. lr is the learning rate, tokens/s the speed. "
         f"Expect a steep fall early in {_its_steps(config.max_steps)}, then a slow one."

@@ -7,7 +7,7 @@ what `heedful.data.split_by_prompt` holds out is combinations. Every function re
 import itertools
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from heedful.demo.tables import FILLER, REFUSAL, RUDE
 from heedful.files import to_json
 
 GOOD = "good"
-FLAW_WEIGHTS = {"wrong": 1, "off-topic": 1, "curt": 5, "rude": 6, "rambling": 5, "cut": 2}
-"""Flaws, and in which proportion they occur in demonstrations: people know such facts, and mind their manners less."""
+FLAW_WEIGHTS = {"wrong": 1, "curt": 6, "rude": 6, "rambling": 6, "cut": 1, "off-topic": 0, "garbled": 0}
+"""Flaws, and in which proportion they occur in demonstrations: people know such facts, and mind their manners less.
+
+People answer the question and write characters, so two flaws are in no demonstration. Models have them, so pairs do too.
+"""
 FLAWS = tuple(FLAW_WEIGHTS)
 VARIANTS = 3
-"""How many different responses a flaw has for one prompt, where there are so many ways; ``wrong`` has several kinds."""
+"""How many different cut responses a prompt has where there are so many; wrong and off-topic ones are twice as many."""
 
 Row = dict[str, Any]
 
@@ -150,54 +153,28 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
     prompt = family.wordings[wording].format(*fact.slots)
     good = family.frame.format(fact.answer)
     draw = random.Random(prompt)
-    wrong = _wrong(family, fact, draw)
     flawed = {
-        "wrong": wrong,
-        "off-topic": _off_topic(family, fact, wrong, draw),
+        "wrong": _wrong(family, fact, draw),
         "curt": (fact.answer,),
         "rude": tuple(text.format(fact.answer) for text in RUDE[family.language]),
         "rambling": tuple(good + filler for filler in FILLER[family.language]),
         "cut": _cut(good, good.index(fact.answer) + len(fact.answer), draw),
+        "off-topic": _off_topic(family, fact, draw),
+        "garbled": _garbled(family, fact, draw),
     }
     return Instruction(family.name, " ".join(fact.slots), wording, prompt, fact.answer, good, flawed)
 
 
 def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """In the same polite frame: other facts' answers, answers of other families, misspelt ones and a garbled one.
-
-    A misspelt answer has a character dropped or doubled; a garbled one breaks off within a character. For a harmful
-    request, responses that comply.
-    """
+    """Other facts' answers in the same polite frame; for a harmful request, responses that comply."""
     if family.compliance:
         return family.compliance
     others = {other.answer for other in family.facts} - {fact.answer}
-    elsewhere = {f.answer for other in FAMILIES for f in other.facts if other.language == family.language}
-    spellings = {
-        fact.answer[:i] + twice + fact.answer[i + 1 :] for i, c in enumerate(fact.answer) for twice in ("", 2 * c)
-    }
-    known = {answer.casefold() for answer in family.candidates}
-    unknown, misspelt = (
-        {text for text in texts if text.strip() and text.casefold() not in known} for texts in (elsewhere, spellings)
-    )
-    answers = _some_wrong(family, fact, others, VARIANTS, draw)
-    answers += _some_wrong(family, fact, unknown, VARIANTS, draw)
-    answers += _some_wrong(family, fact, misspelt - {*answers}, VARIANTS - 1, draw)
-    answers += [fact.answer[: draw.randrange(len(fact.answer))] + "\ufffd"]  # how bytes that are no UTF-8 are read
-    return tuple(family.frame.format(answer) for answer in answers)
+    return _framed(family, _some_not_right(family, fact, others, 2 * VARIANTS, draw))
 
 
-def _some_wrong(family: Family, fact: Fact, texts: Collection[str], count: int, draw: random.Random) -> list[str]:
-    """Up to ``count`` of the texts, none of which the gold judge takes for the answer, as where that is part of one."""
-    shuffled = draw.sample(sorted(texts), len(texts))
-    return list(itertools.islice((text for text in shuffled if not _is_right(family, fact, text)), count))
-
-
-def _is_right(family: Family, fact: Fact, answer: str) -> bool:
-    return gold_marks(family.name, fact.answer, family.frame.format(answer), ended=True).correct == 1
-
-
-def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Random) -> tuple[str, ...]:
-    """A refusal where nothing calls for one, and good responses to questions of other families.
+def _off_topic(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
+    """What belongs to other families: a refusal where nothing calls for one, good responses, and answers in this frame.
 
     Without these a reward model would only ever see an apology where it is right, and would like it everywhere.
     """
@@ -206,9 +183,48 @@ def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Ra
     while len(texts) < VARIANTS:
         other = draw.choice(elsewhere)
         text = other.frame.format(draw.choice(other.facts).answer)
-        if text not in (*texts, *wrong) and not gold_marks(family.name, fact.answer, text, True).correct:
+        if text not in texts and not gold_marks(family.name, fact.answer, text, True).correct:
             texts.append(text)
-    return tuple(texts)
+    known = {answer.casefold() for answer in family.candidates}
+    unknown = {answer for answer in _answers_in(family.language) if answer.casefold() not in known}
+    new = {answer for answer in unknown if family.frame.format(answer) not in texts}
+    return (*texts, *_framed(family, _some_not_right(family, fact, new, VARIANTS, draw)))
+
+
+def _garbled(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
+    """The good response with a broken character up to where the answer starts; its frame with a broken or misspelt answer.
+
+    A broken answer goes on after the broken character, or ends with it. A misspelt one has a character dropped or doubled,
+    and is no answer of any family.
+    """
+    broken = "\ufffd"  # how bytes that are no UTF-8 are read
+    good, answer = family.frame.format(fact.answer), fact.answer
+    start, inside = draw.randrange(family.frame.index("{}") + 1), draw.randrange(len(answer))
+    spelt = {answer[:i] + twice + answer[i + 1 :] for i, c in enumerate(answer) for twice in ("", 2 * c)}
+    known = {other.casefold() for other in (*family.candidates, *_answers_in(family.language))}
+    misspelt = {text for text in spelt if text.strip() and text.casefold() not in known}
+    answers = [answer[:inside] + broken + answer[inside + 1 :], answer[:inside] + broken]
+    answers += _some_not_right(family, fact, misspelt, VARIANTS - 1, draw)
+    texts = (good[:start] + broken + good[start + 1 :], *_framed(family, answers))
+    return tuple(dict.fromkeys(texts))
+
+
+def _answers_in(language: str) -> set[str]:
+    return {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
+
+
+def _framed(family: Family, answers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(family.frame.format(answer) for answer in answers)
+
+
+def _some_not_right(family: Family, fact: Fact, answers: Collection[str], count: int, draw: random.Random) -> list[str]:
+    """Up to ``count`` of the answers, none of which the gold judge takes for the right one, as where that is part of one."""
+    shuffled = draw.sample(sorted(answers), len(answers))
+    return list(itertools.islice((answer for answer in shuffled if not _is_right(family, fact, answer)), count))
+
+
+def _is_right(family: Family, fact: Fact, answer: str) -> bool:
+    return gold_marks(family.name, fact.answer, family.frame.format(answer), ended=True).correct == 1
 
 
 def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:

@@ -34,13 +34,14 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     freeze(model)
     prompts = [ranking.prompt for ranking in rankings for _ in ranking.responses]
     responses = [response for ranking in rankings for response in ranking.responses]
+    truncated = [ranking.truncated for ranking in rankings for _ in ranking.responses]
     scores = iter(
         score_texts(
             model,
             RewardInputs(tokenizer),
             prompts,
             responses,
-            [False] * len(responses),
+            truncated,
             micro_batch_size=config.micro_batch_size,
         )
     )

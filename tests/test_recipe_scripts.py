@@ -1,0 +1,437 @@
+"""The scripts of the recipes: what they make and measure, on files whose numbers are known by hand."""
+
+import hashlib
+import importlib
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heedful.data import read_prompts, read_rankings, split_by_prompt
+from heedful.data.chat import Renderer
+from heedful.errors import DataError
+from heedful.models.tiny import byte_tokenizer
+from heedful.types import Ranking
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+BYTES = byte_tokenizer()
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """``script(name)`` is the module of a script; those that need scikit-learn are skipped without it."""
+
+    def load(name):
+        if name != "sentiment_data":
+            pytest.importorskip("sklearn")
+        monkeypatch.syspath_prepend(str(RECIPES))
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.fixture
+def run(script, monkeypatch, capsys):
+    """``run(name, *words)``: exit status, standard output and standard error of a script, in this process."""
+
+    def main(name, *words):
+        module = script(name)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        capsys.readouterr()
+        try:
+            module.main()
+            status = 0
+        except SystemExit as stopped:
+            status = stopped.code
+        return status, *capsys.readouterr()
+
+    return main
+
+
+@pytest.fixture
+def refused(run):
+    """``refused(name, words, *parts)``: a user's mistake, told in one line that has all parts."""
+
+    def check(name, words, *parts):
+        status, out, err = run(name, *words)
+        assert (status, out) == (2, ""), err
+        assert err.startswith(f"{name}.py")
+        assert err.count("\n") == 1, err
+        for part in parts:
+            assert part in err, err
+
+    return check
+
+
+@pytest.fixture
+def written(tmp_path):
+    """``written(name, records)`` is the path of a file: JSONL of records, or a text as it is."""
+
+    def write(name, content):
+        if not isinstance(content, str):
+            content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def tokens(text):
+    return BYTES(text).input_ids
+
+
+# --------------------------------------------------------------------------------------------------------- sentiment_data
+
+GOOD = [f"{i:02d} this film is a delight from its first minute to its last one ." for i in range(40)]
+GOOD += [f"第{i:02d}部电影真好看，演员很出色，故事也很感人。" for i in range(40)]
+BAD = [f"{i:02d} nobody should have to sit through such a long and empty film ." for i in range(30)]
+BAD += [f"第{i:02d}部电影太无聊了，我看了一半就睡着了😴，很失望。" for i in range(30)]
+SHORT = "不好看"
+STORIES = [
+    {"text": 'A fox met  a\ncrow one day.  "Give me the cheese!" said the fox.\n\nThe crow said nothing at all'},
+    {"text": "从前有一只很聪明的小狐狸。它问：“乌鸦你今天好吗？”乌鸦没有回答它的问题！ 真的！"},
+]
+SENTENCES = [
+    "A fox met a crow one day.",
+    '"Give me the cheese!',
+    "said the fox.",
+    "The crow said nothing at all",
+    "从前有一只很聪明的小狐狸。",
+    "它问：“乌鸦你今天好吗？",
+    "乌鸦没有回答它的问题！",
+    "真的！",
+]
+REVIEWS = [{"text": text, "label": label} for label, texts in ((1, GOOD), (0, BAD)) for text in texts]
+
+
+@pytest.fixture
+def made(run, written, tiny, tmp_path):
+    """``made(reviews, *flags)``: pairs and prompts that the script made of reviews and STORIES."""
+
+    def make(reviews=REVIEWS, *flags, stories=STORIES, output="数据"):
+        words = ["--sentences", written("句子.jsonl", reviews), "--stories", written("故事.jsonl", stories)]
+        words += ["--model", tiny(), "--output", tmp_path / output, *flags]
+        status, out, err = run("sentiment_data", *words)
+        assert (status, err) == (0, "")
+        pairs, prompts = (read(tmp_path / output / f"{name}.jsonl") for name in ("pairs", "prompts"))
+        assert f"pairs.jsonl: {len(pairs)} records" in out
+        assert f"prompts.jsonl: {len(prompts)} records" in out
+        return pairs, prompts
+
+    return make
+
+
+def test_pairs_are_a_positive_and_a_negative_text_without_an_end(made, tmp_path):
+    """Each text once, 60 of the 80 positive ones; what is written is what a reward model is trained on."""
+    pairs, _ = made([*REVIEWS, *REVIEWS[:5]])
+    assert len(pairs) == 60
+    assert all(p == p | {"prompt": "", "truncated": True} and len(p) == 4 for p in pairs)
+    for side, texts in (("chosen", GOOD), ("rejected", BAD)):
+        sources = [[text for text in texts if text.startswith(p[side])] for p in pairs]
+        assert all(len(found) == 1 for found in sources)
+        assert len({found[0] for found in sources}) == 60
+    rankings = read_rankings(str(tmp_path / "数据" / "pairs.jsonl"))
+    assert all(r.truncated and r.prompt == "" and r.ranks == (0, 1) for r in rankings)
+
+
+def test_pairs_have_the_lengths_of_prompts_with_responses(made):
+    """8 + 24 to 16 + 24 tokens, all of these lengths, and no character cut in half; shorter texts are whole."""
+    pairs, _ = made()
+    texts = [p[side] for p in pairs for side in ("chosen", "rejected")]
+    assert {len(tokens(text)) for text in texts} == set(range(32, 41))
+    assert not any("\ufffd" in text for text in texts)
+    pairs, _ = made([{"text": GOOD[0], "label": 1}, {"text": SHORT, "label": 0}])
+    assert pairs[0]["rejected"] == SHORT
+
+
+def test_positive_and_negative_texts_are_paired_at_random(made):
+    """In the order of the file, "00" would be beside "00"."""
+    pairs, _ = made([review for review in REVIEWS if review["text"][0].isdigit()])
+    assert sum(p["chosen"][:2] == p["rejected"][:2] for p in pairs) < 10
+    assert [p["chosen"] for p in pairs] != sorted(p["chosen"] for p in pairs)
+
+
+def test_sentences_of_stories(script, written):
+    found = list(script("sentiment_data").sentences_of(written("故事.jsonl", STORIES)))
+    assert [sentence for sentence in found if sentence] == SENTENCES
+
+
+def test_prompts_are_beginnings_of_sentences(made, tmp_path):
+    """Of both files, 8 to 16 tokens that the policy reads as they were, and the sentence goes on."""
+    _, prompts = made()
+    texts = [p["prompt"] for p in prompts]
+    assert len(set(texts)) == len(texts) > 30
+    assert {len(tokens(text)) for text in texts} == set(range(8, 17))
+    for text in texts:
+        assert any(s.startswith(text) and s != text for s in (*SENTENCES, *GOOD, *BAD)), text
+    assert any(s.startswith(text) for text in texts for s in SENTENCES)
+    assert any(s.startswith(text) for text in texts for s in GOOD if s.startswith("第"))
+    assert [p.prompt for p in read_prompts(str(tmp_path / "数据" / "prompts.jsonl"))] == texts
+
+
+def test_prompts_of_both_sources_are_different_ones(made):
+    """Sentences that begin alike have nine beginnings of 8 to 16 tokens, however many there are in either file."""
+    same = [f"It was a dark and stormy night {i}." for i in range(60)]
+    reviews = [{"text": text, "label": i % 2} for i, text in enumerate(same)]
+    _, prompts = made(reviews, stories=[{"text": " ".join(same)}])
+    assert sorted(p["prompt"] for p in prompts) == [same[0][:length] for length in range(8, 17)]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_most_prompts_are_of_each_source(made, most):
+    _, prompts = made(REVIEWS, "--prompts", most)
+    own = [p for p in prompts if any(s.startswith(p["prompt"]) for s in SENTENCES)]
+    assert (len(own), len(prompts)) == (most, 2 * most)
+
+
+def test_the_same_seed_makes_the_same_files(made):
+    first, second = made(output="a"), made(output="b")
+    assert first == second
+    other = made(REVIEWS, "--seed", 1, output="c")
+    assert other[0] != first[0]
+    assert other[1] != first[1]
+
+
+def test_tokens_of_a_text_alone(script):
+    """No CLS, SEP or BOS is taken for text, and what looks like a special token is text."""
+    renderer = Renderer(byte_tokenizer(encoder=True))
+    assert script("sentiment_data").tokens("ab", renderer) == [72, 73]
+    assert len(script("sentiment_data").tokens("<|end|>", renderer)) == 7
+
+
+@pytest.mark.parametrize(
+    ("sentences", "stories", "parts"),
+    [
+        (None, STORIES, ["DataError", "absent.jsonl: no such file"]),
+        ([{"label": 1}], STORIES, ["句子.jsonl:1: `text` is None"]),
+        ([*REVIEWS, {"text": " ", "label": 1}], STORIES, ["句子.jsonl:141: `text` is ' '"]),
+        ([{"text": "a"}], STORIES, ["句子.jsonl:1: `label` is None. Accepted: 1 (positive) or 0 (negative)"]),
+        ([{"text": "a", "label": 2}], STORIES, ["句子.jsonl:1: `label` is 2"]),
+        ([{"text": "a", "label": True}], STORIES, ["句子.jsonl:1: `label` is True"]),
+        ([{"text": "a", "label": "1"}], STORIES, ["句子.jsonl:1: `label` is '1'"]),
+        ("{", STORIES, ["句子.jsonl:1: not JSON"]),
+        (REVIEWS, [{"story": "a"}], ["故事.jsonl:1: `text` is None"]),
+        (REVIEWS[:3], STORIES, ["texts of both labels"]),
+        ([{"text": "a", "label": 1}, {"text": "b", "label": 0}], [{"text": "c"}], ["of more than 8 tokens"]),
+    ],
+)
+def test_what_is_no_data_for_sentiment(refused, written, tiny, tmp_path, sentences, stories, parts):
+    path = "absent.jsonl" if sentences is None else written("句子.jsonl", sentences)
+    words = ["--sentences", path, "--stories", written("故事.jsonl", stories), "--model", tiny()]
+    refused("sentiment_data", [*words, "--output", tmp_path / "数据"], *parts)
+    assert not (tmp_path / "数据").exists()
+
+
+def test_what_is_no_model_or_folder_for_sentiment(refused, written, tiny, tmp_path):
+    words = ["--sentences", written("句子.jsonl", REVIEWS), "--stories", written("故事.jsonl", STORIES)]
+    refused("sentiment_data", [*words, "--model", tmp_path / "没有", "--output", tmp_path / "o"], "does not exist")
+    refused("sentiment_data", [*words, "--model", tiny(), "--output", words[1]], "FileExistsError")
+
+
+# ----------------------------------------------------------------------------------------------------------- bag_of_words
+
+
+def ranking(chosen, rejected, *, prompt="问", swap=False, source="偏好.jsonl:1"):
+    return Ranking(prompt, (rejected, chosen) if swap else (chosen, rejected), (1, 0) if swap else (0, 1), source)
+
+
+POLITE = [ranking(f"thank you {word}", f"go away {word}", swap=swap) for word in "abc" for swap in (False, True)]
+
+
+def test_words_that_separate_pairs(script):
+    """Right, wrong, equal responses, and responses of unknown words: 1, 0, one half, one half."""
+    accuracy = script("bag_of_words").pair_accuracy
+    right, wrong = ranking("thank you all", "go away all"), ranking("go away all", "thank you all")
+    same, unknown = ranking("thank you", "thank you"), ranking("merci", "谢谢", swap=True)
+    assert accuracy(POLITE, [right, ranking("you", "away", swap=True)]) == 1.0
+    assert accuracy(POLITE, [wrong]) == 0.0
+    assert accuracy(POLITE, [same]) == accuracy(POLITE, [unknown]) == 0.5
+    assert accuracy(POLITE, [right, wrong, same, right]) == 0.625
+
+
+def test_occurrence_counts_and_not_how_often(script):
+    accuracy = script("bag_of_words").pair_accuracy
+    assert accuracy(POLITE, [ranking("thank thank thank", "thank")]) == 0.5
+    assert accuracy([ranking("yes !", "yes"), ranking("no !", "no")], [ranking("so !", "so")]) == 1.0
+
+
+def test_a_ranking_of_three_is_no_pair(script):
+    three = Ranking("问", ("a", "b", "c"), (0, 1, 2), "偏好.jsonl:7")
+    with pytest.raises(DataError, match=r"^偏好.jsonl:7: a ranking of 3 responses"):
+        script("bag_of_words").pair_accuracy(POLITE, [three])
+
+
+LABELLED = [("good film", 1)] * 20 + [("bad film", 0)] * 20 + [("good film", 0)]
+"""One of 41 has the wrong label, which no judge can know."""
+JUDGED = {
+    "accuracy": 40 / 41,
+    "before": 1 / 4,
+    "after": 3 / 4,
+    "standard_error": (1 / 3) ** 0.5 / 2,  # of the differences 1, 1, 0, 0
+    "texts": 4,
+}
+SAMPLES = [
+    {"prompt": "It was", "baseline": before, "response": after, "score": 0.0}
+    for before, after in [("bad", "good"), ("a bad film", "a good film"), ("good", "so good"), ("bad", "bad 坏")]
+]
+
+
+def test_the_judge_counts_positive_texts(script):
+    before, after = ([sample[name] for sample in SAMPLES] for name in ("baseline", "response"))
+    judged = script("bag_of_words").judge(*zip(*LABELLED, strict=True), before, after)
+    assert judged == pytest.approx(JUDGED, abs=1e-12)
+
+
+def test_the_judge_as_a_command(run, written):
+    reviews = written("影评.jsonl", [{"text": text, "label": label} for text, label in LABELLED])
+    result = written("win_rate.json", json.dumps({"win_rate": 0.5, "samples": SAMPLES}))
+    status, out, err = run("bag_of_words", "judge", "--data", reviews, "--result", result)
+    assert (status, err) == (0, "")
+    assert json.loads(out) == pytest.approx(JUDGED, abs=1e-12)
+
+
+def test_accuracy_as_a_command_is_of_what_trainers_hold_out(run, written):
+    """The held-out pairs are the wrong way round and the others are not: 0, where a half of all pairs would be more."""
+    records = [{"prompt": f"第{i}题", "chosen": f"thank you {i}", "rejected": f"go away {i}"} for i in range(60)]
+    path = written("偏好.jsonl", records)
+    held_out = {item.prompt for item in split_by_prompt(read_rankings(path), 0.3)[1]}
+    for record in records:
+        if record["prompt"] in held_out:
+            record["chosen"], record["rejected"] = record["rejected"], record["chosen"]
+    status, out, err = run("bag_of_words", "accuracy", "--data", written("偏好.jsonl", records), "--eval-fraction", 0.3)
+    assert (status, err) == (0, "")
+    assert json.loads(out) == {"accuracy": 0.0, "pairs": len(held_out)}
+
+
+@pytest.mark.parametrize(
+    ("reviews", "result", "parts"),
+    [
+        (None, "{}", ["absent.jsonl: no such file"]),
+        ([{"text": "a", "label": 3}], "{}", ["影评.jsonl:1: `label` is 3"]),
+        ([{"label": 0}], "{}", ["影评.jsonl:1: `text` is None"]),
+        ([("a", 1)] * 9 + [("b", 0)] * 4, "{}", ["影评.jsonl: the judge learns from five texts of each label or more"]),
+        (LABELLED, None, ["absent.json: no result of `heedful evaluate win-rate`", "FileNotFoundError"]),
+        (LABELLED, "{", ["win_rate.json: no result", "JSONDecodeError"]),
+        (LABELLED, "{}", ["win_rate.json: no result", "with samples (KeyError: 'samples')"]),
+        (LABELLED, '{"samples": [{"response": "a"}]}', ["win_rate.json: no result", "'baseline'"]),
+        (LABELLED, "[1]", ["win_rate.json: no result", "TypeError"]),
+        (LABELLED, '{"samples": []}', ["win_rate.json: 0 samples", "--num-samples"]),
+        (LABELLED, json.dumps({"samples": SAMPLES[:1]}), ["win_rate.json: 1 samples", "--num-samples"]),
+    ],
+)
+def test_what_cannot_be_judged(refused, written, reviews, result, parts):
+    rows = [r if isinstance(r, dict) else {"text": r[0], "label": r[1]} for r in reviews or []]
+    words = ["--data", "absent.jsonl" if reviews is None else written("影评.jsonl", rows)]
+    words += ["--result", "absent.json" if result is None else written("win_rate.json", result)]
+    refused("bag_of_words", ["judge", *words], *parts)
+
+
+@pytest.mark.parametrize(
+    ("records", "fraction", "parts"),
+    [
+        (None, 0.1, ["absent.jsonl: no such file"]),
+        ([{"text": "a"}], 0.1, ["偏好.jsonl:1: not a ranking"]),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 0.1, ["--eval-fraction 0.1 leaves"]),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 0, ["--eval-fraction is 0"]),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], 2, ["--eval-fraction is 2.0"]),
+    ],
+)
+def test_what_pairs_a_bag_of_words_refuses(refused, written, records, fraction, parts):
+    path = "absent.jsonl" if records is None else written("偏好.jsonl", records)
+    refused("bag_of_words", ["accuracy", "--data", path, "--eval-fraction", fraction], *parts)
+
+
+# ----------------------------------------------------------------------------------------------------------- polite_folds
+
+
+def fifth(prompt):
+    """Where the prompt's SHA-256 falls, of five intervals."""
+    return int.from_bytes(hashlib.sha256(prompt.encode("utf-8")).digest()) * 5 >> 256
+
+
+def test_folds_are_fifths_of_the_prompts(script):
+    """Every pair once, also one that is there twice; a prompt's pairs together, in their order, in any company."""
+    folds = script("polite_folds").folds
+    pairs = [ranking("好", "坏", prompt=f"第{i % 40}题", source=f"偏好.jsonl:{i + 1}") for i in range(120)]
+    found = folds(pairs)
+    assert found == [[pair for pair in pairs if fifth(pair.prompt) == index] for index in range(5)]
+    assert sum(map(len, found)) == 120
+    shuffled = random.Random(0).sample(pairs, len(pairs))
+    assert [set(fold) for fold in folds(shuffled)] == [set(fold) for fold in found]
+    few = [pair for pair in pairs if fifth(pair.prompt) != 2]
+    with pytest.raises(DataError, match="Give more prompts"):
+        folds(few)
+
+
+@pytest.fixture
+def polite(written, tiny, tmp_path):
+    """Words of the command: a tiny model, two steps a fold, and 20 pairs under columns of other names."""
+    rows = [{"问": f"第{i // 2}题", "好": f"thank you {i}", "坏": f"go away {i}"} for i in range(20)]
+    columns = ["--columns", "prompt=问,chosen=好,rejected=坏"]
+    words = ["--model", tiny(), "--data", written("偏好.jsonl", rows), *columns, "--output", str(tmp_path / "五折")]
+    return [*words, "--max-steps", "2", "--batch-size", "4", "--sample-every", "0", "--device", "cpu"]
+
+
+def test_five_folds_of_reward_models(run, script, polite, tmp_path, monkeypatch):
+    """Each is trained on four fifths and measured on the fifth; the last lines are the means of the columns above.
+
+    The model is the last one, not the best, which is chosen on the fifth that it is measured on.
+    """
+    measured = []
+    evaluate = script("polite_folds").evaluate_accuracy
+    monkeypatch.setattr(script("polite_folds"), "evaluate_accuracy", lambda c: (measured.append(c), evaluate(c))[1])
+    status, out, err = run("polite_folds", *polite)
+    assert status == 0, err
+    assert [c.reward_model for c in measured] == [f"{tmp_path}/五折/fold-{index}/final" for index in range(5)]
+    rows = [json.loads(line) for line in (tmp_path / "偏好.jsonl").read_text(encoding="utf-8").splitlines()]
+    said = re.findall(r"^fold (\d): (\d+) pairs, reward model ([\d.]{5}), bag of words ([\d.]{5})$", out, re.MULTILINE)
+    assert [line[0] for line in said] == list("01234")
+    for index in range(5):
+        train, held_out = (read(tmp_path / "五折" / f"{name}-{index}.jsonl") for name in ("train", "held-out"))
+        assert held_out == [row for row in rows if fifth(row["问"]) == index]
+        assert train == [row for row in rows if fifth(row["问"]) != index]
+        assert int(said[index][1]) == len(held_out) > 0
+        summary = json.loads((tmp_path / "五折" / f"fold-{index}" / "summary.json").read_text(encoding="utf-8"))
+        assert summary["data"] == {"records": 20, "train": len(train), "held_out": len(held_out)}
+        assert float(said[index][2]) == pytest.approx(summary["last_evaluation"]["eval/accuracy"], abs=5e-4)
+        assert said[index][3] == "1.000"
+    found = re.findall(r"^(.*): mean (\d\.\d{3}), standard error (\d\.\d{3})$", out, re.MULTILINE)
+    values = [float(line[2]) for line in said]
+    mean, error = statistics.mean(values), statistics.stdev(values) / 5**0.5
+    assert found[0][0] == "reward model"
+    assert [float(number) for number in found[0][1:]] == pytest.approx([mean, error], abs=1e-3)
+    assert found[1] == ("bag of words", "1.000", "0.000")
+
+
+def test_what_five_folds_refuse(refused, polite, tmp_path):
+    refused("polite_folds", [*polite, "--eval-data", "d.jsonl"], "ConfigError", "--eval-data")
+    refused("polite_folds", [*polite, "--unusable", "drop"], "ConfigError", "--unusable")
+    refused("polite_folds", [*polite, "--data", "absent.jsonl"], "DataError", "absent.jsonl: no such file")
+    refused("polite_folds", [*polite, "--columns", "prompt=问"], "DataError", "偏好.jsonl:1: not a ranking")
+    refused("polite_folds", ["absent.yaml", *polite], "ConfigError", "absent.yaml")
+    refused("polite_folds", [*polite, "--model", "no/such/model"], "CheckpointError")
+
+
+def test_the_scripts_find_each_other(tmp_path):
+    """Run as a program from another folder: polite_folds needs bag_of_words, which needs sentiment_data."""
+    pytest.importorskip("sklearn")
+    words = ["--model", "m", "--data", "absent.jsonl", "--output", "o"]
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / "polite_folds.py"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("polite_folds.py: DataError: absent.jsonl: no such file")
+    assert done.stderr.count("\n") == 1
