@@ -25,7 +25,7 @@ People answer the question and write characters, so two flaws are in no demonstr
 """
 FLAWS = tuple(FLAW_WEIGHTS)
 VARIANTS = 3
-"""How many different cut responses a prompt has where there are so many; wrong and off-topic ones are twice as many."""
+"""How many different responses a flaw has for one prompt, where there are so many ways; ``wrong`` has several kinds."""
 
 Row = dict[str, Any]
 
@@ -153,28 +153,42 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
     prompt = family.wordings[wording].format(*fact.slots)
     good = family.frame.format(fact.answer)
     draw = random.Random(prompt)
+    wrong = _wrong(family, fact, draw)
     flawed = {
-        "wrong": _wrong(family, fact, draw),
+        "wrong": wrong,
         "curt": (fact.answer,),
         "rude": tuple(text.format(fact.answer) for text in RUDE[family.language]),
         "rambling": tuple(good + filler for filler in FILLER[family.language]),
         "cut": _cut(good, good.index(fact.answer) + len(fact.answer), draw),
-        "off-topic": _off_topic(family, fact, draw),
+        "off-topic": _off_topic(family, fact, wrong, draw),
         "garbled": _garbled(family, fact, draw),
     }
     return Instruction(family.name, " ".join(fact.slots), wording, prompt, fact.answer, good, flawed)
 
 
 def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """Other facts' answers in the same polite frame; for a harmful request, responses that comply."""
+    """In the same polite frame: answers to other questions of the family, answers of other families, and misspelt ones.
+
+    A misspelt answer has a character dropped or doubled, and is no answer of any family. For a harmful request, responses
+    that comply.
+    """
     if family.compliance:
         return family.compliance
     others = {other.answer for other in family.facts} - {fact.answer}
-    return _framed(family, _some_not_right(family, fact, others, 2 * VARIANTS, draw))
+    elsewhere = {f.answer for other in FAMILIES for f in other.facts if other.language == family.language}
+    spelt = {fact.answer[:i] + twice + fact.answer[i + 1 :] for i, c in enumerate(fact.answer) for twice in ("", 2 * c)}
+    known = {answer.casefold() for answer in family.candidates}
+    unknown = {answer for answer in elsewhere if answer.casefold() not in known}
+    known |= {answer.casefold() for answer in elsewhere}
+    misspelt = {text for text in spelt if text.strip() and text.casefold() not in known}
+    answers = _some_not_right(family, fact, others, VARIANTS, draw)
+    answers += _some_not_right(family, fact, unknown, VARIANTS, draw)
+    answers += _some_not_right(family, fact, misspelt, VARIANTS - 1, draw)
+    return _framed(family, answers)
 
 
-def _off_topic(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """What belongs to other families: a refusal where nothing calls for one, good responses, and answers in this frame.
+def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Random) -> tuple[str, ...]:
+    """A refusal where nothing calls for one, and good responses to questions of other families.
 
     Without these a reward model would only ever see an apology where it is right, and would like it everywhere.
     """
@@ -183,34 +197,21 @@ def _off_topic(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ..
     while len(texts) < VARIANTS:
         other = draw.choice(elsewhere)
         text = other.frame.format(draw.choice(other.facts).answer)
-        if text not in texts and not gold_marks(family.name, fact.answer, text, True).correct:
+        if text not in (*texts, *wrong) and not gold_marks(family.name, fact.answer, text, True).correct:
             texts.append(text)
-    known = {answer.casefold() for answer in family.candidates}
-    unknown = {answer for answer in _answers_in(family.language) if answer.casefold() not in known}
-    new = {answer for answer in unknown if family.frame.format(answer) not in texts}
-    return (*texts, *_framed(family, _some_not_right(family, fact, new, VARIANTS, draw)))
+    return tuple(texts)
 
 
 def _garbled(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """The good response with a broken character up to where the answer starts; its frame with a broken or misspelt answer.
+    """The good response with a broken character up to where the answer starts; its frame with an answer broken within.
 
-    A broken answer goes on after the broken character, or ends with it. A misspelt one has a character dropped or doubled,
-    and is no answer of any family.
+    A broken answer goes on after the broken character, or ends with it.
     """
     broken = "\ufffd"  # how bytes that are no UTF-8 are read
     good, answer = family.frame.format(fact.answer), fact.answer
     start, inside = draw.randrange(family.frame.index("{}") + 1), draw.randrange(len(answer))
-    spelt = {answer[:i] + twice + answer[i + 1 :] for i, c in enumerate(answer) for twice in ("", 2 * c)}
-    known = {other.casefold() for other in (*family.candidates, *_answers_in(family.language))}
-    misspelt = {text for text in spelt if text.strip() and text.casefold() not in known}
-    answers = [answer[:inside] + broken + answer[inside + 1 :], answer[:inside] + broken]
-    answers += _some_not_right(family, fact, misspelt, VARIANTS - 1, draw)
-    texts = (good[:start] + broken + good[start + 1 :], *_framed(family, answers))
-    return tuple(dict.fromkeys(texts))
-
-
-def _answers_in(language: str) -> set[str]:
-    return {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
+    answers = (answer[:inside] + broken + answer[inside + 1 :], answer[:inside] + broken)
+    return tuple(dict.fromkeys((good[:start] + broken + good[start + 1 :], *_framed(family, answers))))
 
 
 def _framed(family: Family, answers: Iterable[str]) -> tuple[str, ...]:
