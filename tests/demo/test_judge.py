@@ -18,10 +18,10 @@ EXPECTED = {
     "rambling": {0.43},  # 0.25 correct, 0.04 complete, 0.10 polite, 0.04 ended
     "curt": {0.41},  # 0.25 correct, 0.05 for half polite, 0.07 concise, 0.04 ended
     "rude": {0.29},  # 0.25 correct, 0.04 ended
-    "wrong": {0.21, 0.09},  # `ANOTHER`, and `COMPLIES` for harmful requests
+    "wrong": {0.21, 0.14, 0.09},  # `ANOTHER`, `FOREIGN`, and `COMPLIES` for harmful requests
     "cut": {0.10, 0.0},  # 0.10 polite where the whole phrase is there
-    "off-topic": {0.14, 0.09, 0.04, 0.21},  # 0.04 ended, and 0.10 for the same phrase or 0.05 for an answer without it
-    "garbled": {0.29, 0.14, 0.04},  # `BROKEN_BESIDE`, `FOREIGN` and `BROKEN`
+    "off-topic": {0.14, 0.09, 0.04},  # 0.04 ended, and 0.10 for the same phrase or 0.05 for an answer without it
+    "garbled": {0.29, 0.04},  # `BROKEN_BESIDE` and `BROKEN`
 }
 ANOTHER = 0.21
 """Another answer of the family: 0.10 polite, 0.07 concise, 0.04 ended."""
@@ -51,10 +51,10 @@ def test_every_response_of_the_world_has_the_documented_score():
         for answer in found:
             assert answer.gold in EXPECTED[answer.kind], (i.prompt, answer)
         by_kind = {kind: [answer.gold for answer in found if answer.kind == kind] for kind in EXPECTED}
-        wrong = COMPLIES if i.family == "refusals" else len(i.flawed["wrong"]) * [ANOTHER]
-        assert by_kind["wrong"] == wrong, (i.prompt, found)
-        assert max(by_kind["off-topic"][:3]) <= 0.14, i.prompt  # good elsewhere: 0.10 polite, 0.04 ended
-        assert by_kind["off-topic"][3:] == [foreign(i, text) for text in i.flawed["off-topic"][3:]], (i.prompt, found)
+        wrong = 3 * [ANOTHER] + [foreign(i, text) for text in i.flawed["wrong"][3:6]]  # then misspelt
+        wrong += [FOREIGN] * (len(i.flawed["wrong"]) - len(wrong))
+        assert by_kind["wrong"] == (COMPLIES if i.family == "refusals" else wrong), (i.prompt, found)
+        assert max(by_kind["off-topic"]) <= 0.14, i.prompt  # good elsewhere: 0.10 polite, 0.04 ended
         assert by_kind["garbled"] == [garbled(i, text) for text in i.flawed["garbled"]], (i.prompt, found)
 
 
@@ -67,7 +67,7 @@ def foreign(instruction, response):
 def garbled(instruction, response):
     """Of a list all members have to be whole: what is broken between two of them is broken beside the answer."""
     whole = all(part in response for part in instruction.answer.split(", "))
-    return (BROKEN_BESIDE if whole else BROKEN) if "\ufffd" in response else FOREIGN
+    return BROKEN_BESIDE if whole else BROKEN
 
 
 def test_every_documented_score_occurs():
@@ -79,7 +79,8 @@ def test_only_the_good_response_has_one():
     for good, *flawed in ANSWERS:
         assert good.gold == 1.0
         assert max(answer.gold for answer in flawed) <= 0.43
-        assert max(answer.gold for answer in flawed if answer.kind in ("wrong", "off-topic")) <= 0.21
+        assert max(answer.gold for answer in flawed if answer.kind == "wrong") <= 0.21
+        assert max(answer.gold for answer in flawed if answer.kind == "off-topic") <= 0.14
         assert max(answer.gold for answer in flawed if answer.kind == "garbled") <= 0.29
 
 

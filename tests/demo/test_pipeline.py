@@ -212,7 +212,7 @@ def test_the_story_says_what_happened(demo):
         "Nothing is ever trained on its marks",
         f"{sizes['sft']:,} demonstrations",
         f"{sizes['reward']:,} pairs",
-        "40 % are good",
+        "37 % are good",
         "5 % of the pairs were swapped",
         f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats a byte (60 steps",
         f"{100 * order:.0f} of 100 held-out pairs in the labelled order",

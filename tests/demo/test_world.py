@@ -153,53 +153,56 @@ def answers_in(language):
     return {fact.answer for family in FAMILIES if family.language == language for fact in family.facts}
 
 
-def test_wrong_responses_are_good_elsewhere_in_the_family():
-    """So that nothing but the fact can tell them from a good response. A harmful request has those that comply."""
+def test_wrong_responses_are_answers_of_the_family_of_others_and_misspelt_ones():
+    """In the polite frame, so that nothing but the fact can tell them from a good response: three of other questions of
+    the family, three of other families, up to two misspelt. A harmful request has those that comply."""
     good = good_by_family()
     for i in KNOWN:
+        family = family_named(i.family)
         if i.family == "refusals":
-            assert i.flawed["wrong"] == family_named("refusals").compliance
+            assert i.flawed["wrong"] == family.compliance
             continue
-        others = good[i.family] - {i.good}
-        assert set(i.flawed["wrong"]) <= others
-        assert len(i.flawed["wrong"]) == min(6, len(others))
+        others, foreign, misspelt = (i.flawed["wrong"][part] for part in (slice(3), slice(3, 6), slice(6, None)))
+        assert len(others) == len(foreign) == 3
+        assert set(others) <= good[i.family] - {i.good}
+        assert set(foreign) <= framed(family, answers_in(family.language) - set(family.candidates))
+        possible = framed(family, misspellings(i, family))
+        assert set(misspelt) <= possible
+        assert len(misspelt) == min(2, len(possible))
+        assert not set(misspelt) & framed(family, answers_in("en") | answers_in("zh"))
 
 
-def test_off_topic_responses_belong_to_other_families():
-    """Three are good there, one of which declines where nothing calls for it; three are answers of there in this frame."""
+def framed(family, texts):
+    return {family.frame.format(text) for text in texts}
+
+
+def test_off_topic_responses_are_good_in_other_families():
+    """One of the three declines where nothing calls for it."""
     good = good_by_family()
     declines = f"Sorry, {REFUSAL}."
     assert declines in good["refusals"]
     for i in KNOWN:
-        family = family_named(i.family)
         elsewhere = set().union(*(texts for name, texts in good.items() if name != i.family))
-        foreign = answers_in(family.language) - set(family.candidates)
-        assert len(i.flawed["off-topic"]) == 6
-        assert set(i.flawed["off-topic"][:3]) <= elsewhere
-        assert (declines in i.flawed["off-topic"][:3]) == (i.family != "refusals")
-        assert set(i.flawed["off-topic"][3:]) <= {family.frame.format(answer) for answer in foreign}
+        assert len(i.flawed["off-topic"]) == 3
+        assert set(i.flawed["off-topic"]) <= elsewhere
+        assert (declines in i.flawed["off-topic"]) == (i.family != "refusals")
 
 
-def test_garbled_responses_are_broken_or_misspelt_and_never_flawless():
-    """First broken up to where the answer starts, then in the answer, which goes on, or breaks off; then misspelt."""
+def test_garbled_responses_are_broken_once_and_never_flawless():
+    """First broken up to where the answer starts, then in the answer, which goes on, or breaks off."""
     for i in KNOWN:
         family = family_named(i.family)
         start = family.frame.index("{}")
         end = start + len(i.answer)
         goes_on = [i.good[:index] + BROKEN + i.good[index + 1 :] for index in range(end)]
         breaks_off = [family.frame.format(i.answer[:index] + BROKEN) for index in range(len(i.answer))]
-        broken = [text for text in i.flawed["garbled"] if BROKEN in text]
+        broken = i.flawed["garbled"]
         assert broken[0] in goes_on[: start + 1]
         assert set(broken[1:-1]) <= set(goes_on[start:])
         assert broken[-1] in breaks_off
-        misspelt = i.flawed["garbled"][len(broken) :]
-        possible = {family.frame.format(text) for text in misspellings(i, family)}
-        assert set(misspelt) <= possible
-        assert len(misspelt) == min(2, len(possible))
-        for text in i.flawed["garbled"]:
-            marks = gold_marks(i.family, i.answer, text, True)
-            assert min(vars(marks).values()) < 1
-            assert BROKEN in text or marks.correct == 0
+        for text in broken:
+            assert text.count(BROKEN) == 1
+            assert min(vars(gold_marks(i.family, i.answer, text, True)).values()) < 1
 
 
 def misspellings(instruction, family):
@@ -215,31 +218,28 @@ def misspellings(instruction, family):
                 yield text
 
 
-def test_a_prompt_has_up_to_six_wrong_responses():
-    """Five categories leave four others, six Chinese colours five. Three responses comply with a harmful request."""
-    sizes = {name: {len(i.flawed["wrong"]) for i in KNOWN if i.family == name} for name in good_by_family()}
-    assert sizes.pop("refusals") == {3}
-    assert sizes.pop("categories") == {4}
-    assert sizes.pop("颜色") == {5}
-    assert all(found == {6} for found in sizes.values())
+def test_a_prompt_has_up_to_eight_wrong_responses():
+    """Three of the family (five categories, the fewest answers, leave four), three of others, and two misspelt.
+
+    Three comply with a harmful request. An answer of one character cannot be misspelt: dropped it is nothing, doubled it
+    contains or is an answer. 白色 and 黑色 can in one way only: 白 and 黑 are answers too, and 白白色 and 白色色 contain
+    白色."""
+    for i in KNOWN:
+        misspelt = 0 if len(i.answer) == 1 else 1 if i.answer in ("白色", "黑色") else 2
+        assert len(i.flawed["wrong"]) == (3 if i.family == "refusals" else 3 + 3 + misspelt), i.prompt
 
 
 def test_all_ways_to_be_garbled_occur():
-    """At most three are broken and two misspelt; in an answer of one character, to go on and to break off are the same.
-
-    Such an answer cannot be misspelt: dropped it is nothing, doubled it contains or is an answer. 白色 and 黑色 can in
-    one way only: 白 and 黑 are answers too, and 白白色 and 白色色 contain 白色."""
+    """At most three. In an answer of one character, to go on and to break off are the same, and the first may be that too,
+    broken where the answer starts. In a longer one two can be the same: at its start the first and to go on, at its end to
+    go on and to break off."""
     sizes = defaultdict(set)
-    broken = set()
     for i in KNOWN:
-        sizes[len(i.flawed["garbled"])].add(i.answer)
-        broken.add(sum(BROKEN in text for text in i.flawed["garbled"]))
-    assert set(sizes) == {1, 2, 3, 4, 5}
-    assert broken == {1, 2, 3}
-    assert all(len(answer) == 1 for answer in sizes[1] | sizes[2])
-    assert sizes[3] == {"白色", "黑色"}
-    assert all(len(answer) >= 2 for answer in sizes[4] | sizes[5])
-    assert not sizes[5] & sizes[3]
+        sizes[len(i.flawed["garbled"])].add(len(i.answer))
+    assert set(sizes) == {1, 2, 3}
+    assert sizes[1] == {1}
+    assert min(sizes[2]) == 1 < max(sizes[2])
+    assert min(sizes[3]) == 2
 
 
 def test_the_same_seed_makes_the_same_world_and_another_seed_another():
@@ -284,7 +284,7 @@ def test_a_prompt_has_as_many_demonstrations_as_asked_for():
 def test_quality_is_spread_over_all_families():
     """Within four standard deviations of a binomial share: 0.6 / 20 = 0.03 for each of a flaw's weights."""
     rows = demonstrations(0, KNOWN)
-    shares = {GOOD: 0.4, "wrong": 0.03, "curt": 0.18, "rude": 0.18, "rambling": 0.18, "cut": 0.03}
+    shares = {GOOD: 0.37, "wrong": 0.0315, "curt": 0.189, "rude": 0.189, "rambling": 0.189, "cut": 0.0315}
     shares |= {"off-topic": 0.0, "garbled": 0.0}
     assert math.isclose(sum(shares.values()), 1)
     for family in FAMILIES:
@@ -367,11 +367,13 @@ def test_a_prompt_with_few_wrong_responses_compares_other_flaws_instead():
 
 
 def test_all_kinds_are_compared_with_all_others():
-    """One pair of every prompt is of any of 8 * 7 / 2 = 28 kinds: of each in 1,622 / 28 = 58, or two thirds of that where
-    both sides often have one score, as garbled and off-topic, and others are drawn."""
+    """One pair of every prompt is of any of 8 * 7 / 2 = 28 kinds: of each in 1,622 / 28 = 58, or less where both sides often
+    have one score and others are drawn: one of three garbled ones has the 0.29 of rude, which leaves two thirds, 38; two
+    have the 0.04 that nine of ten off-topic ones have, which leaves 1 - 2 / 3 * 9 / 10 = two fifths, 23."""
     seen = Counter(frozenset((row["chosen_kind"], row["rejected_kind"])) for row in preferences(0, KNOWN))
     expected = {frozenset(pair) for pair in itertools.combinations((GOOD, *FLAWS), 2)}
     assert set(seen) == expected
+    assert seen.pop(frozenset(("garbled", "off-topic"))) >= 23
     assert min(seen.values()) >= 38
 
 
@@ -396,18 +398,26 @@ def test_impossible_preferences_are_refused():
         preferences(0, KNOWN, 1000)
 
 
-def test_as_many_pairs_as_there_are_can_be_asked_for():
-    """Good with all 6 wrong ones and with 20 other flaws, and 1 more: 27.
+@pytest.mark.parametrize(
+    ("prompt", "flaws", "most"),
+    [
+        ("What colour is snow?", [8, 1, 3, 3, 3, 3, 3], 23),
+        ("Classify a saw.", [8, 1, 3, 3, 3, 3, 2], 22),
+        ("How do I steal a car?", [3, 1, 3, 3, 3, 3, 3], 20),
+    ],
+)
+def test_as_many_pairs_as_there_are_can_be_asked_for(prompt, flaws, most):
+    """Good with a quarter of wrong ones and with all other flaws, and 1 more.
 
-    The flaws: 1 curt, 3 rude, 3 rambling, 3 cut, 6 off-topic and 4 garbled ones, 2 broken and 2 misspelt. (The character
-    that is broken in "white" is its last, so to go on and to break off are the same.) A quarter of 27 or 28 is 7, rounded
-    up, so the wrong ones are all taken, and 28 pairs are one too many."""
-    known = [i for i in KNOWN if i.prompt == "What colour is snow?"]
-    assert [len(known[0].flawed[kind]) for kind in FLAWS] == [6, 1, 3, 3, 3, 6, 4]
-    rows = preferences(0, known, 27)
-    assert len(unordered(rows)) == 27
-    with pytest.raises(ValueError, match="num_pairs_per_prompt is 28; a prompt has only 27 pairs"):
-        preferences(0, known, 28)
+    Of snow 6 (a quarter of 23 or 24 pairs, rounded up) + 16 + 1 = 23: 1 curt, 3 rude, 3 rambling, 3 cut, 3 off-topic and 3
+    garbled ones are 16. Of a saw 6 + 15 + 1 = 22: "tool" is broken at its last character, so to go on and to break off
+    are the same. Of stealing 3 (a quarter would be 5, but three comply) + 16 + 1 = 20."""
+    known = [i for i in KNOWN if i.prompt == prompt]
+    assert [len(known[0].flawed[kind]) for kind in FLAWS] == flaws
+    rows = preferences(0, known, most)
+    assert len(unordered(rows)) == most
+    with pytest.raises(ValueError, match=f"num_pairs_per_prompt is {most + 1}; a prompt has only {most} pairs"):
+        preferences(0, known, most + 1)
 
 
 def test_files_are_what_was_generated(written):

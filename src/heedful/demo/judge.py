@@ -5,10 +5,10 @@ what each of five marks is worth, and of a share that only a response without an
 
     score = 0.25 correct + 0.04 complete + 0.10 polite + 0.07 concise + 0.04 ended + 0.50 flawless
 
-So the responses of the world have: good 1.00, rambling 0.43, curt 0.41, rude 0.29, wrong 0.21 (what complies with a
-harmful request has no apology either and gets 0.09), cut 0.10 or 0, off-topic 0.14, 0.09 or 0.04 (the phrase, an answer
-or neither in common with the family) and 0.21 for one member in the place of a list, garbled 0.29 with the answer whole,
-0.14 with a misspelt one and 0.04 with a broken one.
+So the responses of the world have: good 1.00, rambling 0.43, curt 0.41, rude 0.29, wrong 0.21 with another answer of the
+family (of a list also one member) and 0.14 with one of another family or a misspelt one (what complies with a harmful
+request has no apology either and gets 0.09), cut 0.10 or 0, off-topic 0.14, 0.09 or 0.04 (the phrase, an answer or neither
+in common with the family), garbled 0.29 with the answer whole and 0.04 with a broken one.
 """
 
 import re

@@ -75,7 +75,7 @@ def answers(instruction: Instruction) -> list[Answer]:
 
 
 def demonstrations(
-    seed: int, known: Sequence[Instruction], num_per_prompt: int = 10, good_share: float = 0.4
+    seed: int, known: Sequence[Instruction], num_per_prompt: int = 10, good_share: float = 0.37
 ) -> list[Row]:
     """Demonstrations of mixed quality, ``num_per_prompt`` for each prompt: records for `read_demonstrations`, shuffled.
 
