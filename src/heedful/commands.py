@@ -6,6 +6,7 @@ from rich.console import Console
 
 from heedful.chat import chat
 from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
@@ -17,6 +18,7 @@ from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.report import check_result_file, report
 from heedful.models.tiny import make_tiny_model
+from heedful.train.dpo import train_dpo
 from heedful.train.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
@@ -64,6 +66,12 @@ def reward(config: RewardConfig) -> None:
 def ppo(config: PPOConfig) -> None:
     """Train, then say what came of it and what to do next."""
     _finished(config, train_ppo(config), "eval/score_mean")
+    _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+def dpo(config: DPOConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_dpo(config), "eval/accuracy")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -17,6 +18,7 @@ LEAST = {
     SFTConfig: RUN,
     RewardConfig: RUN,
     PPOConfig: RUN,
+    DPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
