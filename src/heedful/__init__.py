@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from heedful.configs.demo import DemoConfig
     from heedful.configs.dpo import DPOConfig
     from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+    from heedful.configs.grpo import GRPOConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
     from heedful.configs.sft import SFTConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
     from heedful.train.dpo import train_dpo
+    from heedful.train.grpo import train_grpo
     from heedful.train.ppo import train_ppo
     from heedful.train.reward import train_reward
     from heedful.train.sft import train_sft
@@ -37,6 +39,7 @@ _HOMES = {
     "configs.demo": ("DemoConfig",),
     "configs.dpo": ("DPOConfig",),
     "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
+    "configs.grpo": ("GRPOConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
     "configs.sft": ("SFTConfig",),
@@ -48,6 +51,7 @@ _HOMES = {
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
     "train.dpo": ("train_dpo",),
+    "train.grpo": ("train_grpo",),
     "train.ppo": ("train_ppo",),
     "train.reward": ("train_reward",),
     "train.sft": ("train_sft",),
@@ -64,6 +68,7 @@ __all__ = [
     "DataError",
     "DemoConfig",
     "Demonstration",
+    "GRPOConfig",
     "HeedfulError",
     "KLConfig",
     "Message",
@@ -87,6 +92,7 @@ __all__ = [
     "make_tiny_model",
     "run_demo",
     "train_dpo",
+    "train_grpo",
     "train_ppo",
     "train_reward",
     "train_sft",

@@ -6,6 +6,7 @@ from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
@@ -19,6 +20,7 @@ LEAST = {
     RewardConfig: RUN,
     PPOConfig: RUN,
     DPOConfig: RUN,
+    GRPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},

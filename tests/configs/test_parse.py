@@ -387,7 +387,8 @@ def test_nothing_loads_torch(tmp_path):
     (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
     code = (
         "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
-        "from heedful.configs import chat, checks, demo, dpo, evaluate, options, parse, ppo, report, reward, sft, tiny\n"
+        "from heedful.configs import chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
+        "from heedful.configs import ppo, report, reward, sft, tiny\n"
         f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"
