@@ -85,8 +85,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             moved = dataclasses.replace(config, **{field.name: not value})
             flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
-            moved = dataclasses.replace(config, **{field.name: 8 * (value + 1)} | _company(field.name))
-            flag = as_flags({field.name: 8 * (value + 1)} | _company(field.name))
+            number = {field.name: 8 if value < 8 else 2 * value}
+            moved = dataclasses.replace(config, **number | _company(field.name))
+            flag = as_flags(number | _company(field.name))
         elif isinstance(value, float):
             moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
             flag = as_flags({field.name: value / 2 or 0.25})

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from heedful.configs import options
+from heedful.configs import online, options
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
@@ -209,10 +209,12 @@ def test_every_setting_is_documented(config_class):
 
 def test_no_group_of_options_is_forgotten():
     """Every class of settings says its check in a method that the commands' own __post_init__ calls."""
-    groups = [value for name, value in vars(options).items() if name.endswith("Options") and isinstance(value, type)]
-    assert len(groups) >= 5
+    found = {**vars(options), **vars(online)}
+    groups = [value for name, value in found.items() if name.endswith("Options") and isinstance(value, type)]
+    assert len(groups) >= 6
     for config_class in OUT_OF_RANGE:
         called = inspect.getsource(sys.modules[config_class.__module__])
+        called += inspect.getsource(online.OnlineOptions.check_online) * ("check_online()" in called)
         called += inspect.getsource(options.TrainingOptions.check_training) * ("check_training()" in called)
         for group in groups:
             checks = [name for name in vars(group) if name.startswith("check_")]

@@ -25,7 +25,6 @@ from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy, freeze, load_policy, save_policy
 from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import resolve_rewards
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.loop import Numbers, Trainer, run
@@ -35,6 +34,7 @@ from heedful.train.online import (
     evaluate_policy,
     load_prompts,
     parents,
+    reward_functions,
     rollout_metrics,
     sample_rows,
     try_rewards,
@@ -94,9 +94,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     disable_dropout(policy)
     freeze(reference)
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
-    functions = resolve_rewards(
-        wanted, device=device, compute_dtype=dtype, micro_batch_size=config.rollout_micro_batch_size
-    )
+    functions = reward_functions(wanted, policy, config)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
     latest: list[Groups] = []
@@ -123,9 +121,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         step=step,
         save=save,
         evaluate=evaluate if held_out else None,
-        samples=lambda: sample_rows(
-            latest[0].completions, latest[0].scores, latest[0].kl, config.num_samples, every=config.samples_per_prompt
-        ),
+        samples=lambda: sample_rows(latest[0], config),
         objective="eval/score_mean",
         higher_is_better=True,
     )

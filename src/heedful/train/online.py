@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_config
 from heedful.models.policy import Policy
 from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_reward_string
+from heedful.rewards.resolve import check_reward_string, resolve_rewards
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -45,6 +45,18 @@ def wanted_rewards(
     for reward in config.rewards:
         check_reward_string(reward)
     return config, wanted
+
+
+def reward_functions(
+    wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: OnlineOptions
+) -> list[Reward]:
+    """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
+    return resolve_rewards(
+        wanted,
+        device=policy.device,
+        compute_dtype=policy.compute_dtype,
+        micro_batch_size=config.rollout_micro_batch_size,
+    )
 
 
 def load_prompts(config: OnlineOptions, renderer: Renderer) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
@@ -99,18 +111,29 @@ def evaluate_policy(
     }
 
 
-def sample_rows(
-    completions: Sequence[Completion], scores: Sequence[float], kl: Tensor, num_samples: int, *, every: int
-) -> list[dict[str, Any]]:
-    """Rows for the table of samples, from the latest rollout batch: one of ``every`` consecutive responses."""
+class Scored(Protocol):
+    """A rollout batch with its scores."""
+
+    @property
+    def completions(self) -> list[Completion]: ...
+
+    @property
+    def scores(self) -> list[float]: ...
+
+    @property
+    def kl(self) -> Tensor: ...
+
+
+def sample_rows(scored: Scored, config: OnlineOptions) -> list[dict[str, Any]]:
+    """Rows for the table of samples, from the latest rollout batch: one of the responses to each prompt."""
     return [
         {
-            "prompt": plain_text(completions[row].prompt.prompt),
-            "response": completions[row].response,
-            "score": scores[row],
-            "kl": float(kl[row]),
+            "prompt": plain_text(scored.completions[row].prompt.prompt),
+            "response": scored.completions[row].response,
+            "score": scored.scores[row],
+            "kl": float(scored.kl[row]),
         }
-        for row in range(0, len(completions), every)[:num_samples]
+        for row in range(0, len(scored.completions), config.samples_per_prompt)[: config.num_samples]
     ]
 
 

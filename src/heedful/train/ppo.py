@@ -20,7 +20,6 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import freeze, load_policy, save_policy
 from heedful.models.value_model import load_value_model, save_value_model
 from heedful.rewards import Reward, RewardFunction
-from heedful.rewards.resolve import resolve_rewards
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.teacher_forced import micro_batches
 from heedful.train.experience import (
@@ -37,6 +36,7 @@ from heedful.train.online import (
     evaluate_policy,
     load_prompts,
     parents,
+    reward_functions,
     sample_rows,
     try_rewards,
     wanted_rewards,
@@ -71,12 +71,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     check_companion("--value-model", config.value_model, renderer.tokenizer, longest)
     models = _load_models(config)
     sampler = make_sampler(config, renderer, models.policy, micro_batch_size=config.rollout_micro_batch_size)
-    functions = resolve_rewards(
-        wanted,
-        device=models.policy.device,
-        compute_dtype=models.policy.compute_dtype,
-        micro_batch_size=config.rollout_micro_batch_size,
-    )
+    functions = reward_functions(wanted, models.policy, config)
     control = kl_control(config)
     optimizer = _make_optimizer(models, config)
     score_norm = reference_score_norm(
@@ -123,9 +118,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         step=step,
         save=save,
         evaluate=evaluate if held_out else None,
-        samples=lambda: sample_rows(
-            latest[0].completions, latest[0].scores, latest[0].kl, config.num_samples, every=config.samples_per_prompt
-        ),
+        samples=lambda: sample_rows(latest[0], config),
         objective="eval/score_mean",
         higher_is_better=True,
     )
