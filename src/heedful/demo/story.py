@@ -81,10 +81,16 @@ def after_reward(summary: Summary, accuracy: float) -> str:
 
 
 def before_ppo(config: PPOConfig) -> str:
+    hot = (
+        f" It samples at temperature {config.temperature:g} while it learns: mistakes are made more often, so there is more "
+        "to learn from them, and at temperature 1, where the models are compared, they are rarer."
+        if config.temperature > 1
+        else ""
+    )
     steered = f", a price that is steered towards {config.kl_target:g} nats an answer" if config.kl_target else ""
     return (
         f"In each of {_steps(config.steps)} the model answers {config.rollout_batch_size} prompts and the reward model "
-        "scores the answers; PPO makes what led to better scores than expected more likely, and the rest less. Moving "
+        f"scores the answers; PPO makes what led to better scores than expected more likely, and the rest less.{hot} Moving "
         f"away from the SFT model costs {config.kl_coef:g} a nat of KL{steered}: so the text stays text.\n"
         "In the progress line, score is the reward model's mean and should rise. kl says how far the answers have moved "
         "from the SFT model, in nats an answer; beyond about 20 a policy has usually learned to fool its reward model. "
@@ -97,7 +103,8 @@ def after_ppo(summary: Summary) -> str:
     first, last = _change(summary, "eval/score_mean")
     kl = summary["last_evaluation"]["eval/kl"]
     return (
-        f"Held-out score by the reward model {first:.2f} -> {last:.2f}, at a KL of {kl:.1f} nats an answer "
+        f"Held-out score by the reward model {first:.2f} -> {last:.2f}, at a KL of {kl:.1f} nats an answer, sampled "
+        "as in training "
         f"({_work(summary)}). Whether that is better in truth is for the gold judge to say."
     )
 
