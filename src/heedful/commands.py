@@ -79,7 +79,7 @@ def grpo(config: GRPOConfig) -> None:
 
 def dpo(config: DPOConfig) -> None:
     """Train, then say what came of it and what to do next."""
-    _finished(config, train_dpo(config), "eval/accuracy")
+    _finished(config, train_dpo(config), "eval/loss")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 

@@ -16,7 +16,8 @@ from heedful.errors import ConfigError, DataError
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.policy import load_policy
 from heedful.models.tiny import make_tiny_model
-from heedful.train.dpo import accumulate, encode_preferences, train_dpo, with_reference
+from heedful.train import dpo
+from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, train_dpo, with_reference
 from heedful.types import Message, Ranking
 
 CPU = torch.device("cpu")
@@ -149,6 +150,53 @@ def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
         assert letters == ["c", "d"], "rank 0 is the better one"
         ends.append((len(pair.chosen), len(pair.rejected)))
     assert ends == [(3, 3), (2, 2)]
+
+
+def test_a_cut_pair_token_by_token(tiny, tmp_path):
+    """Room for three tokens of a response: the chosen one loses its tail and its end, the rejected one fits with its end."""
+    config, renderer = settings(tmp_path, too_long="truncate"), Renderer(load_tokenizer(tiny("gpt2")))
+    prompt = renderer.prompt_ids("问")
+    ranking = Ranking("问", ("cdefg", "ab"), (0, 1), "row")
+    ((pair,), counts) = encode_preferences([ranking], renderer, len(prompt) + 3, config)
+    assert counts["truncated"] == 1
+    assert pair.prompt == prompt
+    assert [renderer.decode([token]) for token in pair.chosen] == ["c", "d", "e"]
+    assert [renderer.decode([token]) for token in pair.rejected[:2]] == ["a", "b"]
+    assert pair.rejected == renderer.response_ids("ab", prompt="问")
+    assert len(pair.rejected) == 3
+    policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
+    with torch.no_grad():
+        chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair, pair.chosen)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair, pair.rejected)), rel=1e-5)
+
+
+def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch):
+    """So memory runs out at once or never; the pairs keep their order."""
+    config, renderer = settings(tmp_path, micro_batch_size=2), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    pairs, read = pairs_of(renderer, config), []
+
+    def noted(model, part, pad_id):
+        read.extend(pair.length for pair in part)
+        return response_logprobs(model, part, pad_id)
+
+    monkeypatch.setattr(dpo, "response_logprobs", noted)
+    done = with_reference(policy, pairs, renderer.pad_id, config)
+    assert read == sorted(read, reverse=True)
+    assert len(set(read)) > 1
+    assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
+
+
+def test_the_table_shows_different_prompts(tiny, tmp_path):
+    records = [{"prompt": f"第{i // 3}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)]
+    data = write(tmp_path / "pairs.jsonl", records)
+    train_dpo(
+        settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1, num_samples=3)
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    first = [row["prompt"] for row in rows[:3]]
+    assert first == ["第0题", "第1题", "第2题"]
 
 
 def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tmp_path):

@@ -14,8 +14,9 @@ from heedful.errors import ConfigError
 from heedful.models.checkpoints import load_causal_lm, load_tokenizer
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy, freeze
+from heedful.models.tiny import make_tiny_model
 from heedful.rewards import Reward
-from heedful.rollout.responses import make_sampler
+from heedful.rollout.responses import Sampler, make_sampler
 from heedful.train import grpo
 from heedful.train.grpo import accumulate, collect, train_grpo
 from heedful.train.optimization import MetricSums
@@ -175,7 +176,7 @@ def test_the_loss_is_the_formula_on_the_whole_minibatch(config):
         loss, _ = core.sequence_policy_loss(
             now, groups.old_logprobs, groups.advantages, mask, clip_range=0.2, length_normalise=normalise
         )
-        changed = replace(settings, ratio=ratio, kl_in="reward")
+        changed = replace(settings, ratio=ratio, kl_coef=0.0)
         assert gradient(policy, groups, changed)[1]["loss/policy"] == pytest.approx(float(loss), rel=1e-9)
 
 
@@ -188,13 +189,55 @@ def test_every_option_of_the_loss_changes_the_gradient(config):
         {"clip_range": 0.05},
         {"clip_range_high": 0.01},
         {"kl_coef": 0.0},
-        {"kl_in": "reward"},
+        {"kl_in": "reward", "advantage": "group-mean"},
         {"ratio": "sequence", "kl_coef": 0.0},
         {"ratio": "sequence-mean", "kl_coef": 0.0},
         {"temperature": 1.0},
     ):
         changed, _ = gradient(policy, groups, replace(settings, **changes))
         assert float((changed - standard).norm() / standard.norm()) > 1e-3, changes
+
+
+def test_ties_are_counted_after_penalties(config, monkeypatch):
+    """Of three prompts the second and third have equal scores; the third's second response was cut and loses 1."""
+    settings = config(missing_eos_penalty=1.0)
+    policy, scores = model(settings.model), [1.0, 2.0, 3.0, 4.0, *[5.0] * 8]
+    monkeypatch.setattr(grpo, "score", lambda _, completions: (scores, {}))
+    respond = Sampler.respond
+
+    def cut(*arguments):
+        rollouts, completions = respond(*arguments)
+        return replace(rollouts, truncated=torch.arange(12) == 9), completions
+
+    monkeypatch.setattr(Sampler, "respond", cut)
+    groups, metrics = groups_of(policy, freeze(model(settings.model)), settings)
+    assert metrics["reward/tied_frac"] == pytest.approx(1 / 3)
+    assert groups.advantages[4:8].tolist() == [0.0] * 4
+    assert groups.advantages[9] < 0 < groups.advantages[8]
+
+
+def test_another_reference_is_what_the_kl_is_measured_against(config, tmp_path):
+    other = tmp_path / "参考"
+    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
+    own, theirs = (
+        train_grpo(config(reference=reference, steps=1, output=tmp_path / name), rewards=[length])
+        for name, reference in (("own", None), ("theirs", str(other)))
+    )
+    assert own["first_evaluation"]["eval/kl"] == pytest.approx(0, abs=1e-5)
+    assert abs(theirs["first_evaluation"]["eval/kl"]) > 1e-3
+
+
+@pytest.mark.parametrize(("epochs", "size", "steps"), [(1, 8, 1), (1, 4, 2), (3, 2, 12)])
+def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, monkeypatch, epochs, size, steps):
+    step, calls = grpo.optimizer_step, []
+
+    def counted(*arguments):
+        calls.append(1)
+        return step(*arguments)
+
+    monkeypatch.setattr(grpo, "optimizer_step", counted)
+    train_grpo(config(ppo_epochs=epochs, minibatch_size=size, steps=1), rewards=[length])
+    assert len(calls) == steps
 
 
 def test_groups_of_equal_scores_teach_nothing(config, tmp_path):
@@ -243,11 +286,12 @@ def test_a_wrong_sign_in_the_loss_would_be_noticed(config, monkeypatch):
     assert summary["last_evaluation"]["eval/score_mean"] - summary["first_evaluation"]["eval/score_mean"] < 0.3
 
 
-@pytest.mark.parametrize("where", ["loss", "reward"])
-def test_a_kl_penalty_keeps_the_policy_near_its_reference(config, tmp_path, where):
+@pytest.mark.parametrize(("where", "advantage"), [("loss", "group"), ("reward", "group-mean")])
+def test_a_kl_penalty_keeps_the_policy_near_its_reference(config, tmp_path, where, advantage):
     kl = {}
     for coef in (0.0, 3.0):
-        settings = learning(config, "grpo", kl_coef=coef, kl_in=where, output=tmp_path / str(coef))
+        changes = {"kl_coef": coef, "kl_in": where, "advantage": advantage, "output": tmp_path / str(coef)}
+        settings = learning(config, "grpo", **changes)
         kl[coef] = train_grpo(settings, rewards=[share_of_a])["last_evaluation"]["eval/kl"]
     assert kl[3.0] < 0.3 * kl[0.0]
 
@@ -265,6 +309,10 @@ def test_same_seed_same_run_bit_for_bit(config, tmp_path):
         ({"samples_per_prompt": 1}, "--samples-per-prompt is 1, but responses are compared .* at least 2"),
         ({"ratio": "sequence", "aggregate": "token", "kl_coef": 0.0}, "--aggregate token averages tokens, but --ratio"),
         ({"ratio": "sequence-mean"}, "--ratio sequence-mean has no penalty a token .* --kl-in reward, or --kl-coef 0"),
+        (
+            {"kl_in": "reward"},
+            "--kl-in reward does not go with --advantage group.*--advantage group-mean, or --advantage leave-one-out",
+        ),
         ({"clip_range_high": 0.0}, "--clip-range-high must be greater than 0"),
         ({"rollout_batch_size": 9, "minibatch_size": 3}, "--rollout-batch-size 9 is not a multiple of --samples-per"),
     ],

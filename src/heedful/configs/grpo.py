@@ -10,7 +10,7 @@ from heedful.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(OnlineOptions):
-    """GRPO: several responses to each prompt, each judged against the others; RLOO, Dr. GRPO, DAPO and GSPO by flags."""
+    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO's loss, GSPO."""
 
     samples_per_prompt: int = 8
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
@@ -20,13 +20,16 @@ class GRPOConfig(OnlineOptions):
     """Score minus the group's mean, over its standard deviation (GRPO); without the division (Dr. GRPO); minus the mean
     of the others (RLOO)."""
     ratio: Literal["token", "sequence", "sequence-mean"] = "token"
-    """What is clipped: each token's probability ratio; the response's, one action (RLOO); its geometric mean (GSPO)."""
+    """What is clipped: each token's probability ratio; the response's, one action (RLOO); its geometric mean (GSPO, which
+    clips at about 3e-4)."""
     aggregate: Literal["sequence", "token", "fixed"] = "sequence"
-    """Mean over responses of token means (GRPO); over all tokens (DAPO); sum over responses * max-new-tokens (Dr. GRPO)."""
+    """Mean over responses of token means (GRPO); over all tokens (DAPO's loss); sum over responses * max-new-tokens (Dr.
+    GRPO)."""
     clip_range_high: float | None = None
     """How far the ratio may rise, where that is not clip-range (DAPO: 0.28)."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL penalty goes: k3 a token into the loss, or k1 of the response off its score (RLOO)."""
+    """Where the KL penalty goes: k3 a token into the loss, or k1 of the response off its score (RLOO; not with advantage
+    group)."""
     kl_coef: float = 0.04
     """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
 
@@ -37,6 +40,11 @@ class GRPOConfig(OnlineOptions):
             raise ConfigError(
                 f"--samples-per-prompt is {self.samples_per_prompt}, but responses are compared with others to the same "
                 "prompt; make it at least 2"
+            )
+        if self.advantage == "group" and self.kl_in == "reward" and self.kl_coef:
+            raise ConfigError(
+                "--kl-in reward does not go with --advantage group: dividing by the group's standard deviation takes the "
+                "meaning out of --kl-coef; add --advantage group-mean, or --advantage leave-one-out"
             )
         if self.ratio != "token" and self.aggregate != "sequence":
             raise ConfigError(

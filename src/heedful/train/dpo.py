@@ -91,7 +91,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
-    shown = [pair for pair in held_out or train if 0 < len(pair.prompt) <= context - new_tokens][: config.num_samples]
+    shown = _shown(held_out or train, config.num_samples, room=context - new_tokens)
 
     def step(i: int) -> Numbers:
         started = time.perf_counter()
@@ -166,9 +166,15 @@ def _split(row: PairRows, renderer: Renderer) -> Pair:
     return Pair(row.ranking, prompt, chosen, rejected)
 
 
+def _shown(pairs: Sequence[Pair], number: int, *, room: int) -> list[Pair]:
+    """The first pairs of different prompts whose prompt leaves the table's responses their place in the context."""
+    by_prompt = {pair.ranking.prompt: pair for pair in pairs if len(pair.prompt) <= room}
+    return list(by_prompt.values())[:number]
+
+
 def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> list[Pair]:
-    """The pairs, in their order, with the reference's log-probs."""
-    order = sorted(range(len(pairs)), key=lambda i: pairs[i].length)
+    """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
+    order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
     done: dict[int, Pair] = {}
     for start in range(0, len(order), config.micro_batch_size):
         part = order[start : start + config.micro_batch_size]

@@ -174,13 +174,13 @@ def collect(
     if config.kl_in == "reward":
         shaped = shaped - config.kl_coef * kl
     groups = Groups(batch, old.logprobs, ref_logprobs, advantages_of(shaped, config), kl, completions, scores)
-    tied = torch.tensor(scores).view(-1, config.samples_per_prompt)
+    by_prompt = shaped.view(-1, config.samples_per_prompt)
     metrics = {
         **rollout_metrics(
             rollouts, scores=scores, shaped=shaped, old_logprobs=old.logprobs, entropy=old.entropy, kl=kl
         ),
         **{f"reward/{name}": mean for name, mean in means.items() if len(means) > 1},
-        "reward/tied_frac": float((tied.amax(dim=1) == tied.amin(dim=1)).float().mean()),
+        "reward/tied_frac": float((by_prompt.amax(dim=1) == by_prompt.amin(dim=1)).float().mean()),
         "time/rollout": sampled - started,
         "time/score": time.perf_counter() - sampled,
     }
