@@ -37,7 +37,7 @@ MAY_IMPORT = {
 }
 NO_LEAVES = {"errors", "types", "files", "display", "core"}
 """Rooms that import nothing of heedful at all, but their own files."""
-ALGORITHMS = {"sft", "reward", "ppo"}
+ALGORITHMS = {"sft", "reward", "ppo", "grpo", "dpo"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
 
 

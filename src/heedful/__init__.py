@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heedful.configs.chat import ChatConfig
     from heedful.configs.demo import DemoConfig
+    from heedful.configs.dpo import DPOConfig
     from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+    from heedful.configs.grpo import GRPOConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
     from heedful.configs.sft import SFTConfig
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from heedful.evaluate.reward_models import evaluate_accuracy
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
+    from heedful.train.dpo import train_dpo
+    from heedful.train.grpo import train_grpo
     from heedful.train.ppo import train_ppo
     from heedful.train.reward import train_reward
     from heedful.train.sft import train_sft
@@ -33,7 +37,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "configs.chat": ("ChatConfig",),
     "configs.demo": ("DemoConfig",),
+    "configs.dpo": ("DPOConfig",),
     "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
+    "configs.grpo": ("GRPOConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
     "configs.sft": ("SFTConfig",),
@@ -44,6 +50,8 @@ _HOMES = {
     "evaluate.reward_models": ("evaluate_accuracy",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
+    "train.dpo": ("train_dpo",),
+    "train.grpo": ("train_grpo",),
     "train.ppo": ("train_ppo",),
     "train.reward": ("train_reward",),
     "train.sft": ("train_sft",),
@@ -56,9 +64,11 @@ __all__ = [
     "ChatConfig",
     "CheckpointError",
     "ConfigError",
+    "DPOConfig",
     "DataError",
     "DemoConfig",
     "Demonstration",
+    "GRPOConfig",
     "HeedfulError",
     "KLConfig",
     "Message",
@@ -81,6 +91,8 @@ __all__ = [
     "evaluate_win_rate",
     "make_tiny_model",
     "run_demo",
+    "train_dpo",
+    "train_grpo",
     "train_ppo",
     "train_reward",
     "train_sft",

@@ -25,6 +25,8 @@ COMMANDS = {
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
     "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
     "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
+    "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
+    "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig", "commands:evaluate_accuracy", "how often a reward model orders pairs rightly"
     ),

@@ -6,7 +6,9 @@ from rich.console import Console
 
 from heedful.chat import chat
 from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -17,6 +19,8 @@ from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.report import check_result_file, report
 from heedful.models.tiny import make_tiny_model
+from heedful.train.dpo import train_dpo
+from heedful.train.grpo import train_grpo
 from heedful.train.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
@@ -64,6 +68,18 @@ def reward(config: RewardConfig) -> None:
 def ppo(config: PPOConfig) -> None:
     """Train, then say what came of it and what to do next."""
     _finished(config, train_ppo(config), "eval/score_mean")
+    _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+def grpo(config: GRPOConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_grpo(config), "eval/score_mean")
+    _print(f"talk to it:  heedful chat --model {config.output}/final")
+
+
+def dpo(config: DPOConfig) -> None:
+    """Train, then say what came of it and what to do next."""
+    _finished(config, train_dpo(config), "eval/loss")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 

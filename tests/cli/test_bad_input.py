@@ -18,20 +18,26 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-TRAINERS = ("sft", "reward", "ppo")
+TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo")
+ONLINE = ("ppo", "grpo")
+PAIRS = ("reward", "dpo")
 each_trainer = pytest.mark.parametrize("command", TRAINERS)
+each_online = pytest.mark.parametrize("command", ONLINE)
+on_pairs = pytest.mark.parametrize("command", PAIRS)
 LONG = "很长的问题" * 20
-UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts"}
+UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts", "grpo": "prompts", "dpo": "pairs"}
 LONG_RECORD = {
     "sft": {"prompt": LONG, "completion": "答"},
     "reward": {"prompt": LONG, "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": LONG},
 }
+LONG_RECORD |= {"grpo": LONG_RECORD["ppo"], "dpo": LONG_RECORD["reward"]}
 RECORD = {
     "sft": {"prompt": "问", "completion": "答"},
     "reward": {"prompt": "问", "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": "问"},
 }
+RECORD |= {"grpo": RECORD["ppo"], "dpo": RECORD["reward"]}
 
 
 @pytest.fixture
@@ -103,6 +109,11 @@ def test_a_folder_that_holds_no_model(train, refused, command, tmp_path):
     refused(train(command, model=tmp_path / "旧"), "no Hugging Face model", f"did you mean {tmp_path / '旧' / 'final'}")
 
 
+@pytest.mark.parametrize("command", ["grpo", "dpo"])
+def test_a_missing_reference(train, refused, command, tmp_path):
+    refused(train(command, "--reference", tmp_path / "没有"), "没有 does not exist")
+
+
 @pytest.mark.parametrize("flag", ["--reference", "--value-model"])
 def test_missing_models_of_ppo(train, refused, flag, tmp_path):
     refused(train("ppo", "--critic", "separate", flag, tmp_path / "没有"), "没有 does not exist")
@@ -141,6 +152,9 @@ def test_malformed_record(train, refused, written, command):
         ("sft", {"question": "一", "answer": "二"}, ["--columns prompt=question,completion=answer"]),
         ("reward", {"prompt": "一", "chosen": "二"}, ["`chosen` (string)", "`rejected`"]),
         ("reward", {"prompt": "一", "completion": "二"}, ["`prompt`, `chosen` and `rejected`"]),
+        ("grpo", {"question": "一"}, ["--columns prompt=question"]),
+        ("dpo", {"prompt": "一", "chosen": "二"}, ["`chosen` (string)", "`rejected`"]),
+        ("dpo", {"prompt": "", "chosen": "一", "rejected": "二"}, ["the prompt is empty", "no BOS", "heedful reward"]),
         ("ppo", {"question": "一"}, ["--columns prompt=question"]),
         ("ppo", {"text": "一"}, ["--columns prompt=text"]),
         ("sft", {"prompt": 1, "completion": "二"}, ["`prompt` is 1 (integer)", "a string or a list of messages"]),
@@ -200,9 +214,10 @@ def test_too_long_is_dropped_by_option_and_reported(train, written, command, tmp
     assert "'dropped_too_long': 1" in outcome.message
 
 
-def test_a_too_long_prompt_is_cut_by_option_and_reported(train, written, tmp_path):
+@each_online
+def test_a_too_long_prompt_is_cut_by_option_and_reported(train, written, command, tmp_path):
     path = written("长.jsonl", [{"prompt": "问"}, {"prompt": "再问"}, {"prompt": LONG}])
-    outcome = train("ppo", "--too-long", "truncate", data_file=path)
+    outcome = train(command, "--too-long", "truncate", data_file=path)
     assert outcome.status == 0, outcome.err
     summary = json.loads((tmp_path / "运行" / "summary.json").read_text(encoding="utf-8"))
     assert summary["data"]["truncated"] == 1
@@ -217,42 +232,47 @@ def test_dropping_too_many(train, refused, written, command):
     refused(train(command, "--too-long", "drop", "--max-dropped", "1", data_file=path), "1 of 1 records", path)
 
 
-def test_max_new_tokens_that_leave_no_room(train, refused):
-    refused(train("ppo", "--max-new-tokens", "128"), "--max-new-tokens 128", "no room")
+@each_online
+def test_max_new_tokens_that_leave_no_room(train, refused, command):
+    refused(train(command, "--max-new-tokens", "128"), "--max-new-tokens 128", "no room")
 
 
 @each_trainer
 @pytest.mark.parametrize("length", ["1", "129"])
 def test_max_length_that_the_model_cannot_read(train, refused, command, length):
-    if command != "ppo":
+    if command not in ONLINE:
         refused(train(command, "--max-length", length), "--max-length", "between 2 and the 128 tokens", length)
 
 
-def test_chosen_equal_to_rejected(train, refused, written):
+@on_pairs
+def test_chosen_equal_to_rejected(train, refused, written, command):
     same = {"prompt": "问", "chosen": "一样", "rejected": "一样"}
     path = written("偏好.jsonl", [RECORD["reward"], same, RECORD["reward"]])
-    refused(train("reward", data_file=path), "1 of 3 pairs", "equal", f"{path}:2", "--equal-pairs drop")
+    refused(train(command, data_file=path), "1 of 3 pairs", "equal", f"{path}:2", "--equal-pairs drop")
 
 
-def test_chosen_equal_to_rejected_after_truncation(train, refused, written):
+@on_pairs
+def test_chosen_equal_to_rejected_after_truncation(train, refused, written, command):
     """They differ in their last characters alone, which the model never reads."""
     same = {"prompt": "问", "chosen": "好" * 50 + "一", "rejected": "好" * 50 + "二"}
     path = written("偏好.jsonl", [RECORD["reward"], same])
-    outcome = train("reward", "--too-long", "truncate", data_file=path)
+    outcome = train(command, "--too-long", "truncate", data_file=path)
     refused(outcome, "1 of 2 pairs", "equal", "after truncation", f"{path}:2", "--equal-pairs drop")
 
 
-def test_equal_pairs_are_dropped_by_option_and_reported(train, written, tmp_path):
+@on_pairs
+def test_equal_pairs_are_dropped_by_option_and_reported(train, written, command, tmp_path):
     same = {"prompt": "问", "chosen": "一样", "rejected": "一样"}
     path = written("偏好.jsonl", [*[RECORD["reward"]] * 19, same])
-    outcome = train("reward", "--equal-pairs", "drop", data_file=path)
+    outcome = train(command, "--equal-pairs", "drop", data_file=path)
     assert outcome.status == 0, outcome.err
     assert json.loads((tmp_path / "运行" / "summary.json").read_text(encoding="utf-8"))["data"]["dropped_equal"] == 1
 
 
-def test_rankings_are_no_pairs(train, refused, written):
+@on_pairs
+def test_rankings_are_no_pairs(train, refused, written, command):
     path = written("排序.jsonl", [{"prompt": "问", "responses": ["一", "二", "三"], "ranks": [0, 1, 2]}])
-    refused(train("reward", data_file=path), f"{path}:1", "3 responses", "pairs")
+    refused(train(command, data_file=path), f"{path}:1", "3 responses", "pairs")
 
 
 @each_trainer
@@ -315,8 +335,9 @@ def test_rewards_that_do_not_exist(train, refused, tiny, reward, fragments):
     refused(train("ppo", "--rewards", reward.format(tiny=tiny())), *fragments)
 
 
-def test_no_reward_at_all(heedful, refused, tiny, data, tmp_path):
-    outcome = heedful("ppo", "--model", tiny(), "--data", data("ppo"), "--output", tmp_path / "运行")
+@each_online
+def test_no_reward_at_all(heedful, refused, tiny, data, command, tmp_path):
+    outcome = heedful(command, "--model", tiny(), "--data", data(command), "--output", tmp_path / "运行")
     refused(outcome, "--rewards is missing", "model:PATH", "rule:NAME")
 
 
@@ -425,7 +446,7 @@ def test_out_of_range(train, refused, command, flag, value, fragment):
     refused(train(command, flag, value), flag, fragment)
 
 
-@pytest.mark.parametrize("command", ["sft", "reward"])
+@pytest.mark.parametrize("command", ["sft", "reward", "dpo"])
 def test_a_batch_larger_than_the_data(train, refused, command):
     refused(train(command, "--batch-size", "9"), "--batch-size is 9", "only 8 items", "Lower --batch-size")
 
@@ -505,6 +526,7 @@ CHATS = {
     "reward": {"prompt": [{"role": "user", "content": "你好"}], "chosen": "您好！", "rejected": "不好"},
     "ppo": {"prompt": [{"role": "user", "content": "你好"}]},
 }
+CHATS |= {"grpo": CHATS["ppo"], "dpo": CHATS["reward"]}
 
 
 @each_trainer

@@ -4,7 +4,9 @@ import pytest
 
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
@@ -17,6 +19,8 @@ LEAST = {
     SFTConfig: RUN,
     RewardConfig: RUN,
     PPOConfig: RUN,
+    DPOConfig: RUN,
+    GRPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},

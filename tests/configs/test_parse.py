@@ -85,8 +85,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             moved = dataclasses.replace(config, **{field.name: not value})
             flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
-            moved = dataclasses.replace(config, **{field.name: 8 * (value + 1)} | _company(field.name))
-            flag = as_flags({field.name: 8 * (value + 1)} | _company(field.name))
+            number = {field.name: 8 if value < 8 else 2 * value}
+            moved = dataclasses.replace(config, **number | _company(field.name))
+            flag = as_flags(number | _company(field.name))
         elif isinstance(value, float):
             moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
             flag = as_flags({field.name: value / 2 or 0.25})
@@ -387,7 +388,8 @@ def test_nothing_loads_torch(tmp_path):
     (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
     code = (
         "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
-        "from heedful.configs import chat, checks, demo, evaluate, options, parse, ppo, report, reward, sft, tiny\n"
+        "from heedful.configs import chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
+        "from heedful.configs import ppo, report, reward, sft, tiny\n"
         f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"

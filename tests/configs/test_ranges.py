@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
-from heedful.configs import options
+from heedful.configs import online, options
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
@@ -63,6 +65,21 @@ MEASURE = [
 ]
 SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
+ONLINE = [
+    *RUN,
+    *DATA,
+    *OPTIMIZER,
+    *SAMPLING,
+    {"temperature": 0},
+    *(
+        {name: value}
+        for name in ("steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
+        for value in (0, -1)
+    ),
+    *({name: 0} for name in ("clip_range", "eval_prompts", "rollout_micro_batch_size")),
+    *({name: -0.1} for name in ("kl_coef", "missing_eos_penalty")),
+    {"kl_coef": NAN},
+]
 
 OUT_OF_RANGE = {
     SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS],
@@ -75,21 +92,20 @@ OUT_OF_RANGE = {
         {"label_smoothing": -0.1},
         {"label_smoothing": 1.1},
     ],
-    PPOConfig: [
+    DPOConfig: [
         *RUN,
         *DATA,
         *OPTIMIZER,
-        *SAMPLING,
-        {"temperature": 0},
-        *(
-            {name: value}
-            for name in ("steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
-            for value in (0, -1)
-        ),
-        *({name: 0} for name in ("clip_range", "value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
-        {"eval_prompts": 0},
-        *({name: -0.1} for name in ("entropy_coef", "kl_coef", "value_coef", "missing_eos_penalty")),
-        {"kl_coef": NAN},
+        *LENGTHS,
+        *({"beta": x} for x in (0, -0.1, NAN)),
+        {"label_smoothing": -0.1},
+        {"label_smoothing": 1.1},
+    ],
+    GRPOConfig: [*ONLINE, *({"clip_range_high": x} for x in (0, -0.1, NAN))],
+    PPOConfig: [
+        *ONLINE,
+        *({name: 0} for name in ("value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
+        *({name: -0.1} for name in ("entropy_coef", "value_coef")),
         {"score_norm_samples": -1},
         *({name: value} for name in ("gamma", "gae_lambda") for value in (-0.1, 1.01, NAN)),
     ],
@@ -209,10 +225,12 @@ def test_every_setting_is_documented(config_class):
 
 def test_no_group_of_options_is_forgotten():
     """Every class of settings says its check in a method that the commands' own __post_init__ calls."""
-    groups = [value for name, value in vars(options).items() if name.endswith("Options") and isinstance(value, type)]
-    assert len(groups) >= 5
+    found = {**vars(options), **vars(online)}
+    groups = [value for name, value in found.items() if name.endswith("Options") and isinstance(value, type)]
+    assert len(groups) >= 6
     for config_class in OUT_OF_RANGE:
         called = inspect.getsource(sys.modules[config_class.__module__])
+        called += inspect.getsource(online.OnlineOptions.check_online) * ("check_online()" in called)
         called += inspect.getsource(options.TrainingOptions.check_training) * ("check_training()" in called)
         for group in groups:
             checks = [name for name in vars(group) if name.startswith("check_")]

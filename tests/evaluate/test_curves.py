@@ -108,7 +108,8 @@ def overlaps(drawn):
 
 def test_lines_are_what_was_logged(sft, reward, ppo):
     drawn = panels(figure(sft, reward, ppo(reference_kl=[0.0, 0.1, 0.4, 0.9, 1.6])))
-    assert set(drawn) == {panel.title for panel in PANELS} - {"PPO: variance explained by values"}
+    own = {panel.title for panel in PANELS if panel.algorithm in ("sft", "reward", "ppo")}
+    assert set(drawn) == own - {"PPO: variance explained by values"}
     assert lines(drawn["SFT: loss"]) == [[(i, 4.0 / i) for i in range(1, 7)], [(0, 5.0), (6, 1.0)]]
     assert drawn["SFT: loss"].get_yscale() == "log"
     assert lines(drawn["PPO: KL to the reference"]) == [
@@ -119,6 +120,27 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
     assert lines(drawn["PPO: entropy"])[0] == [(i, 2.0) for i in range(1, 6)]
     assert drawn["PPO: KL to the reference"].get_ylabel() == "nats a response"
     assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
+
+
+def test_grpo_runs_are_told_from_ppo_runs_and_have_no_panel_of_values(ppo):
+    drawn = panels(
+        figure(ppo("一"), ppo("二", reward_tied_frac=[0.0, 0.5, 0.5, 0.0, 1.0], reward_score_mean=[7.0] * 5))
+    )
+    names = {"score", "KL to the reference", "length", "responses that end", "entropy"}
+    assert set(drawn) == {f"{algorithm}: {name}" for algorithm in ("PPO", "GRPO") for name in names}
+    assert lines(drawn["GRPO: score"]) == [[(i, 7.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
+    assert lines(drawn["PPO: score"]) == [[(i, 1.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
+    assert drawn["GRPO: score"].lines[0].get_color() == "C1"
+
+
+def test_dpo_runs_have_a_loss_and_an_accuracy(logged, reward):
+    train = [{"step": i, "loss/dpo": 0.7 / i, "reward/accuracy": float(i % 2)} for i in range(1, 61)]
+    drawn = panels(figure(logged("运行/dpo", [{"step": 0, "eval/loss": 0.69, "eval/accuracy": 0.0}, *train]), reward))
+    assert set(drawn) == {"DPO: loss", "DPO: accuracy", "Reward model: accuracy"}
+    assert lines(drawn["DPO: loss"]) == [[(i, 0.7 / i) for i in range(1, 61)], [(0, 0.69)]]
+    training, held_out = lines(drawn["DPO: accuracy"])
+    assert [value for _, value in training[:3]] == pytest.approx([1, 1 / 2, 2 / 3])
+    assert held_out == [(0, 0.0)]
 
 
 def test_noisy_accuracies_are_smoothed_and_the_panel_says_so(reward):

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,14 @@ from heedful.evaluate.report import check_result_file
 
 Points = tuple[list[float], list[float]]
 """Steps and values of a metric."""
-ALGORITHMS = {"loss/sft": "sft", "loss/reward": "reward", "loss/policy": "ppo"}
-"""The metric that tells a run's algorithm."""
+ALGORITHMS = {
+    "loss/sft": "sft",
+    "loss/reward": "reward",
+    "loss/dpo": "dpo",
+    "reward/tied_frac": "grpo",
+    "loss/policy": "ppo",
+}
+"""The metric that tells a run's algorithm; the first found counts, as GRPO logs ``loss/policy`` too."""
 MAX_COLUMNS = 4
 WIDTH, HEIGHT, DOTS = 4.2, 3.4, 150
 """Inches of a panel, and dots an inch."""
@@ -48,9 +54,7 @@ class Panel:
     """Training values are means over neighbouring steps, because single steps are noisy."""
 
 
-PANELS = (
-    Panel("sft", "SFT: loss", "nats a token", "loss/sft", "eval/loss", logarithmic=True),
-    Panel("reward", "Reward model: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
+ONLINE = (
     Panel("ppo", "PPO: score", "mean score a response", "reward/score_mean", "eval/score_mean"),
     Panel(
         "ppo",
@@ -64,7 +68,16 @@ PANELS = (
     Panel("ppo", "PPO: length", "tokens a response", "rollout/response_length", "eval/response_length"),
     Panel("ppo", "PPO: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
     Panel("ppo", "PPO: entropy", "nats a token", "policy/entropy"),
+)
+"""Of PPO and, under its own name, of GRPO."""
+PANELS = (
+    Panel("sft", "SFT: loss", "nats a token", "loss/sft", "eval/loss", logarithmic=True),
+    Panel("reward", "Reward model: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
+    Panel("dpo", "DPO: loss", "mean loss a pair", "loss/dpo", "eval/loss"),
+    Panel("dpo", "DPO: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
+    *ONLINE,
     Panel("ppo", "PPO: variance explained by values", "share of variance", "value/explained_variance"),
+    *(replace(panel, algorithm="grpo", title=panel.title.replace("PPO", "GRPO")) for panel in ONLINE),
 )
 
 

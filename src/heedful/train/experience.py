@@ -19,6 +19,7 @@ from heedful.rewards import Completion, Reward, score
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs, token_values
+from heedful.train.online import rollout_metrics
 
 KLControl = core.FixedKL | core.AdaptiveKL
 
@@ -177,21 +178,17 @@ def _shaped_scores(scores: list[float], rollouts: Rollouts, norm: ScoreNorm, con
 
 def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor) -> dict[str, float]:
     mask = experience.batch.response_mask
-    scores = torch.tensor(experience.scores, dtype=torch.float64)
+    metrics = rollout_metrics(
+        rollouts,
+        scores=experience.scores,
+        shaped=shaped,
+        old_logprobs=experience.old_logprobs,
+        entropy=entropy,
+        kl=experience.kl,
+    )
+    metrics["value/mean"] = float(core.masked_mean(experience.old_values, mask))
     returns_var = core.masked_var(experience.returns, mask)
-    residual_var = core.masked_var(experience.returns - experience.old_values, mask)
-    mismatch = (rollouts.sampler_logprobs - experience.old_logprobs).abs()
-    metrics = {
-        "reward/score_mean": scores.mean(),
-        "reward/score_std": scores.std(correction=0),
-        "reward/shaped_mean": shaped.mean(),
-        "reference/kl": experience.kl.mean(),
-        "policy/entropy": core.masked_mean(entropy, mask),
-        "value/mean": core.masked_mean(experience.old_values, mask),
-        "rollout/response_length": rollouts.lengths.float().mean(),
-        "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
-        "rollout/sampler_mismatch": core.masked_mean(mismatch, mask),
-    }
     if returns_var > 1e-8:  # without variance there is nothing to explain
-        metrics["value/explained_variance"] = 1 - residual_var / returns_var
-    return {name: float(value) for name, value in metrics.items()}
+        residual_var = core.masked_var(experience.returns - experience.old_values, mask)
+        metrics["value/explained_variance"] = float(1 - residual_var / returns_var)
+    return metrics

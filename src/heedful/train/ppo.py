@@ -5,7 +5,6 @@ Left out of the papers: nothing is bootstrapped after the last token, and there 
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,16 @@ import torch
 
 from heedful import core
 from heedful.configs.ppo import PPOConfig
-from heedful.data.chat import Renderer, plain_text
-from heedful.data.fitting import prompt_room
-from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.chat import Renderer
 from heedful.data.sampler import BatchSampler
-from heedful.data.schemas import read_prompts
-from heedful.errors import ConfigError
-from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
+from heedful.models.checkpoints import check_companion, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import freeze, load_policy, save_policy
 from heedful.models.value_model import load_value_model, save_value_model
-from heedful.rewards import Reward, RewardFunction, score
-from heedful.rewards.resolve import check_reward_string, resolve_rewards
-from heedful.rollout.responses import Sampler, make_sampler
-from heedful.rollout.teacher_forced import micro_batches, token_outputs
+from heedful.rewards import Reward, RewardFunction
+from heedful.rollout.responses import make_sampler
+from heedful.rollout.teacher_forced import micro_batches
 from heedful.train.experience import (
     Experience,
     KLControl,
@@ -36,6 +30,17 @@ from heedful.train.experience import (
     reference_score_norm,
 )
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.online import (
+    OFF_POLICY,
+    SHOWN,
+    evaluate_policy,
+    load_prompts,
+    parents,
+    reward_functions,
+    sample_rows,
+    try_rewards,
+    wanted_rewards,
+)
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -46,15 +51,6 @@ from heedful.train.optimization import (
 )
 from heedful.train.run_folder import check_output
 
-OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: PPO becomes off-policy"
-SHOWN = {
-    "reward/score_mean": "score",
-    "reference/kl": "kl",
-    "policy/entropy": "entropy",
-    "rollout/response_length": "length",
-    "rollout/eos_frac": "eos",
-}
-
 
 def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
     """Optimise a policy against rewards and write a run folder. Returns what summary.json holds.
@@ -63,11 +59,11 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
 
     Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError while it trains.
     """
-    config, wanted = _wanted(config, rewards)
+    config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
-    train, held_out, counts = _load_prompts(config, renderer)
+    train, held_out, counts = load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
@@ -75,12 +71,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     check_companion("--value-model", config.value_model, renderer.tokenizer, longest)
     models = _load_models(config)
     sampler = make_sampler(config, renderer, models.policy, micro_batch_size=config.rollout_micro_batch_size)
-    functions = resolve_rewards(
-        wanted,
-        device=models.policy.device,
-        compute_dtype=models.policy.compute_dtype,
-        micro_batch_size=config.rollout_micro_batch_size,
-    )
+    functions = reward_functions(wanted, models.policy, config)
     control = kl_control(config)
     optimizer = _make_optimizer(models, config)
     score_norm = reference_score_norm(
@@ -90,7 +81,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         sampler=sampler,
         generator=generator,
     )
-    _try_rewards(functions, models, train[:2] + held_out[:2], sampler, config)
+    try_rewards(functions, models.policy, train[:2] + held_out[:2], sampler, config.seed)
     latest: list[Experience] = []
 
     def step(i: int) -> Numbers:
@@ -118,11 +109,16 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         if models.value_model is not None:
             save_value_model(models.value_model, renderer.tokenizer, folder / "value_model")
 
+    def evaluate() -> Numbers:
+        return evaluate_policy(
+            models.policy, models.reference, held_out, rewards=functions, sampler=sampler, config=config
+        )
+
     trainer = Trainer(
         step=step,
         save=save,
-        evaluate=(lambda: evaluate_policy(models, held_out, functions, sampler, config)) if held_out else None,
-        samples=lambda: sample_rows(latest[0], config.num_samples, every=config.samples_per_prompt),
+        evaluate=evaluate if held_out else None,
+        samples=lambda: sample_rows(latest[0], config),
         objective="eval/score_mean",
         higher_is_better=True,
     )
@@ -132,7 +128,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         algorithm="ppo",
         total_steps=config.steps,
         shown=SHOWN,
-        parents=_parents(config, functions),
+        parents=parents(config, functions, config.value_model),
         facts={"rewards": [reward.name for reward in functions], "data": counts, "score_norm": vars(score_norm)},
         notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
     )
@@ -207,89 +203,6 @@ def kl_control(config: PPOConfig) -> KLControl:
     if config.kl_target is None:
         return core.FixedKL(config.kl_coef)
     return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
-
-
-def evaluate_policy(
-    models: Models,
-    prompts: Sequence[EncodedPrompt],
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-    config: PPOConfig,
-) -> Numbers:
-    """Mean score, KL, length and share of ended responses on held-out prompts, with the same random numbers each time."""
-    chosen = prompts[: config.eval_prompts]
-    generator = torch.Generator().manual_seed(config.seed + 1)
-    rollouts, completions = sampler.respond(models.policy, chosen, generator)
-    scores, _ = score(rewards, completions)
-    logprobs, ref_logprobs = (
-        token_outputs(
-            model, rollouts.batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
-        ).logprobs
-        for model in (models.policy, models.reference)
-    )
-    kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)
-    return {
-        "eval/score_mean": sum(scores) / len(scores),
-        "eval/kl": float(kl.mean()),
-        "eval/response_length": float(rollouts.lengths.float().mean()),
-        "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
-    }
-
-
-def sample_rows(experience: Experience, num_samples: int, *, every: int) -> list[dict[str, Any]]:
-    """Rows for the table of samples, from the latest rollout batch: one of ``every`` consecutive responses."""
-    kl = experience.kl.tolist()
-    rows = range(0, len(kl), every)[:num_samples]
-    return [
-        {
-            "prompt": plain_text(experience.completions[row].prompt.prompt),
-            "response": experience.completions[row].response,
-            "score": experience.scores[row],
-            "kl": kl[row],
-        }
-        for row in rows
-    ]
-
-
-def _wanted(
-    config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction]
-) -> tuple[PPOConfig, list[str | Reward | RewardFunction]]:
-    """All rewards, and the config with those that are strings, so that its YAML repeats the run. Raises ConfigError."""
-    config = replace(config, rewards=(*config.rewards, *(reward for reward in rewards if isinstance(reward, str))))
-    wanted = [*config.rewards, *(reward for reward in rewards if not isinstance(reward, str))]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
-    for reward in config.rewards:
-        check_reward_string(reward)
-    return config, wanted
-
-
-def _load_prompts(config: PPOConfig, renderer: Renderer) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
-    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
-    room = prompt_room(config.max_new_tokens, context_length(load_config(config.model)))
-    return encode_split(
-        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
-        load_split(read_prompts, config),
-        config,
-    )
-
-
-def _try_rewards(
-    rewards: Sequence[Reward],
-    models: Models,
-    prompts: Sequence[EncodedPrompt],
-    sampler: Sampler,
-    config: PPOConfig,
-) -> None:
-    """Score two responses before anything is written, with random numbers of its own. Raises RewardError."""
-    generator = torch.Generator().manual_seed(config.seed)
-    score(rewards, sampler.respond(models.policy, prompts, generator)[1])
-
-
-def _parents(config: PPOConfig, rewards: Sequence[Reward]) -> list[str]:
-    """The models a run starts from; their hashes are written down."""
-    named = [path for path in (config.model, config.reference, config.value_model) if path]
-    return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
 
 
 def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:

@@ -1,0 +1,251 @@
+"""DPO learns what pairs prefer, by the formula, and its gradient does not know the micro-batch size."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from heedful import core
+from heedful.configs.dpo import DPOConfig
+from heedful.data.chat import Renderer
+from heedful.errors import ConfigError, DataError
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.policy import load_policy
+from heedful.models.tiny import make_tiny_model
+from heedful.train import dpo
+from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, train_dpo, with_reference
+from heedful.types import Message, Ranking
+
+CPU = torch.device("cpu")
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Pairs of two letters each, of many prompts (Chinese in all): the chosen response has a z, the rejected one a q."""
+    random.seed(0)
+    letters = [random.choice("abcd") for _ in range(120)]
+    return write(
+        tmp_path / "pairs.jsonl",
+        [{"prompt": f"第{i}题", "chosen": f"{c}z", "rejected": f"{c}q"} for i, c in enumerate(letters)],
+    )
+
+
+def settings(tmp_path, **changes):
+    return DPOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, loss):
+    """At the start policy and reference are one: h = 0, so the loss is log 2, 1 / (4 beta^2), or 1, and no pair is won."""
+    config = settings(
+        tmp_path,
+        model=tiny("qwen3"),
+        data=planted,
+        loss=loss,
+        eval_fraction=0.25,
+        max_steps=25,
+        learning_rate=3e-3,
+        sample_every=0,
+    )
+    summary = train_dpo(config)
+    first, last = summary["first_evaluation"], summary["last_evaluation"]
+    assert summary["data"]["held_out"] > 15
+    start = {"sigmoid": math.log(2), "ipo": 1 / (4 * config.beta**2), "hinge": 1.0}[loss]
+    assert first["eval/loss"] == pytest.approx(start, rel=1e-4)
+    assert first["eval/margin"] == pytest.approx(0, abs=1e-5)
+    assert last["eval/accuracy"] == 1.0
+    assert last["eval/loss"] < 0.8 * start
+    before, after = (preference(folder) for folder in (tiny("qwen3"), config.output / "final"))
+    assert after > before + 1
+
+
+def preference(folder):
+    """log P("az") - log P("aq") after a prompt, by plain transformers: only the last letter differs."""
+    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
+    ids = Renderer(tokenizer).prompt_ids("第7题") + tokenizer("a", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, -1]
+    z, q = (tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "zq")
+    return float(logits[z] - logits[q])
+
+
+def pairs_of(renderer, config, number=6):
+    random.seed(1)
+
+    def text():
+        return "".join(random.choices("abc苹果 ", k=random.randint(1, 20))) + "。"
+
+    rankings = [Ranking((Message("user", text()),), (text(), text()), (0, 1), f"row {i}") for i in range(number)]
+    return encode_preferences(rankings, renderer, 200, config)[0]
+
+
+def log_prob(model, pair, response):
+    """Of a whole response, by plain transformers, one row at a time."""
+    ids = torch.tensor([pair.prompt + response])
+    with torch.no_grad():
+        logprobs = model(ids).logits[0].log_softmax(-1)
+    return sum(logprobs[len(pair.prompt) + i - 1, token] for i, token in enumerate(response))
+
+
+@pytest.mark.parametrize(
+    ("loss", "beta", "label_smoothing"),
+    [("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("ipo", 0.1, 0.0), ("hinge", 0.3, 0.0)],
+)
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_path, loss, beta, label_smoothing):
+    """Policy and reference are different models, so nothing cancels."""
+    config = settings(tmp_path, loss=loss, beta=beta, label_smoothing=label_smoothing, micro_batch_size=4)
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
+    names = tiny("gpt2", max_length=256), str(tmp_path / "other")
+    policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
+    renderer = Renderer(load_tokenizer(names[0]))
+    pairs = with_reference(reference, pairs_of(renderer, config), renderer.pad_id, config)
+    with torch.no_grad():
+        metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    sides = [
+        torch.stack([log_prob(model.lm, pair, getattr(pair, side)) for pair in pairs])
+        for model in (policy, reference)
+        for side in ("chosen", "rejected")
+    ]
+    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=loss, label_smoothing=label_smoothing)
+    assert metrics["loss/dpo"] == pytest.approx(float(expected), rel=1e-4)
+    for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
+        assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
+    assert len({round(pair.ref_chosen, 3) for pair in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_micro_batch_size_does_not_change_the_gradient(tiny, tmp_path, dtype, limit):
+    config = settings(tmp_path, beta=0.3)
+    renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
+    pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config)
+    pairs = [replace(pair, ref_chosen=pair.ref_chosen + i) for i, pair in enumerate(pairs)]  # or every h would be 0
+
+    def gradient(size):
+        policy.zero_grad()
+        accumulate(policy, pairs, renderer.pad_id, replace(config, micro_batch_size=size))
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+    whole = gradient(8)
+    for size in (1, 3):
+        assert float((gradient(size) - whole).norm() / whole.norm()) < limit
+
+
+def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
+    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2")))
+    ends = []
+    for truncated in (False, True):
+        ranking = Ranking("问", ("ab", "cd"), (1, 0), "row", truncated=truncated)
+        ((pair,), _) = encode_preferences([ranking], renderer, 100, config)
+        letters = [renderer.decode([token]) for token in pair.chosen[:2]]
+        assert letters == ["c", "d"], "rank 0 is the better one"
+        ends.append((len(pair.chosen), len(pair.rejected)))
+    assert ends == [(3, 3), (2, 2)]
+
+
+def test_a_cut_pair_token_by_token(tiny, tmp_path):
+    """Room for three tokens of a response: the chosen one loses its tail and its end, the rejected one fits with its end."""
+    config, renderer = settings(tmp_path, too_long="truncate"), Renderer(load_tokenizer(tiny("gpt2")))
+    prompt = renderer.prompt_ids("问")
+    ranking = Ranking("问", ("cdefg", "ab"), (0, 1), "row")
+    ((pair,), counts) = encode_preferences([ranking], renderer, len(prompt) + 3, config)
+    assert counts["truncated"] == 1
+    assert pair.prompt == prompt
+    assert [renderer.decode([token]) for token in pair.chosen] == ["c", "d", "e"]
+    assert [renderer.decode([token]) for token in pair.rejected[:2]] == ["a", "b"]
+    assert pair.rejected == renderer.response_ids("ab", prompt="问")
+    assert len(pair.rejected) == 3
+    policy = load_policy(tiny("gpt2"), device=CPU, compute_dtype=torch.float32).eval()
+    with torch.no_grad():
+        chosen, rejected = response_logprobs(policy, [pair], renderer.pad_id)
+    assert float(chosen) == pytest.approx(float(log_prob(policy.lm, pair, pair.chosen)), rel=1e-5)
+    assert float(rejected) == pytest.approx(float(log_prob(policy.lm, pair, pair.rejected)), rel=1e-5)
+
+
+def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch):
+    """So memory runs out at once or never; the pairs keep their order."""
+    config, renderer = settings(tmp_path, micro_batch_size=2), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    pairs, read = pairs_of(renderer, config), []
+
+    def noted(model, part, pad_id):
+        read.extend(pair.length for pair in part)
+        return response_logprobs(model, part, pad_id)
+
+    monkeypatch.setattr(dpo, "response_logprobs", noted)
+    done = with_reference(policy, pairs, renderer.pad_id, config)
+    assert read == sorted(read, reverse=True)
+    assert len(set(read)) > 1
+    assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
+
+
+def test_the_table_shows_different_prompts(tiny, tmp_path):
+    records = [{"prompt": f"第{i // 3}题", "chosen": f"{i}z", "rejected": f"{i}q"} for i in range(12)]
+    data = write(tmp_path / "pairs.jsonl", records)
+    train_dpo(
+        settings(tmp_path, model=tiny("gpt2"), data=data, eval_fraction=0, batch_size=4, max_steps=1, num_samples=3)
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()]
+    first = [row["prompt"] for row in rows[:3]]
+    assert first == ["第0题", "第1题", "第2题"]
+
+
+def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tmp_path):
+    other = tmp_path / "参考"
+    make_tiny_model("gpt2", other, hidden_size=32, num_layers=2, max_length=128, seed=5)
+    losses = []
+    for name, reference in (("own", None), ("theirs", str(other))):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, reference=reference, max_steps=1)
+        losses.append(train_dpo(replace(config, output=tmp_path / name))["first_evaluation"]["eval/loss"])
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-4)
+    assert abs(losses[1] - math.log(2)) > 1e-4
+    models = json.loads((tmp_path / "theirs" / "environment.json").read_text("utf-8"))["models"]
+    assert any(str(other) in str(model) for model in models), models
+
+
+def test_same_seed_same_run_bit_for_bit(tiny, planted, tmp_path):
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = settings(tmp_path, model=tiny("gpt2"), data=planted, max_steps=2, seed=seed, learning_rate=1e-3)
+        train_dpo(replace(config, output=tmp_path / name))
+        weights.append((tmp_path / name / "final" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+    rows = [json.loads(line) for line in (tmp_path / "a" / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert {"prompt", "chosen", "rejected", "response"} <= set(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "message"),
+    [
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, {}, "the prompt is empty and the model has no BOS"),
+        (
+            {"prompt": "a" * 90, "chosen": "b" * 60, "rejected": "c"},
+            {"max_length": 64, "too_long": "truncate"},
+            "1 of 50 pairs have equal chosen and rejected responses after truncation",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "equal chosen and rejected"),
+        ({"prompt": "a", "responses": ["b", "c", "d"], "ranks": [0, 1, 2]}, {}, "a ranking of 3 responses"),
+        ({"prompt": "a", "chosen": "b"}, {}, "not a ranking: found `prompt` (string), `chosen` (string)"),
+    ],
+)
+def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, message):
+    others = [{"prompt": f"{i}", "chosen": "a", "rejected": "b"} for i in range(60)]
+    data = write(tmp_path / "pairs.jsonl", [*others, record])
+    with pytest.raises(DataError) as caught:
+        train_dpo(settings(tmp_path, model=tiny("qwen3"), data=data, eval_fraction=0.2, **changes))
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_label_smoothing_belongs_to_the_sigmoid_loss(tmp_path):
+    with pytest.raises(ConfigError, match="--label-smoothing belongs to --loss sigmoid, got --loss ipo"):
+        settings(tmp_path, loss="ipo", label_smoothing=0.1)
