@@ -45,6 +45,24 @@ def hidden_states(trunk: nn.Module, ids: Tensor, attention_mask: Tensor) -> Tens
     return trunk(input_ids=ids, attention_mask=attention_mask.long(), **arguments).last_hidden_state
 
 
+def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of a batch with all padding behind them, as long as the longest row.
+
+    Returns ids, attention mask and the mask of response tokens, all ``[batch, length]``. A batch's columns are its longest
+    prompt and its longest response together; the same rows packed are often half as long, and the results are the same.
+    """
+    responses = torch.zeros_like(attention_mask, dtype=torch.bool)
+    responses[:, -response_mask.shape[1] :] = response_mask
+    length = int(attention_mask.sum(dim=1).max())
+    order = (~attention_mask.bool()).byte().argsort(dim=1, stable=True)[:, :length]
+    return ids.gather(1, order), attention_mask.gather(1, order), responses.gather(1, order)
+
+
+def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
+    """Numbers of the masked positions back in their places, zeros elsewhere."""
+    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
+
+
 def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     """The trunk and the output head of a causal language model, checked to give its logits together.
 

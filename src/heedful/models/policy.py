@@ -17,7 +17,7 @@ from heedful import core
 from heedful.errors import CheckpointError
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
 from heedful.models.device import autocast
-from heedful.models.heads import hidden_states, scalar_head, split_language_model
+from heedful.models.heads import hidden_states, packed, scalar_head, scatter, split_language_model
 
 LOGITS_BUDGET = 2**24
 """How many logits exist at a time: 64 MiB in float32. More tokens are taken in chunks, recomputed in the backward pass."""
@@ -73,16 +73,16 @@ class Policy(nn.Module):
         value: the state before the token. Logits exist only at the positions inside the mask, and only
         `LOGITS_BUDGET` of them at a time. Entropy is zeros unless ``with_entropy``.
         """
+        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             hidden = hidden_states(self.lm.base_model, ids, attention_mask)
-            time = response_mask.shape[1]
-            before = hidden[:, -time - 1 : -1][response_mask]
-            tokens = ids[:, -time:][response_mask]
+            before = hidden[:, :-1][responses[:, 1:]]
+            tokens = ids[responses]
             logprobs, entropy = self._chunked_logprobs(before, tokens, temperature, with_entropy)
         values = None
         if self.value_head is not None:
-            values = _scatter(self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask)
-        return TokenOutputs(_scatter(logprobs, response_mask), _scatter(entropy, response_mask), values)
+            values = scatter(self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask)
+        return TokenOutputs(scatter(logprobs, response_mask), scatter(entropy, response_mask), values)
 
     def _chunked_logprobs(
         self, hidden: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
@@ -103,11 +103,6 @@ class Policy(nn.Module):
             for i in range(0, tokens.shape[0], rows)
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
-def _scatter(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Numbers of the masked positions back in their places, zeros elsewhere."""
-    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
 
 
 def load_policy(

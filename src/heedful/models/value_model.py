@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.models.checkpoints import load_trunk, save_tensors
 from heedful.models.device import autocast
-from heedful.models.heads import check_causal, hidden_states, scalar_head
+from heedful.models.heads import check_causal, hidden_states, packed, scalar_head, scatter
 from heedful.models.policy import VALUE_HEAD, load_head
 
 
@@ -23,11 +23,11 @@ class ValueModel(nn.Module):
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
         """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
+        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             hidden = hidden_states(self.trunk, ids, attention_mask)
-        time = response_mask.shape[1]
-        values = self.value_head(hidden[:, -time - 1 : -1].to(self.value_head.weight.dtype)).squeeze(-1)
-        return torch.where(response_mask, values, 0.0)
+        before = hidden[:, :-1][responses[:, 1:]]
+        return scatter(self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask)
 
 
 def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dtype) -> ValueModel:
