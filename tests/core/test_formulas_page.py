@@ -1,4 +1,4 @@
-"""docs/formulas.md against the code: every public function has its entry, and every name, flag and number on the page is true.
+"""docs/formulas.md against the code: every public function has its entry, and its names, flags and numbers are true.
 
 The checks are functions of a page's text, so that the last tests can break the page and see each of them fail.
 """
@@ -25,7 +25,7 @@ def entries(page):
     found = {}
     for part in re.split(r"^(?=#+ )", page, flags=re.MULTILINE):
         heading, _, body = part.partition("\n")
-        found |= {name: body for name in re.findall(r"`(\w+)`", heading)}
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", heading), body)
     return found
 
 
