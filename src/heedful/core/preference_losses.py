@@ -84,7 +84,9 @@ def best_of_k_reward_loss(
 ) -> tuple[Scalar, Metrics]:
     """Softmax loss of a reward model when a person picks one of K (Ziegler et al. 2019, eq. 1).
 
-    L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+        L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+
+    Metric ``reward/accuracy``: share of rows whose highest score (the first of equal ones) is the best.
     """
     scores = at_least_float32(scores)
     count = scores.shape[0] if num_prompts is None else num_prompts
