@@ -86,8 +86,8 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
             number = {field.name: 8 if value < 8 else 2 * value}
-            moved = dataclasses.replace(config, **number | _company(field.name))
-            flag = as_flags(number | _company(field.name))
+            moved = dataclasses.replace(config, **number | _company(field.name, config_class))
+            flag = as_flags(number | _company(field.name, config_class))
         elif isinstance(value, float):
             moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
             flag = as_flags({field.name: value / 2 or 0.25})
@@ -100,12 +100,13 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
         assert round_trip(moved, tmp_path / "moved.yaml") == moved
 
 
-def _company(name):
-    """What another setting must be for this one to be valid."""
-    return {
+def _company(name, config_class):
+    """What another setting, where there is one, must be for this one to be valid."""
+    company = {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
     }.get(name, {})
+    return {other: value for other, value in company.items() if other in config_class.__dataclass_fields__}
 
 
 def _listed(value):

@@ -63,7 +63,7 @@ MEASURE = [
     {"max_dropped": 1.1},
     *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN)),
 ]
-SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}]
+SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}, {"samples_per_prompt": 0}]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
 ONLINE = [
     *RUN,

@@ -51,13 +51,20 @@ class SampledOptions(SamplingOptions, EvaluationOptions):
     """The policy to measure."""
     max_prompts: int | None = None
     """Use the first so many prompts; None is all."""
+    samples_per_prompt: int = 1
+    """Responses sampled to each prompt, all counted. More narrow the interval where responses to a prompt differ."""
     num_samples: int = 4
-    """Responses to show."""
+    """Responses to show, each to another prompt."""
 
     def check_sampled(self) -> None:
         self.check_evaluation()
         self.check_sampling()
-        positive(self, "max_prompts", "num_samples")
+        positive(self, "max_prompts", "samples_per_prompt", "num_samples")
+        if self.samples_per_prompt > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"--samples-per-prompt {self.samples_per_prompt} needs a --temperature above 0: greedy decoding gives the "
+                "same response every time"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

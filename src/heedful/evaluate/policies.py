@@ -15,7 +15,7 @@ from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room,
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError
-from heedful.evaluate.report import mean_and_interval
+from heedful.evaluate.report import mean_and_interval, prompt_means
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
@@ -30,7 +30,7 @@ from heedful.types import Prompt
 
 @dataclass(frozen=True)
 class Answered:
-    """A policy and its responses to prompts."""
+    """A policy and its responses to prompts; those to one prompt are consecutive."""
 
     policy: Policy
     rollouts: Rollouts
@@ -48,25 +48,26 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     prompts, counts = _prompts(config, [config.model])
     answered = _answer(config, config.model, prompts)
     scores, _ = score(functions, answered.completions)
-    interval = mean_and_interval(scores)
+    interval = mean_and_interval(prompt_means(scores, config.samples_per_prompt))
     return {
         "score_mean": interval["mean"],
         "interval_95": interval["interval_95"],
         **_shape(answered),
-        "prompts": len(scores),
+        **_counted(prompts, config),
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": s}
-            for c, s in list(zip(answered.completions, scores, strict=True))[: config.num_samples]
+            for c, s in ((answered.completions[row], scores[row]) for row in _shown(prompts, config))
         ],
     }
 
 
 def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Share of prompts on which the policy scores higher than the baseline, ties one half, with its 95 % interval.
+    """Share of responses that score higher than the baseline's, ties one half, with its 95 % interval over prompts.
 
-    Both answer the same prompts, each read through its own tokenizer and template. ``rewards`` are added to the config's:
-    functions, `Reward` objects or strings.
+    Both answer the same prompts, each read through its own tokenizer and template. Of several responses to a prompt, the
+    policy's j-th is compared with the baseline's j-th. ``rewards`` are added to the config's: functions, `Reward` objects
+    or strings.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
@@ -75,24 +76,24 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
     our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(our_scores, their_scores, strict=True)]
-    interval = mean_and_interval(wins)
+    interval = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
     return {
         "win_rate": interval["mean"],
         "interval_95": interval["interval_95"],
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores) / len(wins),
         "baseline_score_mean": sum(their_scores) / len(wins),
-        "prompts": len(wins),
+        **_counted(prompts, config),
         **left_out(counts),
         "samples": [
             {
-                "prompt": plain_text(ours[i].prompt.prompt),
-                "response": ours[i].response,
-                "score": our_scores[i],
-                "baseline": theirs[i].response,
-                "baseline score": their_scores[i],
+                "prompt": plain_text(ours[row].prompt.prompt),
+                "response": ours[row].response,
+                "score": our_scores[row],
+                "baseline": theirs[row].response,
+                "baseline score": their_scores[row],
             }
-            for i in range(min(config.num_samples, len(wins)))
+            for row in _shown(prompts, config)
         ],
     }
 
@@ -117,17 +118,17 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         for model in (answered.policy, reference)
     )
     per_response = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1).tolist()
-    interval = mean_and_interval(per_response)
+    interval = mean_and_interval(prompt_means(per_response, config.samples_per_prompt))
     return {
         "kl": interval["mean"],
         "interval_95": interval["interval_95"],
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **_shape(answered),
-        "prompts": len(per_response),
+        **_counted(prompts, config),
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "kl": kl}
-            for c, kl in list(zip(answered.completions, per_response, strict=True))[: config.num_samples]
+            for c, kl in ((answered.completions[row], per_response[row]) for row in _shown(prompts, config))
         ],
     }
 
@@ -198,16 +199,30 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
 
 
 def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt]) -> Answered:
-    """Load a policy and sample one response to each prompt; the same seed gives every policy the same random numbers."""
+    """Load a policy and sample responses to each prompt; the same seed gives every policy the same random numbers."""
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
     policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
+    encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt)]
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.micro_batch_size)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
     return Answered(policy, rollouts, completions)
+
+
+def _counted(prompts: Sequence[Prompt], config: SampledOptions) -> Counts:
+    """How many prompts were measured on, and how many responses where a prompt has several."""
+    counts = {"prompts": len(prompts)}
+    if config.samples_per_prompt > 1:
+        counts["responses"] = len(prompts) * config.samples_per_prompt
+    return counts
+
+
+def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
+    """Rows of the responses to show: the first to each of the first prompts."""
+    return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
 
 
 def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> list[Reward]:

@@ -22,6 +22,19 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "interval_95": 1.96 * (variance / n) ** 0.5}
 
 
+def prompt_means(values: Sequence[float], samples_per_prompt: int) -> list[float]:
+    """Mean of each prompt's consecutive values.
+
+    Responses to one prompt are not independent, prompts are: an interval is taken over these means, which for prompts with
+    equally many responses is the standard error clustered by prompt (Miller 2024, "Adding Error Bars to Evals").
+    """
+    assert len(values) % samples_per_prompt == 0
+    return [
+        sum(values[start : start + samples_per_prompt]) / samples_per_prompt
+        for start in range(0, len(values), samples_per_prompt)
+    ]
+
+
 def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
     """Refuse a file that could not be written, before any work is done. Raises ConfigError."""
     if output is None:
