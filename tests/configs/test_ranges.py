@@ -12,7 +12,14 @@ from heedful.configs import online, options
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -115,6 +122,7 @@ OUT_OF_RANGE = {
     AccuracyConfig: MEASURE,
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
     ScoresConfig: SAMPLED,
+    BestOfNConfig: [*SAMPLED, {"n": 0}],
     WinRateConfig: SAMPLED,
     KLConfig: [*SAMPLED, {"temperature": 0}],
 }
