@@ -39,7 +39,11 @@ RUN = [
     {"num_samples": 0},
     {"patience": -1},
 ]
-DATA = [{"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)] + [{"max_dropped": x} for x in (-0.1, 1.1, NAN)]
+DATA = [
+    *({"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)),
+    *({"max_dropped": x} for x in (-0.1, 1.1, NAN)),
+    {"max_samples": 0},
+]
 OPTIMIZER = [
     *({"learning_rate": x} for x in (0, -1e-5, NAN, INFINITE)),
     {"adam_eps": 0},
@@ -65,6 +69,7 @@ SAMPLING = [
 ]
 MEASURE = [
     *MACHINE,
+    {"max_samples": 0},
     {"micro_batch_size": 0},
     {"max_dropped": -0.1},
     {"max_dropped": 1.1},

@@ -28,7 +28,7 @@ class EvaluationOptions(RecordOptions, MachineOptions):
         if self.output is not None:
             object.__setattr__(self, "output", Path(self.output).expanduser())
         self.check_machine()
-        positive(self, "micro_batch_size", "eval_fraction")
+        positive(self, "micro_batch_size", "eval_fraction", "max_samples")
         fraction(self, "eval_fraction", "max_dropped")
 
 

@@ -29,8 +29,8 @@ def expected_best(scores: Sequence[float], values: Sequence[float]) -> list[floa
 def kl_bound(n: int) -> float:
     """Upper bound of the KL of best-of-n to the model that it samples, ``log n - (n - 1) / n``, in nats a response.
 
-    Stiennon et al. 2020 and Gao et al. 2023 give it as the KL itself, which it is where no response is sampled twice and no two
-    score the same; elsewhere the KL is smaller (Beirami et al. 2024).
+    Stiennon et al. 2020 and Gao et al. 2023 give it as the KL itself, which it is where no response is sampled twice and
+    no two score the same; elsewhere the KL is smaller (Beirami et al. 2024).
     """
     return math.log(n) - (n - 1) / n
 
