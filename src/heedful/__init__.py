@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from heedful.configs.chat import ChatConfig
     from heedful.configs.demo import DemoConfig
     from heedful.configs.dpo import DPOConfig
-    from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+    from heedful.configs.evaluate import (
+        AccuracyConfig,
+        BestOfNConfig,
+        KLConfig,
+        PerplexityConfig,
+        ScoresConfig,
+        WinRateConfig,
+    )
     from heedful.configs.grpo import GRPOConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
@@ -23,7 +30,13 @@ if TYPE_CHECKING:
     from heedful.demo.pipeline import run_demo
     from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
     from heedful.evaluate.curves import draw_curves
-    from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
+    from heedful.evaluate.policies import (
+        evaluate_best_of_n,
+        evaluate_kl,
+        evaluate_perplexity,
+        evaluate_scores,
+        evaluate_win_rate,
+    )
     from heedful.evaluate.reward_models import evaluate_accuracy
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
@@ -38,7 +51,14 @@ _HOMES = {
     "configs.chat": ("ChatConfig",),
     "configs.demo": ("DemoConfig",),
     "configs.dpo": ("DPOConfig",),
-    "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
+    "configs.evaluate": (
+        "AccuracyConfig",
+        "BestOfNConfig",
+        "KLConfig",
+        "PerplexityConfig",
+        "ScoresConfig",
+        "WinRateConfig",
+    ),
     "configs.grpo": ("GRPOConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
@@ -46,7 +66,13 @@ _HOMES = {
     "demo.pipeline": ("run_demo",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
     "evaluate.curves": ("draw_curves",),
-    "evaluate.policies": ("evaluate_kl", "evaluate_perplexity", "evaluate_scores", "evaluate_win_rate"),
+    "evaluate.policies": (
+        "evaluate_best_of_n",
+        "evaluate_kl",
+        "evaluate_perplexity",
+        "evaluate_scores",
+        "evaluate_win_rate",
+    ),
     "evaluate.reward_models": ("evaluate_accuracy",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
@@ -61,6 +87,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AccuracyConfig",
+    "BestOfNConfig",
     "ChatConfig",
     "CheckpointError",
     "ConfigError",
@@ -85,6 +112,7 @@ __all__ = [
     "WinRateConfig",
     "draw_curves",
     "evaluate_accuracy",
+    "evaluate_best_of_n",
     "evaluate_kl",
     "evaluate_perplexity",
     "evaluate_scores",

@@ -36,6 +36,9 @@ COMMANDS = {
     "evaluate scores": Command(
         "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
     ),
+    "evaluate best-of-n": Command(
+        "configs.evaluate:BestOfNConfig", "commands:evaluate_best_of_n", "the best of n responses, chosen by a reward"
+    ),
     "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"

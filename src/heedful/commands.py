@@ -7,7 +7,14 @@ from rich.console import Console
 from heedful.chat import chat
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
@@ -96,6 +103,11 @@ def evaluate_win_rate(config: WinRateConfig) -> None:
 def evaluate_scores(config: ScoresConfig) -> None:
     check_result_file(config.output)
     report(policies.evaluate_scores(config), config)
+
+
+def evaluate_best_of_n(config: BestOfNConfig) -> None:
+    check_result_file(config.output)
+    report(policies.evaluate_best_of_n(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:

@@ -5,7 +5,14 @@ import pytest
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -28,6 +35,7 @@ LEAST = {
     AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},
     PerplexityConfig: MEASURE,
     ScoresConfig: MEASURE,
+    BestOfNConfig: MEASURE,
     WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
 }

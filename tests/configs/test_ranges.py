@@ -12,7 +12,14 @@ from heedful.configs import online, options
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -32,7 +39,11 @@ RUN = [
     {"num_samples": 0},
     {"patience": -1},
 ]
-DATA = [{"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)] + [{"max_dropped": x} for x in (-0.1, 1.1, NAN)]
+DATA = [
+    *({"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)),
+    *({"max_dropped": x} for x in (-0.1, 1.1, NAN)),
+    {"max_samples": 0},
+]
 OPTIMIZER = [
     *({"learning_rate": x} for x in (0, -1e-5, NAN, INFINITE)),
     {"adam_eps": 0},
@@ -58,6 +69,7 @@ SAMPLING = [
 ]
 MEASURE = [
     *MACHINE,
+    {"max_samples": 0},
     {"micro_batch_size": 0},
     {"max_dropped": -0.1},
     {"max_dropped": 1.1},
@@ -115,6 +127,7 @@ OUT_OF_RANGE = {
     AccuracyConfig: MEASURE,
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
     ScoresConfig: SAMPLED,
+    BestOfNConfig: [*SAMPLED, {"n": 0}],
     WinRateConfig: SAMPLED,
     KLConfig: [*SAMPLED, {"temperature": 0}],
 }

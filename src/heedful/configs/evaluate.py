@@ -1,4 +1,4 @@
-"""Settings of the five measures of ``heedful evaluate``."""
+"""Settings of the measures of ``heedful evaluate``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ class EvaluationOptions(RecordOptions, MachineOptions):
         if self.output is not None:
             object.__setattr__(self, "output", Path(self.output).expanduser())
         self.check_machine()
-        positive(self, "micro_batch_size", "eval_fraction")
+        positive(self, "micro_batch_size", "eval_fraction", "max_samples")
         fraction(self, "eval_fraction", "max_dropped")
 
 
@@ -76,6 +76,26 @@ class ScoresConfig(SampledOptions):
 
     def __post_init__(self) -> None:
         self.check_sampled()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfNConfig(ScoresConfig):
+    """Mean score of the best of n responses to a prompt, chosen by a reward and, where wanted, judged by another."""
+
+    n: int = 4
+    """Responses to choose from. More raise the score and the KL, and cost as much more; 1 is the plain model."""
+    judge: tuple[str, ...] = ()
+    """Another reward that scores what --rewards chose, in the same forms; several are summed. None: --rewards judge."""
+    samples_per_prompt: int = 1
+    """Choices made for each prompt, among n responses each, all counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "n")
+        if self.n > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"--n {self.n} needs a --temperature above 0: greedy decoding gives the same response every time"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

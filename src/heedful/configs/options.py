@@ -67,6 +67,8 @@ class RecordOptions:
     """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
     max_dropped: float = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
+    max_samples: int | None = None
+    """Read the first so many records of each data set alone; one on a hub is then streamed, not downloaded. None is all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ class DataOptions(RecordOptions):
 
     def check_data(self) -> None:
         fraction(self, "eval_fraction", "max_dropped")
+        positive(self, "max_samples")
         if self.eval_fraction >= 1:
             raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
 

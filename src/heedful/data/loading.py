@@ -50,26 +50,33 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     if options.eval_data is None:
         train, held_out = split_by_prompt(items, options.eval_fraction)
         counts = {"records": len(items) + refused, "train": len(train), "held_out": len(held_out)}
+        counts |= _if_any("max_samples", options.max_samples)
         return train, held_out, counts | _if_any("dropped_unusable", refused)
     held_out, refused_held_out = read_usable(read, options.eval_data, options)
     refused += refused_held_out
     seen = {prompt_key(item.prompt) for item in items if item.prompt}
     shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
     counts = {"records": len(items) + len(held_out) + refused, "train": len(items), "held_out": len(held_out)}
-    counts |= _if_any("dropped_unusable", refused)
+    counts |= _if_any("max_samples", options.max_samples) | _if_any("dropped_unusable", refused)
     return items, held_out, counts | _if_any("held_out_prompts_also_trained_on", shared)
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
     """The records of a file and how many unusable ones were left out, where the options allow it. Raises DataError."""
     refused: list[DataError] | None = [] if options.unusable == "drop" else None
-    items = read(path, columns=options.columns, system_prompt=options.system_prompt, refused=refused)
+    items = read(
+        path,
+        columns=options.columns,
+        system_prompt=options.system_prompt,
+        refused=refused,
+        max_samples=options.max_samples,
+    )
     if refused and not items:
         raise DataError(f"{path}: none of {len(refused)} records is usable, first: {refused[0]}")
     return items, len(refused or [])
 
 
-def _if_any(name: str, count: int) -> Counts:
+def _if_any(name: str, count: int | None) -> Counts:
     return {name: count} if count else {}
 
 

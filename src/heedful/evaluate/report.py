@@ -47,12 +47,14 @@ def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
 
 
 def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
-    """Print a table of samples and the numbers; write them as JSON, with the settings, where a file is wanted."""
+    """Print the tables (samples among them) and the numbers; write all as JSON, with the settings, where a file is wanted."""
     console, output = Console(soft_wrap=True), config.output
-    if result.get("samples"):
-        print_table(console, "samples", result["samples"])
+    tables = {name: value for name, value in result.items() if isinstance(value, list)}
+    for name, rows in tables.items():
+        if rows:
+            print_table(console, name, rows)
     for name, value in result.items():
-        if name == "samples":
+        if name in tables:
             continue
         console.print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}", highlight=False)
     if output is not None:

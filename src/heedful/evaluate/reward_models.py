@@ -75,6 +75,8 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
     """
     items, refused = read_usable(read, options.data, options)
     counts = {"records": len(items) + refused, "dropped_unusable": refused}
+    if options.max_samples is not None:
+        counts["max_samples"] = options.max_samples
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
     if options.eval_fraction < 1:
         items = split_by_prompt(items, options.eval_fraction)[1]
@@ -82,5 +84,6 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
 
 def left_out(counts: Counts) -> Counts:
-    """What of a file's counts belongs into a result: whatever was dropped or cut."""
-    return {name: count for name, count in counts.items() if name.startswith(("dropped_", "truncated")) and count}
+    """What of a file's counts belongs into a result: whatever was dropped or cut, and where reading stopped."""
+    told = ("dropped_", "truncated", "max_samples")
+    return {name: count for name, count in counts.items() if name.startswith(told) and count}
