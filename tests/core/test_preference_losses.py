@@ -191,7 +191,11 @@ def test_identity_ranking_of_two_is_pairwise_to_the_bit_with_every_option(dtype)
 
 def test_golden_ranking_options_are_those_of_each_pair():
     """Prompt 0 has the pairs (2, 1), (2, -1) with margin 0.5 and (1, -1) with 0.25; prompt 1 the pair (0.5, 1.5)."""
-    scores, ranks, groups = f64([2.0, 1.0, -1.0, 0.5, 1.5]), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 0, 0, 1, 1])
+    scores, ranks, groups = (
+        f64([2.0, 1.0, -1.0, 0.5, 1.5]),
+        torch.tensor([0, 1, 2, 0, 1]),
+        torch.tensor([0, 0, 0, 1, 1]),
+    )
     margin = f64([0.5, 0.25, 9.0, 0.0, 9.0])
 
     def loss(**options):
