@@ -725,6 +725,18 @@ MUTANTS = [
             "weight * (difference.detach() >= 0)",
             "::test_golden_ranking_equal_scores_are_not_accurate",
         ),
+        (
+            "the margin of the worse response",
+            "margin[winner]",
+            "margin[loser]",
+            "::test_golden_ranking_options_are_those_of_each_pair",
+        ),
+        (
+            "the mean margin over pairs, not over prompts",
+            "(weight * difference.detach()).sum()",
+            "difference.detach().sum()",
+            "::test_golden_ranking_options_are_those_of_each_pair",
+        ),
         ("the best is pushed down", "-picked.sum()", "picked.sum()", "::test_identity_best_of_two_is_pairwise"),
         (
             "the best is not compared",

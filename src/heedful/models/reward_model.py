@@ -13,6 +13,7 @@ from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
 from heedful.models.checkpoints import check_model_folder, context_length, explained, learn_every_embedding
 from heedful.models.device import autocast
+from heedful.models.score_offset import load_offset, save_offset
 
 HEADS = ("score", "classifier")
 """Names of the last linear layer of sequence classifiers, decoder and encoder."""
@@ -21,11 +22,13 @@ HEADS = ("score", "classifier")
 class RewardModel(nn.Module):
     """A sequence classifier with one output: token ids in, one score a row out.
 
+    The score is the head's output minus ``offset`` (see `heedful.models.score_offset`), which is 0 unless one was saved.
     Half precision is for the trunk; the head computes in float32, or scores near 5 would come in steps of 1/32.
     """
 
-    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype) -> None:
+    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype, offset: float = 0.0) -> None:
         super().__init__()
+        self.offset = offset
         self.classifier = classifier
         self.compute_dtype = compute_dtype
         _head(classifier).register_forward_hook(_recompute_in_float32)
@@ -61,7 +64,7 @@ class RewardModel(nn.Module):
         mask = torch.arange(longest, device=device) < lengths.unsqueeze(1)
         with autocast(device, self.compute_dtype):
             logits = self.classifier(attention_mask=mask.long(), **arguments).logits
-        return at_least_float32(logits.squeeze(-1))
+        return at_least_float32(logits.squeeze(-1)) - self.offset
 
 
 def load_reward_model(
@@ -93,8 +96,10 @@ def load_reward_model(
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     if head_missing and seed is None:
         raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+    # A fresh head may lie on further layers that a language model lacks, such as a pooler; a trunk must be complete.
+    trunk = f"{classifier.base_model_prefix}."
     lacking = sorted(
-        key for key in missing if key.split(".")[0] not in HEADS and not (head_missing and "pooler" in key.split("."))
+        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
     )
     if lacking:
         raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
@@ -107,7 +112,7 @@ def load_reward_model(
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         classifier.config.pad_token_id = tokenizer.pad_token_id
     learn_every_embedding(classifier)
-    return RewardModel(classifier, compute_dtype=compute_dtype).to(device)
+    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
 
 
 def _head(classifier: PreTrainedModel) -> nn.Linear:
@@ -147,7 +152,13 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
     classifier.config.pad_token_id = tokenizer.pad_token_id
 
 
-def save_reward_model(model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer."""
+def save_reward_model(
+    model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
+) -> None:
+    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer.
+
+    ``offset`` is written beside it (None: the model's own); that class knows nothing of it and gives the raw head.
+    """
     model.classifier.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    save_offset(folder, model.offset if offset is None else offset)

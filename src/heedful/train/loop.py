@@ -43,17 +43,19 @@ def run(
     parents: Sequence[str],
     facts: Mapping[str, Any],
     notes: Sequence[str] = (),
+    more_data: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run a trainer in a run folder of its own and return what summary.json holds.
 
     ``shown`` are the metrics of the progress bar, ``parents`` the models the run starts from, ``facts`` what is known before
-    it starts and belongs into the summary, such as the counts of records.
+    it starts and belongs into the summary, such as the counts of records, ``more_data`` the files it reads besides the
+    data.
 
     Raises ConfigError where the run would stop early by evaluations that it cannot make.
     """
     if config.patience and trainer.evaluate is None:
         raise ConfigError("--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data")
-    data_files = [path for path in (config.data, config.eval_data) if path]
+    data_files = [path for path in (config.data, config.eval_data, *more_data) if path]
     with (
         RunFolder(config, algorithm, data=data_files, models=parents) as folder,
         Display(algorithm, total_steps, shown) as display,

@@ -56,7 +56,7 @@ def check_output(config: RunOptions) -> None:
 
 def _inputs(config: RunOptions) -> list[Path]:
     """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = ("model", "reference", "value_model", "data", "eval_data", "chat_template")
+    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "chat_template")
     paths = [getattr(config, name, None) for name in names]
     for reward in getattr(config, "rewards", ()):
         kind, _, rest = reward.partition(":")
@@ -149,7 +149,8 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("tokenizer.json")])
+    names = ("*.safetensors", "config.json", "tokenizer.json", "heedful.json")
+    return sorted(path for name in names for path in folder.glob(name))
 
 
 def _sha256(paths: Sequence[Path]) -> str:
