@@ -37,7 +37,9 @@ def test_the_three_kinds_of_values(completions, source, cpu):
     assert score(resolved[2:], completions)[0] == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("string", ["digits", "", ":", "rule:", "model:", "http://x", "rules:digits", "奖励.py:f"])
+@pytest.mark.parametrize(
+    "string", ["digits", "", ":", "rule:", "model:", "http:", "ftp://x", "rules:digits", "奖励.py:f"]
+)
 def test_a_string_of_no_known_form(string, cpu):
     with pytest.raises(ConfigError) as error:
         resolve_rewards([string], **cpu)

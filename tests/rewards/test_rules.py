@@ -1,9 +1,9 @@
-"""The two rules, on values worked out by hand."""
+"""The rules, on values worked out by hand."""
 
 import pytest
 
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.rules import RULES, contains_expected, digits
+from heedful.rewards.rules import RULES, WITH_ARGUMENT, contains_expected, digits
 from heedful.types import Message, Prompt
 
 
@@ -78,7 +78,8 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 
 def test_the_rules_there_are():
-    assert set(RULES) == {"contains_expected", "digits"}
+    assert set(RULES) == {"contains_expected", "digits", "exact_number", "repetition"}
+    assert set(WITH_ARGUMENT) == {"length", "regex", "repetition"}
 
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():

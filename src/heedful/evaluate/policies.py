@@ -20,8 +20,8 @@ from heedful.evaluate.reward_models import held_out, left_out
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, freeze, load_policy
-from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import resolve_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -210,14 +210,13 @@ def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt]) -> Ans
     return Answered(policy, rollouts, completions)
 
 
-def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
+def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
     """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
     wanted = [*config.rewards, *rewards]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
+    check_wanted(wanted, config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return resolve_rewards(wanted, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
+    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
 
 
 def _shape(answered: Answered) -> dict[str, float]:
