@@ -110,7 +110,9 @@ def make_rule(spec: str) -> RewardFunction:
     if name not in RULES and name not in WITH_ARGUMENT:
         near = difflib.get_close_matches(name, [*RULES, *WITH_ARGUMENT], n=1)
         hint = f"; did you mean rule:{near[0]}?" if near else ""
-        forms = sorted({name: name for name in RULES} | {name: form for name, (form, _) in WITH_ARGUMENT.items()})
+        forms = sorted(
+            ({name: name for name in RULES} | {name: form for name, (form, _) in WITH_ARGUMENT.items()}).values()
+        )
         raise ConfigError(f"--rewards: there is no rule {name!r}{hint}; rules are {', '.join(forms)}")
     if not separator and name in RULES:
         return RULES[name]

@@ -20,7 +20,15 @@ from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs, token_values
 from heedful.train.online import rollout_metrics
-from heedful.train.scores import SMALLEST_STD, Norm, ScoreNorm, clip_scores, norm_metrics, spread_scores
+from heedful.train.scores import (
+    SMALLEST_STD,
+    Norm,
+    RunningScoreNorm,
+    ScoreNorm,
+    clip_scores,
+    norm_metrics,
+    spread_scores,
+)
 
 KLControl = core.FixedKL | core.AdaptiveKL
 
@@ -121,6 +129,22 @@ def collect(
         "time/score": time.perf_counter() - sampled,
     }
     return experience, metrics
+
+
+def make_score_norm(
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> Norm:
+    """The normalisation that the settings ask for: of the scores so far, of reference samples, or none."""
+    if config.score_norm_running:
+        return RunningScoreNorm()
+    chosen = [prompts[i % len(prompts)] for i in range(config.score_norm_samples)]
+    return reference_score_norm(models, chosen, rewards=rewards, sampler=sampler, generator=generator)
 
 
 def reference_score_norm(
