@@ -121,6 +121,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.samp
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30), (-0.0,), (-3.0, -2.0)])
+def test_negative_weights_are_no_flags(written, tmp_path, weights):
+    """From YAML, from flags, and back: a number with a minus is told from a flag."""
+    config = in_python(PPOConfig, {"model": "m", "data": "d.jsonl", "output": "o", "reward_weights": weights})
+    assert round_trip(config, tmp_path / "c.yaml") == config
+    listed = f"reward_weights: [{', '.join(map(str, weights))}]\n"
+    assert parsed(PPOConfig, written(RUN_YAML + listed)) == config
+    flags = ["--model", "m", "--data", "d.jsonl", "--output", "o"]
+    assert parsed(PPOConfig, *flags, "--reward-weights", *map(str, weights), "--steps", "100") == config
+
+
 @example(text="null")
 @example(text="")
 @example(text="\x85")  # a line break that YAML would fold into a space
