@@ -187,3 +187,8 @@ def test_equal_names_are_told_apart():
         "brevity#2",
         "rule:digits#3",
     ]
+
+
+def test_a_name_with_a_hash_is_told_apart_too(cpu):
+    names = [reward.name for reward in resolve_rewards(["rule:regex:#a", "rule:regex:#b", "rule:regex:#a"], **cpu)]
+    assert names == ["rule:regex:#a", "rule:regex:#b", "rule:regex:#a#2"]

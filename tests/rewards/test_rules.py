@@ -226,6 +226,7 @@ def test_exact_number():
         ("repetition:1", "用 Python 写 Python 。 。", -(1 - 4 / 6)),
         ("repetition:1", "no! no! no!", -(1 - 2 / 6)),
         ("repetition:3", "!!!!!!", -(1 - 1 / 4)),
+        ("repetition:2", "abababab", -(1 - 2 / 7)),  # without a space: by characters
         ("repetition:3", "ab", 0.0),
         ("repetition", "", 0.0),
         ("repetition", " \n ", 0.0),

@@ -153,7 +153,7 @@ def test_another_address(served, method, path, status):
 def run(tiny, tmp_path):
     """``run(reward, name)`` is what one step of PPO comes to: its scores, and the weights after it."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"问{i}", "n": i}) + "\n" for i in range(6)), encoding="utf-8")
+    prompts.write_text("".join(json.dumps({"prompt": f"问{i}", "n": i}) + "\n" for i in range(12)), encoding="utf-8")
 
     def train(reward, name):
         config = PPOConfig(

@@ -104,7 +104,7 @@ class HTTPReward:
                 problem = f"{type(error).__name__}: {error}"
             except httpx2.HTTPError as error:
                 raise RewardError(
-                    f"reward {self.url}: {type(error).__name__}: {error}; the server must answer"
+                    f"reward {self.url}: {type(error).__name__}: {error}; the server must answer in plain JSON"
                 ) from error
             else:
                 if status == 200:
@@ -119,8 +119,8 @@ class HTTPReward:
                 wait = min(2 * wait, LONGEST_WAIT)
         raise RewardError(
             f"reward {self.url} gave no scores: {problem}; tried {tries} time{'s' * (tries > 1)}. Is the server running and "
-            f"reached from here? A slow one may need more than --reward-timeout {self.timeout:g} or a lower "
-            f"--rollout-micro-batch-size, a busy one more than --reward-retries {self.retries}"
+            f"reached from here? A slow one may need more than --reward-timeout {self.timeout:g} or fewer responses a request "
+            f"(--rollout-micro-batch-size; --micro-batch-size of evaluate), a busy one more than --reward-retries {self.retries}"
         )
 
     def _ask(self, body: bytes) -> tuple[int, bytes]:

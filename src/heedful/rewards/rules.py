@@ -69,9 +69,9 @@ def matches(pattern: re.Pattern[str], /, completions: Sequence[Any], **_: Any) -
 
 
 def length_window(shortest: int, longest: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 for a response of ``shortest`` to ``longest`` characters; outside it falls along a line.
+    """1 for a response of ``shortest`` to ``longest`` characters, less outside.
 
-    n / shortest below, max(0, 2 - n / longest) above: 0 for no text, and again from twice the longest on
+    ``n / shortest`` for fewer, ``max(0, 2 - n / longest)`` for more: a line that reaches 0 at twice the longest.
     """
     scores = []
     for completion in completions:
@@ -110,9 +110,7 @@ def make_rule(spec: str) -> RewardFunction:
     if name not in RULES and name not in WITH_ARGUMENT:
         near = difflib.get_close_matches(name, [*RULES, *WITH_ARGUMENT], n=1)
         hint = f"; did you mean rule:{near[0]}?" if near else ""
-        forms = sorted(
-            ({name: name for name in RULES} | {name: form for name, (form, _) in WITH_ARGUMENT.items()}).values()
-        )
+        forms = sorted({*RULES, *(form for form, _ in WITH_ARGUMENT.values())})
         raise ConfigError(f"--rewards: there is no rule {name!r}{hint}; rules are {', '.join(forms)}")
     if not separator and name in RULES:
         return RULES[name]

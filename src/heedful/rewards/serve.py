@@ -42,7 +42,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
         listening.listen()
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"{config.model} scores at http://{host}:{listening.getsockname()[1]}/score; Ctrl-C ends it")
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # before the server minds signals itself
             server.run(sockets=[listening])
     announce("the server has ended")
 
