@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from heedful.configs.grpo import GRPOConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
+    from heedful.configs.rewards import ServeRewardConfig
     from heedful.configs.sft import SFTConfig
     from heedful.demo.pipeline import run_demo
     from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from heedful.evaluate.reward_models import evaluate_accuracy
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
+    from heedful.rewards.serve import serve_reward
     from heedful.train.dpo import train_dpo
     from heedful.train.grpo import train_grpo
     from heedful.train.ppo import train_ppo
@@ -62,6 +64,7 @@ _HOMES = {
     "configs.grpo": ("GRPOConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
+    "configs.rewards": ("ServeRewardConfig",),
     "configs.sft": ("SFTConfig",),
     "demo.pipeline": ("run_demo",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
@@ -76,6 +79,7 @@ _HOMES = {
     "evaluate.reward_models": ("evaluate_accuracy",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
+    "rewards.serve": ("serve_reward",),
     "train.dpo": ("train_dpo",),
     "train.grpo": ("train_grpo",),
     "train.ppo": ("train_ppo",),
@@ -108,6 +112,7 @@ __all__ = [
     "RewardError",
     "SFTConfig",
     "ScoresConfig",
+    "ServeRewardConfig",
     "TrainingError",
     "WinRateConfig",
     "draw_curves",
@@ -119,6 +124,7 @@ __all__ = [
     "evaluate_win_rate",
     "make_tiny_model",
     "run_demo",
+    "serve_reward",
     "train_dpo",
     "train_grpo",
     "train_ppo",

@@ -43,6 +43,9 @@ COMMANDS = {
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
     ),
+    "serve-reward": Command(
+        "configs.rewards:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
+    ),
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }

@@ -20,6 +20,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
@@ -126,6 +127,13 @@ def report_curves(config: ReportConfig) -> None:
 
     draw_curves(config.runs, config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} lie in {config.output}")
+
+
+def serve_reward_model(config: ServeRewardConfig) -> None:
+    """Serve until Ctrl-C."""
+    from heedful.rewards.serve import serve_reward  # the web server, which no other command needs
+
+    serve_reward(config, _print)
 
 
 def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:

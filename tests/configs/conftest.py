@@ -17,6 +17,7 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 
@@ -32,6 +33,7 @@ LEAST = {
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},
+    ServeRewardConfig: {"model": "评分"},
     AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},
     PerplexityConfig: MEASURE,
     ScoresConfig: MEASURE,

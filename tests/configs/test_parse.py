@@ -89,8 +89,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             moved = dataclasses.replace(config, **number | _company(field.name, config_class))
             flag = as_flags(number | _company(field.name, config_class))
         elif isinstance(value, float):
-            moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
-            flag = as_flags({field.name: value / 2 or 0.25})
+            number = {field.name: value / 2 or 0.25}
+            moved = dataclasses.replace(config, **number | _company(field.name))
+            flag = as_flags(number | _company(field.name))
         elif value is None or isinstance(value, str):
             continue  # hypothesis writes these below
         else:
@@ -105,6 +106,7 @@ def _company(name, config_class):
     company = {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
+        "reward_std_coef": {"reward_combine": "mean-std"},
     }.get(name, {})
     return {other: value for other, value in company.items() if other in config_class.__dataclass_fields__}
 
@@ -118,6 +120,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.samp
      "a: b", "{a}", "[a]", "你好：世界", "第一行\n第二行\n", "\r\n", " leading", "trailing ", "\t", "*a", "&a", "!t",
      "%", "@", "`", "=", "a=b", "~", "\u2028", "\x85", "\ufeff", "\x00", "😀", "2024-02-17", ".inf", "..", "---", "...", "?"]
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30), (-0.0,), (-3.0, -2.0)])
+def test_negative_weights_are_no_flags(written, tmp_path, weights):
+    """From YAML, from flags, and back: a number with a minus is told from a flag."""
+    config = in_python(PPOConfig, {"model": "m", "data": "d.jsonl", "output": "o", "reward_weights": weights})
+    assert round_trip(config, tmp_path / "c.yaml") == config
+    listed = f"reward_weights: [{', '.join(map(str, weights))}]\n"
+    assert parsed(PPOConfig, written(RUN_YAML + listed)) == config
+    flags = ["--model", "m", "--data", "d.jsonl", "--output", "o"]
+    assert parsed(PPOConfig, *flags, "--reward-weights", *map(str, weights), "--steps", "100") == config
 
 
 @example(text="null")

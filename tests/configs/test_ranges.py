@@ -24,6 +24,7 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
@@ -76,12 +77,20 @@ MEASURE = [
     *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN)),
 ]
 SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}, {"samples_per_prompt": 0}]
+REWARDS = [
+    *({"reward_weights": (1.0, x)} for x in (NAN, INFINITE, -INFINITE)),
+    *({"reward_timeout": x} for x in (0, -1, NAN, INFINITE)),
+    {"reward_retries": -1},
+    *({"reward_std_coef": x} for x in (-0.5, NAN)),
+]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
 ONLINE = [
     *RUN,
     *DATA,
     *OPTIMIZER,
     *SAMPLING,
+    *REWARDS,
+    *({"score_clip": x} for x in (0, -1, NAN)),
     {"temperature": 0},
     *(
         {name: value}
@@ -126,9 +135,15 @@ OUT_OF_RANGE = {
     DemoConfig: MACHINE,
     AccuracyConfig: MEASURE,
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
-    ScoresConfig: SAMPLED,
-    BestOfNConfig: [*SAMPLED, {"n": 0}],
-    WinRateConfig: SAMPLED,
+    ScoresConfig: [*SAMPLED, *REWARDS],
+    BestOfNConfig: [*SAMPLED, *REWARDS, {"n": 0}],
+    WinRateConfig: [*SAMPLED, *REWARDS],
+    ServeRewardConfig: [
+        *MACHINE,
+        {"micro_batch_size": 0},
+        *({"max_request_mb": x} for x in (0, -1, NAN)),
+        *({"port": x} for x in (-1, 65536)),
+    ],
     KLConfig: [*SAMPLED, {"temperature": 0}],
 }
 
@@ -164,6 +179,20 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (PPOConfig, {"score_norm_samples": 1}, "--score-norm-samples must be 0 or at least 2"),
         (PPOConfig, {"kl_target": 6.0, "kl_coef": 0.0}, "--kl-target .*--kl-coef .* above 0"),
         (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
+        (
+            PPOConfig,
+            {"score_norm_running": True, "score_norm_samples": 8},
+            "--score-norm-running .*--score-norm-samples",
+        ),
+        *(
+            (
+                config_class,
+                {"reward_std_coef": 0.5, "reward_combine": how},
+                "--reward-std-coef 0.5 .*mean-std, got " + how,
+            )
+            for config_class in (PPOConfig, GRPOConfig, ScoresConfig)
+            for how in ("sum", "min")
+        ),
         (PPOConfig, {"min_new_tokens": 65}, "--min-new-tokens 65 is larger than --max-new-tokens 64"),
         (ChatConfig, {"min_new_tokens": 257}, "--min-new-tokens 257 is larger than --max-new-tokens 256"),
         (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
@@ -202,6 +231,10 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (TinyConfig, {"hidden_size": 8, "num_layers": 1}),
         (DemoConfig, {"seed": 2**63 - 1}),
         (ScoresConfig, {"rewards": ()}),
+        (ScoresConfig, {"reward_combine": "mean-std", "reward_std_coef": 0.0, "reward_retries": 0}),
+        (PPOConfig, {"reward_weights": (0.0, -1.0), "score_clip": 1e-3, "score_norm_running": True}),
+        (ServeRewardConfig, {"port": 0}),
+        (ServeRewardConfig, {"port": 65535}),
     ],
 )
 def test_the_ends_of_the_ranges_are_inside(make, config_class, edge):

@@ -308,7 +308,7 @@ MUTANTS = [
         ),
         (
             "rounding dust of equal scores is divided by eps",
-            "torch.where(tied, 0.0, centred)",
+            "torch.where(_tied(groups), 0.0, centred)",
             "centred",
             "::test_golden_group_of_equal_scores_is_exactly_zero",
         ),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from heedful.configs.checks import fraction, positive
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
+from heedful.configs.rewards import RewardOptions
 from heedful.errors import ConfigError
 
 
@@ -68,14 +69,12 @@ class SampledOptions(SamplingOptions, EvaluationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoresConfig(SampledOptions):
+class ScoresConfig(RewardOptions, SampledOptions):
     """Mean score of a policy's responses under a reward."""
-
-    rewards: tuple[str, ...] = ()
-    """The reward: model:PATH, python:FILE.py:FUNCTION, rule:NAME; several are summed."""
 
     def __post_init__(self) -> None:
         self.check_sampled()
+        self.check_rewards()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,17 @@ from dataclasses import dataclass
 
 from heedful.configs.checks import multiple, not_negative, positive
 from heedful.configs.options import SamplingOptions, TrainingOptions
+from heedful.configs.rewards import RewardOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineOptions(SamplingOptions, TrainingOptions):
+class OnlineOptions(RewardOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, what it maximises, and how rollout batches are made and learned from."""
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, or a Hub name."""
     reference: str | None = None
     """Frozen model that the KL penalty is measured against; None is the policy as it starts."""
-    rewards: tuple[str, ...] = ()
-    """What to maximise, summed: model:PATH, python:FILE.py:FUNCTION, rule:NAME."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
 
@@ -35,6 +34,8 @@ class OnlineOptions(SamplingOptions, TrainingOptions):
     """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
     missing_eos_penalty: float = 0.0
     """Taken off the score of a response that was cut by length."""
+    score_clip: float | None = None
+    """Scores are kept within plus and minus this, after normalisation where there is one; None is off."""
     rollout_micro_batch_size: int = 64
     """Responses sampled, or scored by a reward model, at a time. It changes memory and speed, never the responses."""
     eval_prompts: int = 128
@@ -47,8 +48,9 @@ class OnlineOptions(SamplingOptions, TrainingOptions):
     def check_online(self) -> None:
         self.check_training()
         self.check_sampling()
+        self.check_rewards()
         positive(self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
-        positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size")
+        positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size", "score_clip")
         not_negative(self, "kl_coef", "missing_eos_penalty")
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")

@@ -37,6 +37,8 @@ class PPOConfig(OnlineOptions):
 
     score_norm_samples: int = 0
     """Reference responses whose scores set mean 0 and standard deviation 1 before training; 0 leaves scores as they are."""
+    score_norm_running: bool = False
+    """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
     whiten_rewards: bool = False
     """Scale the per-token rewards of a batch to variance 1."""
 
@@ -47,6 +49,10 @@ class PPOConfig(OnlineOptions):
         fraction(self, "gamma", "gae_lambda")
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
+        if self.score_norm_running and self.score_norm_samples:
+            raise ConfigError(
+                "--score-norm-running measures scores while it trains, --score-norm-samples before; leave out one of the two"
+            )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ConfigError(
                 "--kl-target steers --kl-coef by factors, which cannot move it away from 0; set --kl-coef above 0"

@@ -95,21 +95,21 @@ def group_advantages(
         centred = centred / (groups.std(dim=1, keepdim=True) + eps)
     elif scale != "none":
         raise ValueError(f"group_advantages: scale is {scale!r}; choose 'std' or 'none'")
-    tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    return torch.where(tied, 0.0, centred).flatten()
+    return torch.where(_tied(groups), 0.0, centred).flatten()
 
 
 @torch.no_grad()
 def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
     """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of its group's other scores``.
 
-    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt.
+    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt. A group of equal scores has
+    advantages of exactly 0.
 
     Raises ValueError where the rows do not divide into groups, or a group is a single row.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
     others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).flatten()
+    return torch.where(_tied(groups), 0.0, groups - others).flatten()
 
 
 def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
@@ -118,3 +118,8 @@ def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
     if scores.shape[0] % group_size:
         raise ValueError(f"{name}: {scores.shape[0]} scores do not divide into groups of {group_size}")
     return at_least_float32(scores).view(-1, group_size)
+
+
+def _tied(groups: Tensor) -> Tensor:
+    """Groups ``[groups, 1]`` whose scores are all equal: rounding must not tell them apart."""
+    return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)

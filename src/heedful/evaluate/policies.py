@@ -28,8 +28,8 @@ from heedful.evaluate.reward_models import held_out, left_out
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, freeze, load_policy
-from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import resolve_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -307,26 +307,30 @@ def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
     return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
 
 
-def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
-    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
-    wanted = [*config.rewards, *rewards]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
-    return _resolved(wanted, config)
-
-
 def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
     """The config's judge and what was handed in, perhaps nothing. Raises ConfigError and RewardError naming --judge."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
     try:
-        return _resolved([*config.judge, *judge], config)
+        return resolve_rewards(
+            [*config.judge, *judge],
+            device=device,
+            compute_dtype=dtype,
+            micro_batch_size=config.micro_batch_size,
+            timeout=config.reward_timeout,
+            retries=config.reward_retries,
+        )
     except (ConfigError, RewardError) as error:
         raise type(error)(f"--judge: {str(error).removeprefix('--rewards: ')}") from error
 
 
-def _resolved(wanted: Sequence[str | Reward | RewardFunction], config: SampledOptions) -> list[Reward]:
+def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
+    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return resolve_rewards(wanted, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
+    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
 
 
 def _shape(answered: Answered) -> dict[str, float]:

@@ -15,11 +15,20 @@ from heedful.data.loading import EncodedPrompt
 from heedful.errors import RewardError
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
-from heedful.rewards import Completion, Reward, score
+from heedful.rewards import Completion, Reward, score, score_tokens
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs, token_values
 from heedful.train.online import rollout_metrics
+from heedful.train.scores import (
+    SMALLEST_STD,
+    Norm,
+    RunningScoreNorm,
+    ScoreNorm,
+    clip_scores,
+    norm_metrics,
+    spread_scores,
+)
 
 KLControl = core.FixedKL | core.AdaptiveKL
 
@@ -35,14 +44,6 @@ class Models:
     @property
     def trained(self) -> list[nn.Module]:
         return [self.policy] if self.value_model is None else [self.policy, self.value_model]
-
-
-@dataclass(frozen=True)
-class ScoreNorm:
-    """Scores are shifted and scaled by these before they become rewards: ``(score - mean) / std``."""
-
-    mean: float = 0.0
-    std: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def collect(
     *,
     rewards: Sequence[Reward],
     sampler: Sampler,
-    score_norm: ScoreNorm,
+    score_norm: Norm,
     kl_coef: float,
     config: PPOConfig,
     generator: torch.Generator,
@@ -95,15 +96,17 @@ def collect(
     started = time.perf_counter()
     rollouts, completions = sampler.respond(models.policy, prompts, generator)
     sampled = time.perf_counter()
-    scores, means = score(rewards, completions)
+    given = score_tokens(rewards, completions)
+    scores, norm = given.totals, score_norm.including(given.totals)
     batch = rollouts.batch
     old_logprobs, old_values, entropy = _old_outputs(models, batch, config)
     ref_logprobs = token_outputs(
         models.reference, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
     ).logprobs
-    shaped = _shaped_scores(scores, rollouts, score_norm, config)
+    shaped = _shaped_scores(scores, rollouts, norm, config)
     mask = batch.response_mask
-    token_rewards = core.kl_shaped_rewards(shaped, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef)
+    placed = spread_scores(shaped, given.tokens, mask, std=norm.std)
+    token_rewards = core.kl_shaped_rewards(placed, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef)
     if config.whiten_rewards:
         token_rewards = core.rescale(token_rewards, mask)
     advantages, returns = core.gae(token_rewards, old_values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
@@ -120,11 +123,28 @@ def collect(
     )
     metrics = {
         **_metrics(experience, rollouts, entropy, shaped),
-        **{f"reward/{name}": mean for name, mean in means.items() if len(means) > 1},
+        **norm_metrics(scores, norm, clip=config.score_clip, is_running=config.score_norm_running),
+        **{f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1},
         "time/rollout": sampled - started,
         "time/score": time.perf_counter() - sampled,
     }
     return experience, metrics
+
+
+def make_score_norm(
+    models: Models,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> Norm:
+    """The normalisation that the settings ask for: of the scores so far, of reference samples, or none."""
+    if config.score_norm_running:
+        return RunningScoreNorm()
+    chosen = [prompts[i % len(prompts)] for i in range(config.score_norm_samples)]
+    return reference_score_norm(models, chosen, rewards=rewards, sampler=sampler, generator=generator)
 
 
 def reference_score_norm(
@@ -146,7 +166,7 @@ def reference_score_norm(
     _, completions = sampler.respond(models.reference, prompts, generator)
     scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
     std = float(scores.std(correction=0))
-    if std < 1e-8:
+    if std < SMALLEST_STD:
         raise RewardError(
             f"all {len(completions)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
             "by; use --score-norm-samples 0 or a reward that tells responses apart"
@@ -171,9 +191,11 @@ def _old_outputs(models: Models, batch: Batch, config: PPOConfig) -> tuple[Tenso
 
 
 def _shaped_scores(scores: list[float], rollouts: Rollouts, norm: ScoreNorm, config: PPOConfig) -> Tensor:
-    """Normalised scores minus the penalty of responses without an end."""
+    """Normalised and clipped scores minus the penalty of responses without an end."""
     raw = torch.tensor(scores, device=rollouts.truncated.device)
-    return (raw - norm.mean) / norm.std - config.missing_eos_penalty * rollouts.truncated
+    return (
+        clip_scores((raw - norm.mean) / norm.std, config.score_clip) - config.missing_eos_penalty * rollouts.truncated
+    )
 
 
 def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor) -> dict[str, float]:

@@ -49,6 +49,12 @@ from heedful.train.optimization import (
     set_learning_rate,
 )
 from heedful.train.run_folder import check_output
+from heedful.train.scores import ScoreNorm, clip_scores, norm_metrics
+
+TIED = (
+    "every prompt's responses have one score, so all advantages are 0 and rewards teach nothing in this step; if that goes "
+    "on, raise --samples-per-prompt or --temperature, or use a reward that tells responses apart"
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         samples=lambda: sample_rows(latest[0], config),
         objective="eval/score_mean",
         higher_is_better=True,
+        note=lambda metrics: TIED if config.samples_per_prompt > 1 and metrics["reward/tied_frac"] == 1 else None,
     )
     return run(
         trainer,
@@ -149,7 +156,7 @@ def collect(
 ) -> tuple[Groups, dict[str, float]]:
     """Groups of responses on one batch of prompts with their advantages, and metrics.
 
-        shaped score = score - missing_eos_penalty [cut] - kl_coef KL (with kl_in "reward")
+        shaped score = score [within score_clip] - missing_eos_penalty [cut] - kl_coef KL (with kl_in "reward")
 
     Raises RewardError.
     """
@@ -170,7 +177,10 @@ def collect(
     )
     ref_logprobs = reference_outputs.logprobs
     kl = torch.where(batch.response_mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
-    shaped = torch.tensor(scores, device=kl.device) - config.missing_eos_penalty * rollouts.truncated
+    shaped = (
+        clip_scores(torch.tensor(scores, device=kl.device), config.score_clip)
+        - config.missing_eos_penalty * rollouts.truncated
+    )
     if config.kl_in == "reward":
         shaped = shaped - config.kl_coef * kl
     groups = Groups(batch, old.logprobs, ref_logprobs, advantages_of(shaped, config), kl, completions, scores)
@@ -179,6 +189,7 @@ def collect(
         **rollout_metrics(
             rollouts, scores=scores, shaped=shaped, old_logprobs=old.logprobs, entropy=old.entropy, kl=kl
         ),
+        **norm_metrics(scores, ScoreNorm(), clip=config.score_clip, is_running=False),
         **{f"reward/{name}": mean for name, mean in means.items() if len(means) > 1},
         "reward/tied_frac": float((by_prompt.amax(dim=1) == by_prompt.amin(dim=1)).float().mean()),
         "time/rollout": sampled - started,

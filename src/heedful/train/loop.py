@@ -31,6 +31,8 @@ class Trainer:
     objective: str
     """The metric of ``evaluate`` that decides which model is best."""
     higher_is_better: bool
+    note: Callable[[Numbers], str | None] = lambda _: None
+    """What to tell of a step with these metrics, if anything; the same text is told once."""
 
 
 def run(
@@ -80,11 +82,16 @@ def _loop(
     patience = Patience(config.patience, higher_is_better=trainer.higher_is_better)
     first = last_evaluation = _evaluate(trainer, 0, patience, folder, display)
     metrics: Numbers = {}
+    told: set[str] = set()
     done = 0
     for done in range(1, total_steps + 1):
         metrics = trainer.step(done - 1)
         folder.log(done, metrics)
         display.update(done, metrics)
+        note = trainer.note(metrics)
+        if note is not None and note not in told:
+            told.add(note)
+            display.note(f"step {done}: {note}")
         if config.sample_every and _due(done, config.sample_every, total_steps):
             _show_samples(trainer, done, folder, display)
         if _due(done, config.eval_every, total_steps):

@@ -13,11 +13,10 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
-from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_config
 from heedful.models.policy import Policy
-from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_reward_string, resolve_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -38,21 +37,18 @@ def wanted_rewards(
     config: C, rewards: Sequence[str | Reward | RewardFunction]
 ) -> tuple[C, list[str | Reward | RewardFunction]]:
     """All rewards, and the config with those that are strings, so that its YAML repeats the run. Raises ConfigError."""
-    config = replace(config, rewards=(*config.rewards, *(reward for reward in rewards if isinstance(reward, str))))
-    wanted = [*config.rewards, *(reward for reward in rewards if not isinstance(reward, str))]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
-    for reward in config.rewards:
-        check_reward_string(reward)
-    return config, wanted
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
 def reward_functions(
     wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: OnlineOptions
-) -> list[Reward]:
+) -> Ensemble:
     """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
-    return resolve_rewards(
+    return load_rewards(
         wanted,
+        config,
         device=policy.device,
         compute_dtype=policy.compute_dtype,
         micro_batch_size=config.rollout_micro_batch_size,

@@ -27,7 +27,7 @@ from heedful.train.experience import (
     KLControl,
     Models,
     collect,
-    reference_score_norm,
+    make_score_norm,
 )
 from heedful.train.loop import Numbers, Trainer, run
 from heedful.train.online import (
@@ -74,13 +74,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     functions = reward_functions(wanted, models.policy, config)
     control = kl_control(config)
     optimizer = _make_optimizer(models, config)
-    score_norm = reference_score_norm(
-        models,
-        [train[i % len(train)] for i in range(config.score_norm_samples)],
-        rewards=functions,
-        sampler=sampler,
-        generator=generator,
-    )
+    score_norm = make_score_norm(models, train, rewards=functions, sampler=sampler, config=config, generator=generator)
     try_rewards(functions, models.policy, train[:2] + held_out[:2], sampler, config.seed)
     latest: list[Experience] = []
 

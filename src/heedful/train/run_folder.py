@@ -60,7 +60,7 @@ def _inputs(config: RunOptions) -> list[Path]:
     paths = [getattr(config, name, None) for name in names]
     for reward in getattr(config, "rewards", ()):
         kind, _, rest = reward.partition(":")
-        paths.append(rest.rpartition(":")[0] if kind == "python" else rest)
+        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
     return [Path(path) for path in paths if path]
 
 
