@@ -53,7 +53,7 @@ def run(
     """
     if config.patience and trainer.evaluate is None:
         raise ConfigError("--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data")
-    data_files = [path for path in (config.data, config.eval_data) if path]
+    data_files = [path for path in (config.data, config.eval_data, getattr(config, "ptx_data", None)) if path]
     with (
         RunFolder(config, algorithm, data=data_files, models=parents) as folder,
         Display(algorithm, total_steps, shown) as display,

@@ -82,6 +82,17 @@ def parents(config: OnlineOptions, rewards: Sequence[Reward], *others: str | Non
     return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
 
 
+def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: OnlineOptions) -> Tensor:
+    """Scores ``[batch]`` with the penalty of responses that were cut by length.
+
+    subtract    score - penalty                                                       (TRL)
+    replace     -penalty instead of the score       (Ziegler et al. 2019 and Huang et al. 2023, with a penalty of 1)
+    """
+    if config.missing_eos == "replace":
+        return torch.where(truncated, -config.missing_eos_penalty, scores)
+    return scores - config.missing_eos_penalty * truncated
+
+
 def evaluate_policy(
     policy: Policy,
     reference: Policy,
