@@ -45,14 +45,16 @@ class PPOUpdateOptions(OnlineOptions):
 
     def check_update(self) -> None:
         self.check_online()
-        positive(self, "clip_range_high", "approx_kl_limit")
+        positive(self, "clip_range_high", "dual_clip", "approx_kl_limit")
         not_negative(self, "critic_warmup_steps", "ptx_coef")
         fraction(self, "ema_decay")
         if self.ema_decay == 1:
-            raise ConfigError("--ema-decay must be below 1: at 1 the average never leaves the start, got 1")
-        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(
-                f"--dual-clip must be greater than 1, got {self.dual_clip}: at a ratio of 1 nothing is to be cut"
+                f"--ema-decay must be below 1, got {self.ema_decay}: the average would never leave the start"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(
+                f"--dual-clip must be greater than 1, got {self.dual_clip}: a ratio of 1 is not to be cut"
             )
         if self.policy_loss == "a2c":
             self._check_a2c()

@@ -19,7 +19,6 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.data.chat import Renderer
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
-from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
@@ -38,6 +37,8 @@ from heedful.train.online import (
     reward_functions,
     rollout_metrics,
     sample_rows,
+    sampler_of,
+    throughput,
     try_rewards,
     wanted_rewards,
 )
@@ -84,8 +85,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     generator = seed_everything(config.seed)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
-    num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    prompt_sampler = sampler_of(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
     device = resolve_device(config.device)
@@ -109,8 +109,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         latest[:] = [groups]
         metrics |= learn(policy, groups, optimizer, config, generator)
         metrics["optimizer/learning_rate"] = learning_rate
-        seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-        return {**metrics, "perf/tokens_per_second": float(groups.batch.response_mask.sum()) / seconds}
+        return {**metrics, **throughput(groups.batch.response_mask, metrics)}
 
     def evaluate() -> Numbers:
         return evaluate_policy(policy, reference, held_out, rewards=functions, sampler=sampler, config=config)

@@ -12,6 +12,7 @@ from heedful.configs.online import OnlineOptions
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_prompts
 from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_config
@@ -67,6 +68,12 @@ def load_prompts(config: OnlineOptions, renderer: Renderer) -> tuple[list[Encode
         load_split(read_prompts, config),
         config,
     )
+
+
+def sampler_of(prompts: Sequence[EncodedPrompt], config: OnlineOptions) -> BatchSampler:
+    """Which prompts a step samples responses to. Raises ConfigError where there are fewer than it takes."""
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    return BatchSampler(len(prompts), num_prompts, config.seed, batch_flag="--rollout-batch-size")
 
 
 def try_rewards(
@@ -165,3 +172,9 @@ def rollout_metrics(
         "rollout/sampler_mismatch": core.masked_mean((rollouts.sampler_logprobs - old_logprobs).abs(), mask),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def throughput(response_mask: Tensor, metrics: Numbers) -> dict[str, float]:
+    """Response tokens of a step over its seconds."""
+    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+    return {"perf/tokens_per_second": float(response_mask.sum()) / seconds}

@@ -11,20 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer
-from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import freeze, load_policy, save_policy
 from heedful.models.value_model import save_value_model
 from heedful.rewards import Reward, RewardFunction
-from heedful.rollout.responses import make_sampler
+from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches
 from heedful.train.critic import check_critic, load_critic, start_from_scores
 from heedful.train.experience import (
@@ -44,6 +42,8 @@ from heedful.train.online import (
     parents,
     reward_functions,
     sample_rows,
+    sampler_of,
+    throughput,
     try_rewards,
     wanted_rewards,
 )
@@ -73,11 +73,12 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     generator = seed_everything(config.seed)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
-    num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    prompt_sampler = sampler_of(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
+    check_companion("--reference", config.reference, renderer.tokenizer, longest)
+    check_critic(config, renderer.tokenizer, longest)
     mix = load_mix(config, renderer)
-    models = _load_models(config, renderer.tokenizer, longest)
+    models = _load_models(config)
     sampler = make_sampler(config, renderer, models.policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = reward_functions(wanted, models.policy, config)
     control = kl_control(config)
@@ -107,14 +108,11 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
         metrics |= {"reference/kl_coef": control.coef, "optimizer/learning_rate": learning_rate}
         if not warming:  # a policy that stands still says nothing about the coefficient
             control.update(metrics["reference/kl"], config.rollout_batch_size)
-        seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-        return {**metrics, "perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
+        return {**metrics, **throughput(experience.batch.response_mask, metrics)}
 
     @averaged(ema)
     def save(folder: Path) -> None:
-        save_policy(models.policy, renderer.tokenizer, folder, stop_ids=sampler.stop_ids)
-        if models.value_model is not None:
-            save_value_model(models.value_model, renderer.tokenizer, folder / "value_model")
+        _save_models(models, sampler, folder)
 
     @averaged(ema)
     def evaluate() -> Numbers:
@@ -252,10 +250,7 @@ def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:
     return make_optimizer([*modules, (models.value_model, value_rate)], config)
 
 
-def _load_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> Models:
-    """The networks; reference and critic read the policy's token ids, ``longest`` of them."""
-    check_companion("--reference", config.reference, tokenizer, longest)
-    check_critic(config, tokenizer, longest)
+def _load_models(config: PPOConfig) -> Models:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     policy = load_policy(config.model, device=device, compute_dtype=dtype, with_value_head=config.critic == "shared")
@@ -266,3 +261,10 @@ def _load_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest:
     disable_dropout(policy)
     freeze(reference)
     return Models(policy, reference, value_model)
+
+
+def _save_models(models: Models, sampler: Sampler, folder: Path) -> None:
+    tokenizer = sampler.renderer.tokenizer
+    save_policy(models.policy, tokenizer, folder, stop_ids=sampler.stop_ids)
+    if models.value_model is not None:
+        save_value_model(models.value_model, tokenizer, folder / "value_model")
