@@ -29,7 +29,7 @@ VARIANTS = {
     "dapo": {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0},
     "rloo": {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"},
     "gspo": {"ratio": "sequence-mean", "clip_range": 0.02, "kl_coef": 0.0},
-    "reinforce": {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward", "samples_per_prompt": 1},
+    "reinforce": {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"},
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
