@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heedful.configs.a2c import A2CConfig
     from heedful.configs.chat import ChatConfig
     from heedful.configs.demo import DemoConfig
     from heedful.configs.dpo import DPOConfig
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from heedful.types import Demonstration, Message, Prompt, Ranking
 
 _HOMES = {
+    "configs.a2c": ("A2CConfig",),
     "configs.chat": ("ChatConfig",),
     "configs.demo": ("DemoConfig",),
     "configs.dpo": ("DPOConfig",),
@@ -90,6 +92,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "A2CConfig",
     "AccuracyConfig",
     "BestOfNConfig",
     "ChatConfig",

@@ -25,6 +25,9 @@ COMMANDS = {
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
     "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
     "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
+    "a2c": Command(
+        "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step a rollout batch"
+    ),
     "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
     "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
     "evaluate accuracy": Command(

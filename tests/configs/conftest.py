@@ -2,6 +2,7 @@
 
 import pytest
 
+from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
@@ -27,6 +28,7 @@ LEAST = {
     SFTConfig: RUN,
     RewardConfig: RUN,
     PPOConfig: RUN,
+    A2CConfig: RUN,
     DPOConfig: RUN,
     GRPOConfig: RUN,
     TinyConfig: {"output": "tiny"},

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
@@ -86,12 +87,12 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
             number = {field.name: 8 if value < 8 else 2 * value}
-            moved = dataclasses.replace(config, **number | _company(field.name, config_class))
-            flag = as_flags(number | _company(field.name, config_class))
+            moved = dataclasses.replace(config, **number | _company(config_class, field.name))
+            flag = as_flags(number | _company(config_class, field.name))
         elif isinstance(value, float):
             number = {field.name: value / 2 or 0.25}
-            moved = dataclasses.replace(config, **number | _company(field.name))
-            flag = as_flags(number | _company(field.name))
+            moved = dataclasses.replace(config, **number | _company(config_class, field.name))
+            flag = as_flags(number | _company(config_class, field.name))
         elif value is None or isinstance(value, str):
             continue  # hypothesis writes these below
         else:
@@ -101,14 +102,17 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
         assert round_trip(moved, tmp_path / "moved.yaml") == moved
 
 
-def _company(name, config_class):
-    """What another setting, where there is one, must be for this one to be valid."""
-    company = {
+def _company(config_class, name):
+    """What another setting must be for this one to be valid."""
+    others = {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
         "reward_std_coef": {"reward_combine": "mean-std"},
-    }.get(name, {})
-    return {other: value for other, value in company.items() if other in config_class.__dataclass_fields__}
+        "ptx_coef": {"ptx_data": "数据.jsonl"},
+    }
+    if config_class is A2CConfig:
+        others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
+    return {k: value for k, value in others.get(name, {}).items() if k in config_class.__dataclass_fields__}
 
 
 def _listed(value):
@@ -402,8 +406,8 @@ def test_nothing_loads_torch(tmp_path):
     (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
     code = (
         "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
-        "from heedful.configs import chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
-        "from heedful.configs import ppo, report, reward, sft, tiny\n"
+        "from heedful.configs import a2c, chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
+        "from heedful.configs import ppo, ppo_update, report, reward, sft, tiny\n"
         f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"

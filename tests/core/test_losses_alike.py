@@ -63,6 +63,16 @@ POLICY_LOSSES = [
     policy("value-unclipped", value_loss, "values old_values returns", "values", clip_range=None),
     policy("sequence", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP),
     policy(
+        "sequence-dual-clip",
+        sequence_policy_loss,
+        f"{OLD} scores",
+        "logprobs",
+        ("num_sequences",),
+        **CLIP,
+        dual_clip=1.3,
+        clip_range_high=0.3,
+    ),
+    policy(
         "gspo", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP, length_normalise=True
     ),
     *(

@@ -73,6 +73,18 @@ MUTANTS = [
             "::test_invariance_value_under_poison_outside_the_mask[masked_sum-nan]",
         ),
         (
+            "the first column in place of the first in the mask",
+            "mask & (mask.cumsum(dim=1) == 1)",
+            "mask & (torch.ones_like(mask).cumsum(dim=1) == 1)",
+            "::test_golden_first_in_mask",
+        ),
+        (
+            "all entries before the second",
+            "mask & (mask.cumsum(dim=1) == 1)",
+            "mask.cumsum(dim=1) == 1",
+            "::test_golden_first_in_mask",
+        ),
+        (
             "the mean ignores the count",
             "(mask.sum() if count is None else count)",
             "mask.sum()",
@@ -220,6 +232,18 @@ MUTANTS = [
             "placed - kl_coef * kl",
             "placed + kl_coef * kl",
             "::test_identity_shaped_rewards_sum_to_the_score_minus_the_penalty",
+        ),
+        (
+            "the whole response's reward at every token",
+            "torch.where(first_in_mask(response_mask), total, 0.0)",
+            "torch.where(response_mask, total, 0.0)",
+            "::test_golden_response_rewards_stand_at_the_first_token",
+        ),
+        (
+            "padding counts in the whole response's reward",
+            "torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)",
+            "at_least_float32(rewards).sum(dim=1, keepdim=True)",
+            "::test_golden_response_rewards_stand_at_the_first_token",
         ),
         (
             "rewards on padding",
@@ -588,6 +612,14 @@ MUTANTS = [
             "if length_normalise:",
             "if True:",
             "::test_golden_sequence_policy_loss",
+        ),
+        (
+            "sequences without dual clip",
+            """advantages, clip_range, clip_range_high, dual_clip)
+    loss = -masked_mean(objective, present""",
+            """advantages, clip_range, clip_range_high)
+    loss = -masked_mean(objective, present""",
+            "::test_golden_sequence_policy_loss_dual_clip",
         ),
         (
             "empty responses count",

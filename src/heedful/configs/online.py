@@ -1,10 +1,12 @@
 """Settings that PPO and GRPO share: both sample responses, score them, and learn from them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from heedful.configs.checks import multiple, not_negative, positive
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.rewards import RewardOptions
+from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class OnlineOptions(RewardOptions, SamplingOptions, TrainingOptions):
     """Taken off the score of a response that was cut by length."""
     score_clip: float | None = None
     """Scores are kept within plus and minus this, after normalisation where there is one; None is off."""
+    missing_eos: Literal["subtract", "replace"] = "subtract"
+    """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
     rollout_micro_batch_size: int = 64
     """Responses sampled, or scored by a reward model, at a time. It changes memory and speed, never the responses."""
     eval_prompts: int = 128
@@ -54,3 +58,10 @@ class OnlineOptions(RewardOptions, SamplingOptions, TrainingOptions):
         not_negative(self, "kl_coef", "missing_eos_penalty")
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
+        if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
+            raise ConfigError("--missing-eos replace would score cut responses 0; add --missing-eos-penalty, such as 1")
+        if self.missing_eos == "replace" and self.response_length != "stop":
+            raise ConfigError(
+                f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
+                "responses never end by themselves; leave out one of the two"
+            )

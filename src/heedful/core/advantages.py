@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from heedful.core.logprobs import KLKind, kl_estimate
-from heedful.core.masking import at_least_float32
+from heedful.core.masking import at_least_float32, first_in_mask
 
 
 @torch.no_grad()
@@ -39,6 +39,21 @@ def kl_shaped_rewards(
         last = torch.where(response_mask, time, -1).amax(dim=1, keepdim=True)
         placed = torch.where(time == last, at_least_float32(scores).unsqueeze(1), 0.0)
     return torch.where(response_mask, placed - kl_coef * kl, 0.0)
+
+
+@torch.no_grad()
+def response_rewards(
+    rewards: Float[Tensor, "batch time"], response_mask: Bool[Tensor, "batch time"]
+) -> Float[Tensor, "batch time"]:
+    """Rewards where the whole response is one action, taken at its first token: the row's sum there, zeros elsewhere.
+
+        r_i = sum_t r_{i,t} = score_i - kl_coef * sum_t kl_{i,t}
+
+    `gae` over ``first_in_mask(response_mask)`` then has one step a row: ``A_i = r_i - V_i`` with V_i the value of the
+    prompt, whatever ``gamma`` and ``gae_lambda``, and the return ``r_i`` (a contextual bandit, as in Ahmadian et al. 2024).
+    """
+    total = torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)
+    return torch.where(first_in_mask(response_mask), total, 0.0)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from heedful.rewards import Completion, Reward, score, score_tokens
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs, token_values
-from heedful.train.online import rollout_metrics
+from heedful.train.online import penalise_missing_eos, rollout_metrics
 from heedful.train.scores import (
     SMALLEST_STD,
     Norm,
@@ -52,6 +52,7 @@ class Experience:
 
     batch: Batch
     old_logprobs: Float[Tensor, "batch time"]
+    ref_logprobs: Float[Tensor, "batch time"]
     old_values: Float[Tensor, "batch time"]
     advantages: Float[Tensor, "batch time"]
     returns: Float[Tensor, "batch time"]
@@ -60,13 +61,16 @@ class Experience:
     completions: list[Completion]
     scores: list[float]
     """As the rewards gave them, before normalisation and penalties."""
+    kl_coef: float
+    """The coefficient of the KL penalty in this step."""
 
-    def select(self, rows: Tensor) -> "Experience":
+    def select(self, rows: Tensor | slice) -> "Experience":
         """The given rows, in the given order, without their texts."""
         return replace(
             self,
             batch=Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows]),
             old_logprobs=self.old_logprobs[rows],
+            ref_logprobs=self.ref_logprobs[rows],
             old_values=self.old_values[rows],
             advantages=self.advantages[rows],
             returns=self.returns[rows],
@@ -74,6 +78,11 @@ class Experience:
             completions=[],
             scores=[],
         )
+
+
+def action_mask(response_mask: Tensor, config: PPOConfig) -> Tensor:
+    """``[batch, time]``, True where an action begins: at every response token, or at the first alone."""
+    return response_mask if config.action == "token" else core.first_in_mask(response_mask)
 
 
 def collect(
@@ -91,6 +100,8 @@ def collect(
 
     prompts -> responses -> scores -> old log-probs and values, reference log-probs -> per-token rewards -> advantages
 
+    With ``action`` response, rewards are summed and advantages, returns and values count at the first token alone.
+
     Raises RewardError.
     """
     started = time.perf_counter()
@@ -106,23 +117,31 @@ def collect(
     shaped = _shaped_scores(scores, rollouts, norm, config)
     mask = batch.response_mask
     placed = spread_scores(shaped, given.tokens, mask, std=norm.std)
-    token_rewards = core.kl_shaped_rewards(placed, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef)
+    rewards_coef = kl_coef if config.kl_in == "reward" else 0.0
+    token_rewards = core.kl_shaped_rewards(
+        placed, old_logprobs, ref_logprobs, mask, kl_coef=rewards_coef, kind=config.kl_kind
+    )
+    actions = action_mask(mask, config)
+    if config.action == "response":
+        token_rewards = core.response_rewards(token_rewards, mask)
     if config.whiten_rewards:
-        token_rewards = core.rescale(token_rewards, mask)
-    advantages, returns = core.gae(token_rewards, old_values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        token_rewards = core.rescale(token_rewards, actions)
+    advantages, returns = core.gae(token_rewards, old_values, actions, gamma=config.gamma, gae_lambda=config.gae_lambda)
     kl = core.kl_estimate(old_logprobs, ref_logprobs, kind="k1")
     experience = Experience(
         batch=batch,
         old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
         old_values=old_values,
-        advantages=core.whiten(advantages, mask),
+        advantages=core.whiten(advantages, actions),
         returns=returns,
         kl=torch.where(mask, kl, 0.0).sum(dim=1),
         completions=completions,
         scores=scores,
+        kl_coef=kl_coef,
     )
     metrics = {
-        **_metrics(experience, rollouts, entropy, shaped),
+        **_metrics(experience, rollouts, entropy, shaped, actions),
         **norm_metrics(scores, norm, clip=config.score_clip, is_running=config.score_norm_running),
         **{f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1},
         "time/rollout": sampled - started,
@@ -191,15 +210,15 @@ def _old_outputs(models: Models, batch: Batch, config: PPOConfig) -> tuple[Tenso
 
 
 def _shaped_scores(scores: list[float], rollouts: Rollouts, norm: ScoreNorm, config: PPOConfig) -> Tensor:
-    """Normalised and clipped scores minus the penalty of responses without an end."""
+    """Normalised and clipped scores with the penalty of responses without an end."""
     raw = torch.tensor(scores, device=rollouts.truncated.device)
-    return (
-        clip_scores((raw - norm.mean) / norm.std, config.score_clip) - config.missing_eos_penalty * rollouts.truncated
-    )
+    clipped = clip_scores((raw - norm.mean) / norm.std, config.score_clip)
+    return penalise_missing_eos(clipped, rollouts.truncated, config)
 
 
-def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor) -> dict[str, float]:
-    mask = experience.batch.response_mask
+def _metrics(
+    experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor, actions: Tensor
+) -> dict[str, float]:
     metrics = rollout_metrics(
         rollouts,
         scores=experience.scores,
@@ -208,9 +227,9 @@ def _metrics(experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped
         entropy=entropy,
         kl=experience.kl,
     )
-    metrics["value/mean"] = float(core.masked_mean(experience.old_values, mask))
-    returns_var = core.masked_var(experience.returns, mask)
+    metrics["value/mean"] = float(core.masked_mean(experience.old_values, actions))
+    returns_var = core.masked_var(experience.returns, actions)
     if returns_var > 1e-8:  # without variance there is nothing to explain
-        residual_var = core.masked_var(experience.returns - experience.old_values, mask)
+        residual_var = core.masked_var(experience.returns - experience.old_values, actions)
         metrics["value/explained_variance"] = float(1 - residual_var / returns_var)
     return metrics

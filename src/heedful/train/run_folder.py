@@ -56,7 +56,7 @@ def check_output(config: RunOptions) -> None:
 
 def _inputs(config: RunOptions) -> list[Path]:
     """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "chat_template")
+    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
     paths = [getattr(config, name, None) for name in names]
     for reward in getattr(config, "rewards", ()):
         kind, _, rest = reward.partition(":")
