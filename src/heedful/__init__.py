@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heedful.configs.dpo import DPOConfig
     from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
     from heedful.configs.grpo import GRPOConfig
+    from heedful.configs.merge import MergeConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
     from heedful.configs.sft import SFTConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from heedful.evaluate.curves import draw_curves
     from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
     from heedful.evaluate.reward_models import evaluate_accuracy
+    from heedful.models.merge import merge_model
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
     from heedful.train.dpo import train_dpo
@@ -40,6 +42,7 @@ _HOMES = {
     "configs.dpo": ("DPOConfig",),
     "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
     "configs.grpo": ("GRPOConfig",),
+    "configs.merge": ("MergeConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
     "configs.sft": ("SFTConfig",),
@@ -48,6 +51,7 @@ _HOMES = {
     "evaluate.curves": ("draw_curves",),
     "evaluate.policies": ("evaluate_kl", "evaluate_perplexity", "evaluate_scores", "evaluate_win_rate"),
     "evaluate.reward_models": ("evaluate_accuracy",),
+    "models.merge": ("merge_model",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
     "train.dpo": ("train_dpo",),
@@ -71,6 +75,7 @@ __all__ = [
     "GRPOConfig",
     "HeedfulError",
     "KLConfig",
+    "MergeConfig",
     "Message",
     "PPOConfig",
     "PerplexityConfig",
@@ -90,6 +95,7 @@ __all__ = [
     "evaluate_scores",
     "evaluate_win_rate",
     "make_tiny_model",
+    "merge_model",
     "run_demo",
     "train_dpo",
     "train_grpo",

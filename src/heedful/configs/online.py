@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from heedful.configs.checks import multiple, not_negative, positive
+from heedful.configs.lora import ReferenceOptions, check_no_dropout, check_reference_device
 from heedful.configs.options import SamplingOptions, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineOptions(SamplingOptions, TrainingOptions):
+class OnlineOptions(ReferenceOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, what it maximises, and how rollout batches are made and learned from."""
 
     model: str
@@ -47,6 +48,8 @@ class OnlineOptions(SamplingOptions, TrainingOptions):
     def check_online(self) -> None:
         self.check_training()
         self.check_sampling()
+        check_no_dropout(self)
+        check_reference_device(self)
         positive(self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
         positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size")
         not_negative(self, "kl_coef", "missing_eos_penalty")

@@ -23,17 +23,23 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
 
-    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1.
+    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1. They come
+    back on the batch's device, wherever the policy is.
     """
-    parts = [
-        policy(part.ids, part.attention_mask, part.response_mask, temperature=temperature, with_entropy=with_entropy)
-        for _, part in micro_batches(batch, micro_batch_size)
-    ]
+    device = batch.ids.device
+    parts = []
+    for _, here in micro_batches(batch, micro_batch_size):
+        part = here.to(policy.device)
+        parts.append(
+            policy(
+                part.ids, part.attention_mask, part.response_mask, temperature=temperature, with_entropy=with_entropy
+            )
+        )
     values = [part.values for part in parts if part.values is not None]
     return TokenOutputs(
-        logprobs=torch.cat([part.logprobs for part in parts]),
-        entropy=torch.cat([part.entropy for part in parts]),
-        values=torch.cat(values) if values else None,
+        logprobs=torch.cat([part.logprobs for part in parts]).to(device),
+        entropy=torch.cat([part.entropy for part in parts]).to(device),
+        values=torch.cat(values).to(device) if values else None,
     )
 
 

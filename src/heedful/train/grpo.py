@@ -23,11 +23,13 @@ from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.policy import Policy, load_policy, save_policy
+from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.rewards import Completion, Reward, RewardFunction, score
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, prepare, scale_gradients
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -47,6 +49,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 
@@ -81,18 +84,20 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    check_bitsandbytes(config, config.model, device)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype)
-    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
+    policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
+    reference = load_reference(config, policy)
+    prepare(policy.lm, config, base=config.model)
     disable_dropout(policy)
-    freeze(reference)
+    scale_gradients([policy])
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = reward_functions(wanted, policy, config)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
@@ -213,7 +218,7 @@ def learn(
             accumulate(policy, groups.select(rows), config, sums)
             norms.append(optimizer_step(optimizer, [policy], config.max_grad_norm))
     means = sums.means(len(norms))
-    return {**means, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
+    return {**means, **step_metrics(norms), "time/update": time.perf_counter() - started}
 
 
 def accumulate(policy: Policy, minibatch: Groups, config: GRPOConfig, sums: MetricSums) -> None:

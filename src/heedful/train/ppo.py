@@ -17,7 +17,9 @@ from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import freeze, load_policy, save_policy
+from heedful.models.lora import same_weights
+from heedful.models.policy import load_policy, save_policy
+from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.models.value_model import load_value_model, save_value_model
 from heedful.rewards import Reward, RewardFunction
 from heedful.rollout.responses import make_sampler
@@ -30,6 +32,7 @@ from heedful.train.experience import (
     reference_score_norm,
 )
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, prepare, scale_gradients
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -48,6 +51,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 
@@ -62,6 +66,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
+    check_bitsandbytes(config, config.model, resolve_device(config.device))
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
@@ -151,7 +156,7 @@ def learn(
             accumulate(models, experience.select(rows), config, sums)
             norms.append(optimizer_step(optimizer, models.trained, config.max_grad_norm))
     means = sums.means(len(norms))
-    return {**means, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
+    return {**means, **step_metrics(norms), "time/update": time.perf_counter() - started}
 
 
 def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> None:
@@ -205,7 +210,7 @@ def kl_control(config: PPOConfig) -> KLControl:
     return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
 
 
-def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:
+def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.Optimizer:
     value_rate = config.value_learning_rate or config.learning_rate
     modules = [(models.policy.lm, config.learning_rate), (models.policy.value_head, value_rate)]
     return make_optimizer([*modules, (models.value_model, value_rate)], config)
@@ -214,12 +219,24 @@ def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:
 def _load_models(config: PPOConfig) -> Models:
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype, with_value_head=config.critic == "shared")
-    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
+    smaller = four_bit(config, device, dtype)
+    policy = load_policy(
+        config.model,
+        device=device,
+        compute_dtype=dtype,
+        with_value_head=config.critic == "shared",
+        four_bit=smaller,
+    )
+    reference = load_reference(config, policy)
     value_model = None
     if config.critic == "separate":
-        value_model = load_value_model(config.value_model or config.model, device=device, compute_dtype=dtype)
+        start = config.value_model or config.model
+        trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        value_model = load_value_model(start, device=device, compute_dtype=dtype, trunk=trunk, four_bit=smaller)
+        prepare(value_model.trunk, config, base=start)
         disable_dropout(value_model)
+    prepare(policy.lm, config, base=config.model)
     disable_dropout(policy)
-    freeze(reference)
-    return Models(policy, reference, value_model)
+    models = Models(policy, reference, value_model)
+    scale_gradients([policy] if value_model is None else [policy, value_model])
+    return models

@@ -20,8 +20,10 @@ from heedful.data.schemas import read_demonstrations
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, load_policy, save_policy
+from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.rollout.responses import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import prepare, scale_gradients
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -29,6 +31,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 from heedful.types import Demonstration, Prompt
@@ -46,6 +49,8 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     check_output(config)
     generator = seed_everything(config.seed)
     device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    check_bitsandbytes(config, config.model, device)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(config.model))
@@ -64,7 +69,9 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
+    prepare(policy.lm, config, base=config.model)
+    scale_gradients([policy])
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
@@ -80,7 +87,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         seconds = time.perf_counter() - started
         return {
             "loss/sft": metrics["loss/sft"],
-            "optimizer/grad_norm": grad_norm,
+            **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": seconds,
             "perf/tokens_per_second": metrics["tokens"] / seconds,
