@@ -89,8 +89,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             moved = dataclasses.replace(config, **number | _company(field.name))
             flag = as_flags(number | _company(field.name))
         elif isinstance(value, float):
-            moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
-            flag = as_flags({field.name: value / 2 or 0.25})
+            number = {field.name: value / 2 or 0.25} | _company(field.name)
+            moved = dataclasses.replace(config, **number)
+            flag = as_flags(number)
         elif value is None or isinstance(value, str):
             continue  # hypothesis writes these below
         else:
@@ -105,6 +106,7 @@ def _company(name):
     return {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
+        "lora_dropout": {"lora_rank": 8},
     }.get(name, {})
 
 

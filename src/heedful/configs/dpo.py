@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import fraction, positive
-from heedful.configs.lora import ReferenceOptions, check_no_dropout, check_reference_device
+from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import TrainingOptions
 from heedful.errors import ConfigError
 
@@ -40,7 +40,6 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
 
     def __post_init__(self) -> None:
         self.check_training()
-        check_no_dropout(self)
         check_reference_device(self)
         positive(self, "batch_size", "epochs", "max_steps", "max_length", "beta")
         fraction(self, "label_smoothing")

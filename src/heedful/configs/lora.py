@@ -15,24 +15,23 @@ class LoRAOptions:
     """Rank of the adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory."""
     lora_alpha: float | None = None
     """The adapters' product is multiplied by lora-alpha / lora-rank; None is twice the rank, so a factor of 2."""
-    lora_dropout: float = 0.0
-    """Share of inputs that the adapters do not see in a step. In SFT alone; the other trainers have no dropout."""
     lora_targets: str = "all-linear"
     """What gets adapters: all-linear (every linear layer below the output head), or ends of names, such as q_proj,v_proj."""
 
     def check_lora(self) -> None:
-        not_negative(self, "lora_rank", "lora_dropout")
+        not_negative(self, "lora_rank")
         positive(self, "lora_alpha")
-        if self.lora_dropout >= 1:
-            raise ConfigError(f"--lora-dropout must be below 1, got {self.lora_dropout}")
         if not all(part.strip() for part in self.lora_targets.split(",")):
             raise ConfigError(
                 f"--lora-targets must be all-linear or names with commas between, got {self.lora_targets!r}"
             )
-        defaults = {"lora_alpha": None, "lora_dropout": 0.0, "lora_targets": "all-linear"}
-        for field, default in defaults.items():
-            if not self.lora_rank and getattr(self, field) != default:
-                raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
+        self.check_belongs_to_lora("lora_alpha", None)
+        self.check_belongs_to_lora("lora_targets", "all-linear")
+
+    def check_belongs_to_lora(self, field: str, default: Any) -> None:
+        """Refuse a setting of adapters where there are none. Raises ConfigError."""
+        if not self.lora_rank and getattr(self, field) != default:
+            raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +66,4 @@ def check_reference_device(config: Any) -> None:
         raise ConfigError(
             "--reference-device cpu moves nothing here: with --lora-rank the reference is the policy's own weights without "
             "the adapters; leave it out, or name another model with --reference"
-        )
-
-
-def check_no_dropout(config: LoRAOptions) -> None:
-    """Refuse dropout in a trainer that has none. Raises ConfigError."""
-    if config.lora_dropout:
-        raise ConfigError(
-            f"--lora-dropout {config.lora_dropout} would do nothing: every dropout is off in this trainer; leave it out"
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from heedful.configs.checks import multiple, not_negative, positive
-from heedful.configs.lora import ReferenceOptions, check_no_dropout, check_reference_device
+from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import SamplingOptions, TrainingOptions
 
 
@@ -48,7 +48,6 @@ class OnlineOptions(ReferenceOptions, SamplingOptions, TrainingOptions):
     def check_online(self) -> None:
         self.check_training()
         self.check_sampling()
-        check_no_dropout(self)
         check_reference_device(self)
         positive(self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
         positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size")

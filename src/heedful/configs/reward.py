@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import fraction, not_negative, positive
-from heedful.configs.lora import check_no_dropout
 from heedful.configs.options import TrainingOptions
 
 
@@ -33,7 +32,6 @@ class RewardConfig(TrainingOptions):
 
     def __post_init__(self) -> None:
         self.check_training()
-        check_no_dropout(self)
         positive(self, "batch_size", "epochs", "max_steps", "max_length")
         not_negative(self, "center_coef")
         fraction(self, "label_smoothing")

@@ -134,7 +134,7 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
 def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Tensors of an adapter file by their names in ``model``, whose trunk may stand one level higher or lower."""
     trunk = f"{model.base_model_prefix}."
-    names = {name: name.removeprefix(PREFIX) for name in tensors}
+    names = {name: name.removeprefix(PREFIX).replace(".base_layer.", ".") for name in tensors}  # of trained biases
     if model.base_model is model and any(name.startswith(trunk) for name in names.values()):
         names = {name: plain for name, plain in names.items() if plain.startswith(trunk)}
     there = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}

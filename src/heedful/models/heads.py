@@ -34,8 +34,7 @@ def disable_dropout(model: nn.Module) -> None:
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input alone and compute the rest again in the backward pass (Chen et al. 2016).
 
-    transformers does so in training mode only, so the model is put into it; sampling leaves it meanwhile. Raises ConfigError
-    where the architecture cannot.
+    transformers does so in training mode only. Raises ConfigError where the architecture cannot.
     """
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} cannot do it; leave it out")
@@ -43,7 +42,6 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
         getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     )  # its old name
     enable({"use_reentrant": False})
-    model.train()
 
 
 def positions(attention_mask: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def same_weights(model: M) -> M:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
-def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int) -> None:
+def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
     """Freeze a model and put fresh adapters on its linear layers, in place. A classifier's head stays trainable.
 
     ``base`` is where the model came from; it is written down with the adapters, a local folder by its whole path. Raises
@@ -45,7 +45,7 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
         r=options.lora_rank,
         lora_alpha=options.lora_alpha or 2 * options.lora_rank,
-        lora_dropout=options.lora_dropout,
+        lora_dropout=dropout,
         target_modules=_targets(options.lora_targets, list(linear)),
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in linear.values()),
     )

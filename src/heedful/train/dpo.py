@@ -89,7 +89,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     reference = load_reference(config, policy) if is_apart else policy
     train, held_out = (with_reference(reference, pairs, renderer.pad_id, config) for pairs in (train, held_out))
     del reference
-    prepare(policy.lm, config, base=config.model)
+    prepare(policy, config, base=config.model)
     scale_gradients([policy])
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)

@@ -95,7 +95,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
     policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
     reference = load_reference(config, policy)
-    prepare(policy.lm, config, base=config.model)
+    prepare(policy, config, base=config.model)
     disable_dropout(policy)
     scale_gradients([policy])
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)

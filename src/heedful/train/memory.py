@@ -17,15 +17,26 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
 
 
-def prepare(model: PreTrainedModel, config: TrainingOptions, *, base: str) -> None:
-    """Adapters and gradient checkpointing, where they are wanted, on a model that was loaded from ``base``.
+def prepare(
+    module: Policy | ValueModel | RewardModel, config: TrainingOptions, *, base: str, dropout: float = 0.0
+) -> None:
+    """Adapters and gradient checkpointing, where they are wanted, on what was loaded from ``base`` to be trained.
 
-    Raises ConfigError.
+    transformers recomputes layers in training mode only, so the module is put into it. Raises ConfigError.
     """
+    model = _transformer(module)
     if config.lora_rank:
-        add_adapters(model, config, base=base, seed=config.seed)
+        add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
+        module.train()
+
+
+def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
+    """The pretrained model in a module."""
+    if isinstance(module, Policy):
+        return module.lm
+    return module.trunk if isinstance(module, ValueModel) else module.classifier
 
 
 def scale_gradients(modules: Sequence[Policy | ValueModel | RewardModel]) -> None:

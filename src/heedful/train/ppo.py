@@ -233,9 +233,9 @@ def _load_models(config: PPOConfig) -> Models:
         start = config.value_model or config.model
         trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
         value_model = load_value_model(start, device=device, compute_dtype=dtype, trunk=trunk, four_bit=smaller)
-        prepare(value_model.trunk, config, base=start)
+        prepare(value_model, config, base=start)
         disable_dropout(value_model)
-    prepare(policy.lm, config, base=config.model)
+    prepare(policy, config, base=config.model)
     disable_dropout(policy)
     models = Models(policy, reference, value_model)
     scale_gradients([policy] if value_model is None else [policy, value_model])

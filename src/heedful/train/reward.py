@@ -54,7 +54,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
     )
-    prepare(model.classifier, config, base=config.model)
+    prepare(model, config, base=config.model)
     disable_dropout(model)
     scale_gradients([model])
     inputs = RewardInputs(tokenizer)

@@ -70,7 +70,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
-    prepare(policy.lm, config, base=config.model)
+    prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     scale_gradients([policy])
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
