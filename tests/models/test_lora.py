@@ -224,6 +224,7 @@ def test_adapters_that_peft_made(checkpoints, tmp_path, settings):
     torch.testing.assert_close(logits(load_causal_lm(str(tmp_path / "theirs"))), logits(model), rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 def test_embeddings_that_peft_saved_whole(checkpoints, tmp_path):
     """A token was added before training, so the embeddings have a row more than the base's."""
     base = str(checkpoints["llama"])

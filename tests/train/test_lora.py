@@ -21,6 +21,7 @@ from heedful.models.checkpoints import load_tokenizer
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import load_policy
 from heedful.models.reward_model import load_reward_model
+from heedful.models.tiny import make_tiny_model
 from heedful.models.value_model import load_value_model
 from heedful.rollout.generate import sample
 from heedful.rollout.teacher_forced import token_outputs
@@ -93,14 +94,17 @@ def steps(run_folder):
     return [json.loads(line) for line in lines]
 
 
-def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tiny):
-    """Five answers by heart, in 40 steps, with a learning rate that suits adapters; the base's file and tensors stay."""
-    base = Path(tiny("qwen3")) / "model.safetensors"
+def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tmp_path):
+    """Five answers, in 40 steps, with a learning rate that suits adapters. The base's weights are wide enough that a frozen
+    output head can tell tokens apart."""
+    make_tiny_model("qwen3", tmp_path / "wide", hidden_size=32, max_length=128, initializer_range=0.2)
+    base = tmp_path / "wide" / "model.safetensors"
     before = base.read_bytes()
-    folder, _ = run(SFTConfig, max_steps=40, lora_rank=16, learning_rate=3e-2, batch_size=5)
+    model = str(tmp_path / "wide")
+    folder, _ = run(SFTConfig, model=model, max_steps=40, lora_rank=16, learning_rate=3e-2, batch_size=5)
     losses = [line["loss/sft"] for line in steps(folder)]
     assert losses[0] > 5
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.5
     assert base.read_bytes() == before
 
 
@@ -178,7 +182,7 @@ def test_ppos_critic_with_adapters_comes_back(run, critic):
     else:
         assert is_adapter(final / "value_model")
         head = load_value_model(str(final / "value_model"), **FLOAT32).value_head
-    assert float(head.weight.abs().max()) > 0
+    assert float(head.weight.detach().abs().max()) > 0
 
 
 def test_the_reference_and_the_separate_critic_are_the_policys_own_weights(tiny, tmp_path):
