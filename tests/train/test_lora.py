@@ -28,7 +28,7 @@ from heedful.rollout.teacher_forced import token_outputs
 from heedful.train import sft
 from heedful.train.dpo import train_dpo
 from heedful.train.grpo import train_grpo
-from heedful.train.memory import load_reference, prepare, reference_device, scale_gradients
+from heedful.train.memory import load_reference, prepare, reference_device
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
 from heedful.train.ppo import _load_models, train_ppo
 from heedful.train.reward import train_reward
@@ -104,7 +104,7 @@ def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tmp_path
     folder, _ = run(SFTConfig, model=model, max_steps=40, lora_rank=16, learning_rate=3e-2, batch_size=5)
     losses = [line["loss/sft"] for line in steps(folder)]
     assert losses[0] > 5
-    assert losses[-1] < 0.5
+    assert losses[-1] < 0.3 * losses[0]
     assert base.read_bytes() == before
 
 
@@ -318,7 +318,7 @@ def examples(count):
 
 def float16_policy(folder):
     policy = load_policy(folder, device=CPU, compute_dtype=torch.float16)
-    scale_gradients([policy])
+    prepare(policy, SFTConfig(model="m", data="d", output="o"), base="b")
     return policy
 
 
@@ -338,10 +338,11 @@ def test_gradients_of_float16_are_those_of_float32(tiny):
     config = SFTConfig(model="m", data="d", output="o")
     gradients = {}
     for name in ("float32", "scaled", "unscaled"):
-        dtype = torch.float32 if name == "float32" else torch.float16
-        policy = load_policy(tiny("qwen3"), device=CPU, compute_dtype=dtype)
-        if name == "scaled":
-            scale_gradients([policy])
+        policy = float16_policy(tiny("qwen3"))
+        if name != "scaled":
+            policy.grad_scaler = None
+        if name == "float32":
+            policy.compute_dtype = torch.float32
         optimizer = make_optimizer([(policy, 1e-3)], config)
         batch = collate([[20, 21, 22, 23]], [list(range(24, 32))], pad_id=0)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)

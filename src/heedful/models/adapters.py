@@ -7,7 +7,7 @@ may be such a folder itself.
 import copy
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def whole_weights(folders: Iterable[Path]) -> set[str]:
     names: set[str] = set()
     for folder in folders:
         with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-            names |= {name.removeprefix(PREFIX) for name in file.keys() if ".lora_" not in name}  # noqa: SIM118
+            names |= {_plain_name(name) for name in file.keys() if ".lora_" not in name}  # noqa: SIM118
     return names
 
 
@@ -121,12 +121,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
 def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTrainedModel:
     """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``. Raises CheckpointError."""
     for folder in folders:
-        tied = model.config.tie_word_embeddings
         model = attach_adapter(model, folder).merge_and_unload()
-        if model.config.tie_word_embeddings != tied:
-            raise CheckpointError(
-                f"{folder}: the adapters separate the embeddings from the output head they are tied to"
-            )
         model.requires_grad_(True)
     return model
 
@@ -134,10 +129,10 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
 def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Tensors of an adapter file by their names in ``model``, whose trunk may stand one level higher or lower."""
     trunk = f"{model.base_model_prefix}."
-    names = {name: name.removeprefix(PREFIX).replace(".base_layer.", ".") for name in tensors}  # of trained biases
+    names = {name: _plain_name(name) for name in tensors if ".original_module." not in name}
     if model.base_model is model and any(name.startswith(trunk) for name in names.values()):
         names = {name: plain for name, plain in names.items() if plain.startswith(trunk)}
-    there = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    there = {name for name, _ in model.named_modules()} | {name for name, _ in _parameters(model)}
     fitted = {}
     for name, plain in names.items():
         for candidate in (plain, plain.removeprefix(trunk), trunk + plain):
@@ -152,18 +147,34 @@ def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) ->
     return fitted
 
 
+def _plain_name(name: str) -> str:
+    """A tensor's name without what PEFT's wrappers add to it."""
+    return name.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+
+
 def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy weights that were trained whole, and let the embeddings grow where the adapters' have more rows."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(_parameters(model))
     for name, tensor in tensors.items():
         if parameters[name] is model.get_input_embeddings().weight and len(tensor) > len(parameters[name]):
             model.resize_token_embeddings(len(tensor), mean_resizing=False)
-            parameters = dict(model.named_parameters())
+            parameters = dict(_parameters(model))
         if parameters[name].shape != tensor.shape:
             shapes = f"{list(tensor.shape)}, the model {list(parameters[name].shape)}"
             raise CheckpointError(f"{folder}: {name} has the shape {shapes}; the adapters belong to another model")
         with torch.no_grad():
             parameters[name].copy_(tensor)
+    for name, tensor in tensors.items():
+        if not torch.equal(parameters[name], tensor.to(parameters[name].dtype)):
+            raise CheckpointError(
+                f"{folder}: {name} differs from the weights that the model ties it to; load and merge these adapters with "
+                "PEFT, and give the result"
+            )
+
+
+def _parameters(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by every name they have: a tied output head is there beside the embeddings."""
+    return model.named_parameters(remove_duplicate=False)
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -20,13 +20,11 @@ from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, load_policy, save_policy
-from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.policy import Policy, save_policy
 from heedful.rollout.responses import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import load_reference, prepare, scale_gradients
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -70,9 +68,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     """
     check_output(config)
     generator = seed_everything(config.seed)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    check_bitsandbytes(config, config.model, device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(config.model))
@@ -83,14 +79,13 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
+    policy = load_trained(config, device, dtype)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu"
     reference = load_reference(config, policy) if is_apart else policy
     train, held_out = (with_reference(reference, pairs, renderer.pad_id, config) for pairs in (train, held_out))
     del reference
     prepare(policy, config, base=config.model)
-    scale_gradients([policy])
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)

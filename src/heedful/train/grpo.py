@@ -21,15 +21,13 @@ from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, load_policy, save_policy
-from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.policy import Policy, save_policy
 from heedful.rewards import Completion, Reward, RewardFunction, score
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import load_reference, prepare, scale_gradients
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -84,20 +82,17 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    check_bitsandbytes(config, config.model, device)
+    device, dtype = resolve_machine(config)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
+    policy = load_trained(config, device, dtype)
     reference = load_reference(config, policy)
     prepare(policy, config, base=config.model)
     disable_dropout(policy)
-    scale_gradients([policy])
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = reward_functions(wanted, policy, config)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)

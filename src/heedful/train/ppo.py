@@ -15,11 +15,10 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer
 from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
 from heedful.models.lora import same_weights
-from heedful.models.policy import load_policy, save_policy
-from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.policy import save_policy
+from heedful.models.quantize import four_bit
 from heedful.models.value_model import load_value_model, save_value_model
 from heedful.rewards import Reward, RewardFunction
 from heedful.rollout.responses import make_sampler
@@ -32,7 +31,7 @@ from heedful.train.experience import (
     reference_score_norm,
 )
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import load_reference, prepare, scale_gradients
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -66,7 +65,6 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
-    check_bitsandbytes(config, config.model, resolve_device(config.device))
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
@@ -217,26 +215,19 @@ def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.Optimizer:
 
 
 def _load_models(config: PPOConfig) -> Models:
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    smaller = four_bit(config, device, dtype)
-    policy = load_policy(
-        config.model,
-        device=device,
-        compute_dtype=dtype,
-        with_value_head=config.critic == "shared",
-        four_bit=smaller,
-    )
+    device, dtype = resolve_machine(config)
+    policy = load_trained(config, device, dtype, with_value_head=config.critic == "shared")
     reference = load_reference(config, policy)
     value_model = None
     if config.critic == "separate":
         start = config.value_model or config.model
         trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        smaller = four_bit(config, device, dtype)
         value_model = load_value_model(start, device=device, compute_dtype=dtype, trunk=trunk, four_bit=smaller)
         prepare(value_model, config, base=start)
         disable_dropout(value_model)
     prepare(policy, config, base=config.model)
     disable_dropout(policy)
-    models = Models(policy, reference, value_model)
-    scale_gradients([policy] if value_model is None else [policy, value_model])
-    return models
+    if value_model is not None:
+        value_model.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+    return Models(policy, reference, value_model)

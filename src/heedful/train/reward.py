@@ -15,12 +15,11 @@ from heedful.data.loading import PairRows, encode_pairs, encode_split, load_spli
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.models.checkpoints import load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.quantize import four_bit
 from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import prepare, scale_gradients
+from heedful.train.memory import prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -42,9 +41,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     """
     check_output(config)
     seed_everything(config.seed)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    check_bitsandbytes(config, config.model, device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     model = load_reward_model(
         config.model,
@@ -56,7 +53,6 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
-    scale_gradients([model])
     inputs = RewardInputs(tokenizer)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(

@@ -18,12 +18,10 @@ from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, 
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.policy import Policy, load_policy, save_policy
-from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.policy import Policy, save_policy
 from heedful.rollout.responses import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import prepare, scale_gradients
+from heedful.train.memory import load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -48,9 +46,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     """
     check_output(config)
     generator = seed_everything(config.seed)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    check_bitsandbytes(config, config.model, device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(config.model))
@@ -58,20 +54,15 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     split = load_split(read_demonstrations, config)
     train, held_out, counts = encode_split(
         lambda records: encode_demonstrations(
-            records,
-            renderer,
-            max_length=limit,
-            action=config.too_long,
-            learn_prompt=config.loss_on == "all",
+            records, renderer, max_length=limit, action=config.too_long, learn_prompt=config.loss_on == "all"
         ),
         split,
         config,
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype, four_bit=four_bit(config, device, dtype))
+    policy = load_trained(config, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
-    scale_gradients([policy])
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
