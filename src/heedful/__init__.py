@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         WinRateConfig,
     )
     from heedful.configs.grpo import GRPOConfig
+    from heedful.configs.merge import MergeConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
     from heedful.configs.rewards import ServeRewardConfig
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         evaluate_win_rate,
     )
     from heedful.evaluate.reward_models import evaluate_accuracy
+    from heedful.models.merge import merge_model
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
     from heedful.rewards.serve import serve_reward
@@ -64,6 +66,7 @@ _HOMES = {
         "WinRateConfig",
     ),
     "configs.grpo": ("GRPOConfig",),
+    "configs.merge": ("MergeConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
     "configs.rewards": ("ServeRewardConfig",),
@@ -79,6 +82,7 @@ _HOMES = {
         "evaluate_win_rate",
     ),
     "evaluate.reward_models": ("evaluate_accuracy",),
+    "models.merge": ("merge_model",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
     "rewards.serve": ("serve_reward",),
@@ -105,6 +109,7 @@ __all__ = [
     "GRPOConfig",
     "HeedfulError",
     "KLConfig",
+    "MergeConfig",
     "Message",
     "PPOConfig",
     "PerplexityConfig",
@@ -126,6 +131,7 @@ __all__ = [
     "evaluate_scores",
     "evaluate_win_rate",
     "make_tiny_model",
+    "merge_model",
     "run_demo",
     "serve_reward",
     "train_dpo",

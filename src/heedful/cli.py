@@ -30,6 +30,7 @@ COMMANDS = {
     ),
     "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
     "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
+    "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig", "commands:evaluate_accuracy", "how often a reward model orders pairs rightly"
     ),

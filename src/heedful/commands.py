@@ -16,6 +16,7 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
@@ -26,6 +27,7 @@ from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.report import check_result_file, report
+from heedful.models.merge import merge_model
 from heedful.models.tiny import make_tiny_model
 from heedful.train.dpo import train_dpo
 from heedful.train.grpo import train_grpo
@@ -59,6 +61,12 @@ def make_tiny(config: TinyConfig) -> None:
         seed=config.seed,
     )
     _print(f"a random {config.architecture} model lies in {config.output}")
+
+
+def merge(config: MergeConfig) -> None:
+    """Merge, and say where the model is."""
+    merge_model(config)
+    _print(f"a plain model lies in {config.output}")
 
 
 def sft(config: SFTConfig) -> None:

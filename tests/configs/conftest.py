@@ -15,6 +15,7 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
@@ -32,6 +33,7 @@ LEAST = {
     DPOConfig: RUN,
     GRPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
+    MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},

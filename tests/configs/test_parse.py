@@ -90,9 +90,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             moved = dataclasses.replace(config, **number | _company(config_class, field.name))
             flag = as_flags(number | _company(config_class, field.name))
         elif isinstance(value, float):
-            number = {field.name: value / 2 or 0.25}
-            moved = dataclasses.replace(config, **number | _company(config_class, field.name))
-            flag = as_flags(number | _company(config_class, field.name))
+            number = {field.name: value / 2 or 0.25} | _company(config_class, field.name)
+            moved = dataclasses.replace(config, **number)
+            flag = as_flags(number)
         elif value is None or isinstance(value, str):
             continue  # hypothesis writes these below
         else:
@@ -107,6 +107,7 @@ def _company(config_class, name):
     others = {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
+        "lora_dropout": {"lora_rank": 8},
         "reward_std_coef": {"reward_combine": "mean-std"},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
     }

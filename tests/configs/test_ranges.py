@@ -22,6 +22,7 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
@@ -57,6 +58,11 @@ OPTIMIZER = [
     {"weight_decay": -0.1},
     {"weight_decay": NAN},
     {"max_grad_norm": -1},
+    {"lora_rank": -1},
+    {"lora_alpha": 0},
+    {"lora_alpha": NAN},
+    {"lora_targets": "q_proj,,v_proj"},
+    {"lora_targets": ""},
 ]
 SAMPLING = [
     {"max_new_tokens": 0},
@@ -116,7 +122,7 @@ PPO = [
 ]
 
 OUT_OF_RANGE = {
-    SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS],
+    SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS, *({"lora_dropout": x} for x in (-0.1, 1.0, NAN))],
     RewardConfig: [
         *RUN,
         *DATA,
@@ -240,6 +246,15 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (DemoConfig, {"output": "."}, "--output must name a folder for the demo"),
         (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),
         (SFTConfig, {"output": ""}, "--output must name a folder"),
+        (MergeConfig, {"output": ""}, "--output must name a folder"),
+        (SFTConfig, {"lora_alpha": 8}, "--lora-alpha belongs to adapters: add --lora-rank"),
+        (SFTConfig, {"lora_dropout": 0.1}, "--lora-dropout belongs to adapters: add --lora-rank"),
+        (PPOConfig, {"lora_targets": "q_proj"}, "--lora-targets belongs to adapters: add --lora-rank"),
+        (SFTConfig, {"quantize": "4bit"}, "--quantize 4bit .*add --lora-rank"),
+        *(
+            (trainer, {"lora_rank": 4, "reference_device": "cpu"}, "--reference-device cpu .*--reference")
+            for trainer in (PPOConfig, GRPOConfig, DPOConfig)
+        ),
         (PPOConfig, {"output": "."}, "--output must name a folder"),
     ],
 )
@@ -270,6 +285,9 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (KLConfig, {"eval_fraction": 1.0, "max_prompts": 1}),
         (TinyConfig, {"hidden_size": 8, "num_layers": 1}),
         (DemoConfig, {"seed": 2**63 - 1}),
+        (SFTConfig, {"lora_rank": 1, "lora_alpha": 0.5, "lora_dropout": 0.9, "lora_targets": "q_proj, v_proj"}),
+        (PPOConfig, {"lora_rank": 4, "reference": "m", "reference_device": "cpu", "quantize": "4bit"}),
+        (DPOConfig, {"reference_device": "cpu"}),
         (ScoresConfig, {"rewards": ()}),
         (ScoresConfig, {"reward_combine": "mean-std", "reward_std_coef": 0.0, "reward_retries": 0}),
         (PPOConfig, {"reward_weights": (0.0, -1.0), "score_clip": 1e-3, "score_norm_running": True}),

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import multiple, not_negative, positive
+from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.rewards import RewardOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineOptions(RewardOptions, SamplingOptions, TrainingOptions):
+class OnlineOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, what it maximises, and how rollout batches are made and learned from."""
 
     model: str
@@ -53,6 +54,7 @@ class OnlineOptions(RewardOptions, SamplingOptions, TrainingOptions):
         self.check_training()
         self.check_sampling()
         self.check_rewards()
+        check_reference_device(self)
         positive(self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
         positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size", "score_clip")
         not_negative(self, "kl_coef", "missing_eos_penalty")

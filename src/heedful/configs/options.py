@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from heedful.configs.checks import fraction, not_negative, positive, seed
+from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
 
 
@@ -16,8 +17,8 @@ class MachineOptions:
     """Seed of every random draw. On a CPU the same seed gives the same run, bit for bit."""
     device: str = "auto"
     """auto, cpu, mps, cuda or cuda:N."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it, float16 on older GPUs."""
 
     def check_machine(self) -> None:
         seed(self, "seed")
@@ -119,13 +120,15 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(OptimizerOptions, DataOptions, RunOptions):
+class TrainingOptions(MemoryOptions, OptimizerOptions, DataOptions, RunOptions):
     """What every trainer has."""
 
     def check_training(self) -> None:
         self.check_run()
         self.check_data()
         self.check_optimizer()
+        self.check_lora()
+        self.check_memory()
 
 
 @dataclass(frozen=True, kw_only=True)

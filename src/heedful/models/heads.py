@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, ConfigError
 
 
 def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
@@ -29,6 +29,19 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep each layer's input alone and compute the rest again in the backward pass (Chen et al. 2016).
+
+    transformers does so in training mode only. Raises ConfigError where the architecture cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} cannot do it; leave it out")
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    )  # its old name
+    enable({"use_reentrant": False})
 
 
 def positions(attention_mask: Tensor) -> Tensor:

@@ -27,17 +27,20 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
 
-    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1.
+    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1. They come
+    back on the batch's device, wherever the policy is.
     """
-    parts = [
-        (rows, policy(b.ids, b.attention_mask, b.response_mask, temperature=temperature, with_entropy=with_entropy))
-        for rows, b in micro_batches(batch, micro_batch_size)
-    ]
+    device = batch.ids.device
+    parts = []
+    for rows, here in micro_batches(batch, micro_batch_size):
+        b = here.to(policy.device)
+        outputs = policy(b.ids, b.attention_mask, b.response_mask, temperature=temperature, with_entropy=with_entropy)
+        parts.append((rows, outputs))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     return TokenOutputs(
-        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts]),
-        entropy=_in_place([(rows, part.entropy) for rows, part in parts]),
-        values=_in_place(values) if values else None,
+        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], device),
+        entropy=_in_place([(rows, part.entropy) for rows, part in parts], device),
+        values=_in_place(values, device) if values else None,
     )
 
 
@@ -48,11 +51,12 @@ def token_values(value_model: ValueModel, batch: Batch, *, micro_batch_size: int
         [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
             for rows, part in micro_batches(batch, micro_batch_size)
-        ]
+        ],
+        batch.ids.device,
     )
 
 
-def _in_place(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Rows of several micro-batches where they stand in the batch."""
+def _in_place(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
+    """Rows of several micro-batches where they stand in the batch, on its device."""
     order = torch.cat([rows for rows, _ in parts])
-    return torch.cat([part for _, part in parts])[order.argsort()]
+    return torch.cat([part for _, part in parts]).to(device)[order.argsort()]

@@ -1,5 +1,7 @@
 """Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -7,9 +9,13 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError
 from heedful.models.checkpoints import check_companion, load_tokenizer
+from heedful.models.lora import same_weights
+from heedful.models.policy import Policy
+from heedful.models.quantize import four_bit
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.reward_model import load_reward_model
 from heedful.models.value_model import ValueModel, load_value_model
+from heedful.train.memory import prepare
 from heedful.train.scores import Norm, ScoreNorm
 
 
@@ -37,15 +43,26 @@ def first_reward_model(config: PPOConfig) -> str:
     )
 
 
-def load_critic(config: PPOConfig, *, device: torch.device, compute_dtype: torch.dtype) -> ValueModel | None:
-    """A critic with weights of its own, or None where the policy carries the value head. Raises CheckpointError."""
-    if config.critic == "separate":
-        return load_value_model(config.value_model or config.model, device=device, compute_dtype=compute_dtype)
+def load_critic(
+    config: PPOConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+) -> ValueModel | None:
+    """A critic of its own, ready to be trained, or None where the policy carries the value head.
+
+    With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
+    policy has none yet. Raises ConfigError, CheckpointError.
+    """
+    if config.critic == "shared":
+        return None
+    machine: Any = {"device": device, "compute_dtype": compute_dtype}
     if config.critic == "reward":
-        name = first_reward_model(config)
-        reward_model = load_reward_model(name, load_tokenizer(name), device=device, compute_dtype=compute_dtype)
-        return value_model_from(reward_model, name)
-    return None
+        start = first_reward_model(config)
+        critic = value_model_from(load_reward_model(start, load_tokenizer(start), **machine), start)
+    else:
+        start = config.value_model or config.model
+        trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        critic = load_value_model(start, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
+    prepare(critic, config, base=start)
+    return critic
 
 
 def start_from_scores(critic: ValueModel | None, score_norm: Norm, config: PPOConfig) -> None:

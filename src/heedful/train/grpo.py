@@ -20,13 +20,13 @@ from heedful.data.chat import Renderer
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.policy import Policy, save_policy
 from heedful.rewards import Completion, Reward, RewardFunction, score
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -49,6 +49,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 from heedful.train.scores import ScoreNorm, clip_scores, norm_metrics
@@ -89,17 +90,16 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
+    device, dtype = resolve_machine(config)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
     prompt_sampler = sampler_of(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype)
-    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
+    policy = load_trained(config, device, dtype)
+    reference = load_reference(config, policy)
+    prepare(policy, config, base=config.model)
     disable_dropout(policy)
-    freeze(reference)
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = reward_functions(wanted, policy, config)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
@@ -227,7 +227,7 @@ def learn(
             accumulate(policy, groups.select(rows), config, sums)
             norms.append(optimizer_step(optimizer, [policy], config.max_grad_norm))
     means = sums.means(len(norms))
-    return {**means, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
+    return {**means, **step_metrics(norms), "time/update": time.perf_counter() - started}
 
 
 def accumulate(policy: Policy, minibatch: Groups, config: GRPOConfig, sums: MetricSums) -> None:

@@ -17,9 +17,8 @@ from heedful.configs.a2c import A2CConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import freeze, load_policy, save_policy
+from heedful.models.policy import save_policy
 from heedful.models.value_model import save_value_model
 from heedful.rewards import Reward, RewardFunction
 from heedful.rollout.responses import Sampler, make_sampler
@@ -34,6 +33,7 @@ from heedful.train.experience import (
     make_score_norm,
 )
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
@@ -54,6 +54,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.ppo_loss import critic_loss, policy_loss
 from heedful.train.pretraining_mix import PretrainingMix, load_mix
@@ -175,7 +176,7 @@ def learn(
     if config.approx_kl_limit is not None:
         planned = config.ppo_epochs * (len(experience.kl) // config.minibatch_size)
         metrics["policy/update_frac"] = len(norms) / planned
-    return {**metrics, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
+    return {**metrics, **step_metrics(norms), "time/update": time.perf_counter() - started}
 
 
 def _minibatches(experience: Experience, config: PPOConfig, generator: torch.Generator) -> Iterator[Tensor]:
@@ -239,22 +240,23 @@ def kl_control(config: PPOConfig) -> KLControl:
     return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
 
 
-def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.AdamW:
+def _make_optimizer(models: Models, config: PPOConfig) -> torch.optim.Optimizer:
     value_rate = config.value_learning_rate or config.learning_rate
     modules = [(models.policy.lm, config.learning_rate), (models.policy.value_head, value_rate)]
     return make_optimizer([*modules, (models.value_model, value_rate)], config)
 
 
 def _load_models(config: PPOConfig) -> Models:
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype, with_value_head=config.critic == "shared")
-    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
-    value_model = load_critic(config, device=device, compute_dtype=dtype)
+    device, dtype = resolve_machine(config)
+    policy = load_trained(config, device, dtype, with_value_head=config.critic == "shared")
+    reference = load_reference(config, policy)
+    value_model = load_critic(config, policy, device=device, compute_dtype=dtype)
     if value_model is not None:
         disable_dropout(value_model)
+    prepare(policy, config, base=config.model)
     disable_dropout(policy)
-    freeze(reference)
+    if value_model is not None:
+        value_model.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     return Models(policy, reference, value_model)
 
 

@@ -18,12 +18,13 @@ from heedful.data.rankings import RankingRows, encode_rankings
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.models.checkpoints import load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
+from heedful.models.quantize import four_bit
 from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
 from heedful.rewards.agreement import agreement
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -31,6 +32,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 from heedful.types import Ranking
@@ -47,15 +49,17 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     """
     check_output(config)
     seed_everything(config.seed)
-    device = resolve_device(config.device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     model = load_reward_model(
         config.model,
         tokenizer,
         device=device,
-        compute_dtype=resolve_dtype(config.dtype, device),
+        compute_dtype=dtype,
         seed=config.seed,
+        four_bit=four_bit(config, device, dtype),
     )
+    prepare(model, config, base=config.model)
     disable_dropout(model)
     inputs = RewardInputs(tokenizer)
     limit = max_length(config.max_length, model.max_length)
@@ -84,7 +88,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         grad_norm = optimizer_step(optimizer, [model], config.max_grad_norm)
         return {
             **metrics,
-            "optimizer/grad_norm": grad_norm,
+            **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": time.perf_counter() - started,
         }
