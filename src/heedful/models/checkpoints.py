@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from heedful.errors import CheckpointError, ConfigError
+from heedful.hub import local_model
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
@@ -39,7 +40,7 @@ def check_model_folder(name: str) -> None:
 
     Raises CheckpointError. A name of the form ``org/model`` or ``model`` that is no local path is left to the Hub.
     """
-    path = Path(name)
+    path = Path(local_model(name))
     if path.is_dir():
         if not (path / "config.json").is_file():
             models = sorted(str(p.parent) for p in path.glob("*/config.json"))
@@ -62,6 +63,7 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
 
     Raises CheckpointError where there is none.
     """
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -79,6 +81,7 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
 
 def load_causal_lm(name: str) -> PreTrainedModel:
     """A causal language model with float32 weights. Raises CheckpointError where weights are missing."""
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "causal language model"):
         model, info = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
@@ -92,6 +95,7 @@ def load_causal_lm(name: str) -> PreTrainedModel:
 
 def load_trunk(name: str) -> PreTrainedModel:
     """The trunk of a model, without its head, with float32 weights. Raises CheckpointError where weights are missing."""
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "model"):
         model, info = AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
@@ -102,6 +106,7 @@ def load_trunk(name: str) -> PreTrainedModel:
 
 def load_config(name: str) -> Any:
     """A model's configuration alone. Raises CheckpointError."""
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "configuration"):
         return AutoConfig.from_pretrained(name)

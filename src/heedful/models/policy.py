@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.errors import CheckpointError
+from heedful.hub import local_model
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
 from heedful.models.device import autocast
 from heedful.models.heads import hidden_states, scalar_head, split_language_model
@@ -118,7 +119,7 @@ def load_policy(
     Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
     """
     policy = Policy(load_causal_lm(name), with_value_head=with_value_head, compute_dtype=compute_dtype)
-    head_file = Path(name) / VALUE_HEAD
+    head_file = Path(local_model(name)) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
     return policy.to(device)

@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
+from heedful.hub import local_model
 from heedful.models.checkpoints import check_model_folder, context_length, explained, learn_every_embedding
 from heedful.models.device import autocast
 
@@ -81,6 +82,7 @@ def load_reward_model(
 
     Raises CheckpointError where the model has more than one output, no head, or no padding token.
     """
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler

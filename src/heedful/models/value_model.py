@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.hub import local_model
 from heedful.models.checkpoints import load_trunk, save_tensors
 from heedful.models.device import autocast
 from heedful.models.heads import check_causal, hidden_states, scalar_head
@@ -38,7 +39,7 @@ def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dt
     trunk = load_trunk(name)
     check_causal(trunk, name)
     model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
-    head_file = Path(name) / VALUE_HEAD
+    head_file = Path(local_model(name)) / VALUE_HEAD
     if head_file.is_file():
         load_head(model.value_head, head_file)
     return model.to(device)
