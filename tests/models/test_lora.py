@@ -9,19 +9,27 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+)
 
 from heedful.configs.merge import MergeConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, ConfigError
-from heedful.models.adapters import adapter_chain, attach_adapter, merge_adapters, save_model
+from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
 from heedful.models.checkpoints import check_model_folder, load_causal_lm, load_config, load_tokenizer, load_trunk
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.models.lora import add_adapters, same_weights
 from heedful.models.merge import merge_model
 from heedful.models.policy import Policy, load_policy, save_policy
 from heedful.models.reward_model import load_reward_model, save_reward_model
+from heedful.models.tiny import byte_tokenizer
 from heedful.models.value_model import load_value_model, save_value_model
 
 # PEFT's own classes ask a transformers property by its old name.
@@ -279,14 +287,34 @@ def test_a_reward_model_comes_back_exactly(checkpoints, tmp_path, architecture, 
     tokenizer = load_tokenizer(str(folder))
     loaded = load_reward_model(str(folder), tokenizer, device=CPU, compute_dtype=torch.float32).eval()
     assert torch.equal(scores(loaded, tokenizer), wanted)
-    again = load_reward_model(str(folder), tokenizer, device=CPU, compute_dtype=torch.float32, seed=9).eval()
-    torch.testing.assert_close(scores(again, tokenizer), wanted, rtol=0, atol=1e-5)
+    for settings in ({"seed": 9}, {"merged": True}):
+        again = load_reward_model(str(folder), tokenizer, device=CPU, compute_dtype=torch.float32, **settings).eval()
+        assert not has_adapters(again.classifier)
+        torch.testing.assert_close(scores(again, tokenizer), wanted, rtol=0, atol=1e-5)
     theirs = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32, num_labels=1)
     theirs.resize_token_embeddings(max(len(tokenizer), theirs.config.vocab_size), mean_resizing=False)
     theirs = PeftModel.from_pretrained(theirs, folder).eval()
     theirs.base_model.model.config.pad_token_id = tokenizer.pad_token_id
     again.classifier = theirs.base_model.model
     torch.testing.assert_close(scores(again, tokenizer), wanted, rtol=0, atol=1e-6)
+
+
+def test_a_pooler_inside_the_trunk_is_trained_whole(tmp_path):
+    """BERT's: a checkpoint of its language model has none, so what a run starts with is random and must be saved."""
+    tokenizer = byte_tokenizer(encoder=True)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **shape))
+    base = str(tmp_path / "bert")
+    bert.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    model = load_reward_model(base, tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
+    with_adapters(model.classifier, base)
+    save_reward_model(model.eval(), tokenizer, tmp_path / "reward")
+    loaded = load_reward_model(str(tmp_path / "reward"), tokenizer, device=CPU, compute_dtype=torch.float32).eval()
+    assert torch.equal(scores(loaded, tokenizer), scores(model, tokenizer))
+    theirs = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    loaded.classifier = PeftModel.from_pretrained(theirs, tmp_path / "reward").eval().base_model.model
+    torch.testing.assert_close(scores(loaded, tokenizer), scores(model, tokenizer), rtol=0, atol=1e-6)
 
 
 def test_a_reward_model_from_adapters_of_a_language_model(adapter, tmp_path):

@@ -84,7 +84,7 @@ class BestOfNConfig(ScoresConfig):
     n: int = 4
     """Responses to choose from. More raise the score and the KL, and cost as much more; 1 is the plain model."""
     judge: tuple[str, ...] = ()
-    """Another reward that scores what --rewards chose, in the same forms; several are summed. None: --rewards judge."""
+    """Another reward that scores the chosen ones, in the same forms; several are summed. Without one, --rewards judge."""
     samples_per_prompt: int = 1
     """Choices made for each prompt, among n responses each, all counted."""
 

@@ -31,8 +31,9 @@ def merge_model(config: MergeConfig) -> None:
     with complete_or_absent(config.output) as partial:
         match _kind(Path(config.adapter)):
             case "SEQ_CLS":
-                # a seed, as for training: adapters are merged, where scoring would leave them beside the weights
-                model = load_reward_model(config.adapter, tokenizer, device=CPU, compute_dtype=torch.float32, seed=0)
+                model = load_reward_model(
+                    config.adapter, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True
+                )
                 save_reward_model(model, tokenizer, partial)
             case "FEATURE_EXTRACTION":
                 critic = load_value_model(config.adapter, device=CPU, compute_dtype=torch.float32)

@@ -84,6 +84,7 @@ def load_reward_model(
     device: torch.device,
     compute_dtype: torch.dtype,
     seed: int | None = None,
+    merged: bool = False,
     four_bit: FourBit | None = None,
 ) -> RewardModel:
     """A reward model from a folder, an adapter folder or a Hub name.
@@ -91,8 +92,10 @@ def load_reward_model(
     With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
     missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
     token is added where the tokenizer has none of its own, because the score is read at the last token that is not
-    padding. Training starts from merged adapters; to score, the last ones stay beside the weights, so that scores are those
-    of the training run, bit for bit.
+    padding.
+
+    Adapters are merged with a seed, or where ``merged`` says so. Else the last ones stay beside the weights, so that scores
+    are those of the run that trained them, bit for bit.
 
     Raises CheckpointError where the model has more than one output, no head, or no padding token.
     """
@@ -110,9 +113,10 @@ def load_reward_model(
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )
         refuse_hub_adapters(classifier, name)
-        classifier = merge_adapters(classifier, adapters if seed is not None else adapters[:-1])
-        if adapters and seed is None:
-            attach_adapter(classifier, adapters[-1])
+        beside = [] if merged or seed is not None else adapters[-1:]
+        classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
+        for folder in beside:
+            attach_adapter(classifier, folder)
     if info["mismatched_keys"]:
         raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
     missing = set(info["missing_keys"]) - whole_weights(adapters)
