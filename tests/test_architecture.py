@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "evaluate": {"rollout", "rewards", "models", "data", "core"},
     "chat": {"rollout", "rewards", "models", "data", "core"},
     "demo": {"train", "evaluate", "rewards", "models", "data"},
-    "commands": {"train", "evaluate", "chat", "demo", "models"},
+    "commands": {"train", "evaluate", "chat", "demo", "models", "rewards"},
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "demo", "rewards", "models", "types"},
 }

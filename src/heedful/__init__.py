@@ -12,21 +12,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heedful.configs.a2c import A2CConfig
     from heedful.configs.chat import ChatConfig
     from heedful.configs.demo import DemoConfig
     from heedful.configs.dpo import DPOConfig
-    from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+    from heedful.configs.evaluate import (
+        AccuracyConfig,
+        BestOfNConfig,
+        KLConfig,
+        PerplexityConfig,
+        ScoresConfig,
+        WinRateConfig,
+    )
     from heedful.configs.grpo import GRPOConfig
+    from heedful.configs.merge import MergeConfig
     from heedful.configs.ppo import PPOConfig
     from heedful.configs.reward import RewardConfig
+    from heedful.configs.rewards import ServeRewardConfig
     from heedful.configs.sft import SFTConfig
     from heedful.demo.pipeline import run_demo
     from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
     from heedful.evaluate.curves import draw_curves
-    from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
+    from heedful.evaluate.policies import (
+        evaluate_best_of_n,
+        evaluate_kl,
+        evaluate_perplexity,
+        evaluate_scores,
+        evaluate_win_rate,
+    )
     from heedful.evaluate.reward_models import evaluate_accuracy
+    from heedful.models.merge import merge_model
     from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
+    from heedful.rewards.serve import serve_reward
     from heedful.train.dpo import train_dpo
     from heedful.train.grpo import train_grpo
     from heedful.train.ppo import train_ppo
@@ -35,21 +53,39 @@ if TYPE_CHECKING:
     from heedful.types import Demonstration, Message, Prompt, Ranking
 
 _HOMES = {
+    "configs.a2c": ("A2CConfig",),
     "configs.chat": ("ChatConfig",),
     "configs.demo": ("DemoConfig",),
     "configs.dpo": ("DPOConfig",),
-    "configs.evaluate": ("AccuracyConfig", "KLConfig", "PerplexityConfig", "ScoresConfig", "WinRateConfig"),
+    "configs.evaluate": (
+        "AccuracyConfig",
+        "BestOfNConfig",
+        "KLConfig",
+        "PerplexityConfig",
+        "ScoresConfig",
+        "WinRateConfig",
+    ),
     "configs.grpo": ("GRPOConfig",),
+    "configs.merge": ("MergeConfig",),
     "configs.ppo": ("PPOConfig",),
     "configs.reward": ("RewardConfig",),
+    "configs.rewards": ("ServeRewardConfig",),
     "configs.sft": ("SFTConfig",),
     "demo.pipeline": ("run_demo",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
     "evaluate.curves": ("draw_curves",),
-    "evaluate.policies": ("evaluate_kl", "evaluate_perplexity", "evaluate_scores", "evaluate_win_rate"),
+    "evaluate.policies": (
+        "evaluate_best_of_n",
+        "evaluate_kl",
+        "evaluate_perplexity",
+        "evaluate_scores",
+        "evaluate_win_rate",
+    ),
     "evaluate.reward_models": ("evaluate_accuracy",),
+    "models.merge": ("merge_model",),
     "models.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
+    "rewards.serve": ("serve_reward",),
     "train.dpo": ("train_dpo",),
     "train.grpo": ("train_grpo",),
     "train.ppo": ("train_ppo",),
@@ -60,7 +96,9 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "A2CConfig",
     "AccuracyConfig",
+    "BestOfNConfig",
     "ChatConfig",
     "CheckpointError",
     "ConfigError",
@@ -71,6 +109,7 @@ __all__ = [
     "GRPOConfig",
     "HeedfulError",
     "KLConfig",
+    "MergeConfig",
     "Message",
     "PPOConfig",
     "PerplexityConfig",
@@ -81,16 +120,20 @@ __all__ = [
     "RewardError",
     "SFTConfig",
     "ScoresConfig",
+    "ServeRewardConfig",
     "TrainingError",
     "WinRateConfig",
     "draw_curves",
     "evaluate_accuracy",
+    "evaluate_best_of_n",
     "evaluate_kl",
     "evaluate_perplexity",
     "evaluate_scores",
     "evaluate_win_rate",
     "make_tiny_model",
+    "merge_model",
     "run_demo",
+    "serve_reward",
     "train_dpo",
     "train_grpo",
     "train_ppo",

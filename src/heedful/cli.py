@@ -25,8 +25,12 @@ COMMANDS = {
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
     "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
     "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
+    "a2c": Command(
+        "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step a rollout batch"
+    ),
     "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
     "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
+    "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig", "commands:evaluate_accuracy", "how often a reward model orders pairs rightly"
     ),
@@ -36,9 +40,15 @@ COMMANDS = {
     "evaluate scores": Command(
         "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
     ),
+    "evaluate best-of-n": Command(
+        "configs.evaluate:BestOfNConfig", "commands:evaluate_best_of_n", "the best of n responses, chosen by a reward"
+    ),
     "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
+    ),
+    "serve-reward": Command(
+        "configs.rewards:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
     ),
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),

@@ -7,17 +7,27 @@ from rich.console import Console
 from heedful.chat import chat
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.report import check_result_file, report
+from heedful.models.merge import merge_model
 from heedful.models.tiny import make_tiny_model
 from heedful.train.dpo import train_dpo
 from heedful.train.grpo import train_grpo
@@ -51,6 +61,12 @@ def make_tiny(config: TinyConfig) -> None:
         seed=config.seed,
     )
     _print(f"a random {config.architecture} model lies in {config.output}")
+
+
+def merge(config: MergeConfig) -> None:
+    """Merge, and say where the model is."""
+    merge_model(config)
+    _print(f"a plain model lies in {config.output}")
 
 
 def sft(config: SFTConfig) -> None:
@@ -98,6 +114,11 @@ def evaluate_scores(config: ScoresConfig) -> None:
     report(policies.evaluate_scores(config), config)
 
 
+def evaluate_best_of_n(config: BestOfNConfig) -> None:
+    check_result_file(config.output)
+    report(policies.evaluate_best_of_n(config), config)
+
+
 def evaluate_kl(config: KLConfig) -> None:
     check_result_file(config.output)
     report(policies.evaluate_kl(config), config)
@@ -114,6 +135,13 @@ def report_curves(config: ReportConfig) -> None:
 
     draw_curves(config.runs, config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} lie in {config.output}")
+
+
+def serve_reward_model(config: ServeRewardConfig) -> None:
+    """Serve until Ctrl-C."""
+    from heedful.rewards.serve import serve_reward  # the web server, which no other command needs
+
+    serve_reward(config, _print)
 
 
 def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:

@@ -12,6 +12,7 @@ SHORT = {
     "reward": ["--batch-size", "2", "--max-steps", "1"],
     "ppo": ["--rollout-batch-size", "2", "--minibatch-size", "2", "--steps", "1", "--ppo-epochs", "1",
             "--max-new-tokens", "4"],
+    "a2c": ["--rollout-batch-size", "2", "--steps", "1", "--max-new-tokens", "4"],
     "grpo": ["--rollout-batch-size", "2", "--samples-per-prompt", "2", "--minibatch-size", "2", "--steps", "1",
              "--max-new-tokens", "4"],
     "dpo": ["--batch-size", "2", "--max-steps", "1"],
@@ -68,7 +69,7 @@ def data(written):
         "reward": [{"prompt": q, "chosen": f"等于{2 * i}。", "rejected": "不知道"} for i, q in enumerate(questions)],
         "ppo": [{"prompt": q, "expected": str(2 * i)} for i, q in enumerate(questions)],
     }
-    records |= {"grpo": records["ppo"], "dpo": records["reward"]}
+    records |= {"a2c": records["ppo"], "grpo": records["ppo"], "dpo": records["reward"]}
     return lambda command: written(f"{command}-数据.jsonl", records[command])
 
 
@@ -89,7 +90,7 @@ def train(heedful, tiny, data, tmp_path):
             output or tmp_path / "运行",
         ]
         machine = ["--dtype", "float32", "--eval-fraction", "0", "--num-samples", "1"]
-        rewards = ["--rewards", "rule:digits"] if command in ("ppo", "grpo") and "--rewards" not in flags else []
+        rewards = ["--rewards", "rule:digits"] if command in ("ppo", "a2c", "grpo") and "--rewards" not in flags else []
         return heedful(command, *common, *machine, *SHORT[command], *rewards, *flags)
 
     return run

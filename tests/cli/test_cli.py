@@ -183,7 +183,7 @@ def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
     assert "interrupted" in outcome.err
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "grpo", "dpo"])
+@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "a2c", "grpo", "dpo"])
 def test_a_run_says_what_came_of_it(train, command, tmp_path):
     """Results on standard output, progress on standard error."""
     outcome = train(command)

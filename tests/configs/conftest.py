@@ -2,14 +2,24 @@
 
 import pytest
 
+from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 
@@ -19,15 +29,19 @@ LEAST = {
     SFTConfig: RUN,
     RewardConfig: RUN,
     PPOConfig: RUN,
+    A2CConfig: RUN,
     DPOConfig: RUN,
     GRPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
+    MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},
+    ServeRewardConfig: {"model": "评分"},
     AccuracyConfig: {"reward_model": "评分", "data": "数据.jsonl"},
     PerplexityConfig: MEASURE,
     ScoresConfig: MEASURE,
+    BestOfNConfig: MEASURE,
     WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
 }

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
@@ -86,11 +87,12 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
             flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
             number = {field.name: 8 if value < 8 else 2 * value}
-            moved = dataclasses.replace(config, **number | _company(field.name))
-            flag = as_flags(number | _company(field.name))
+            moved = dataclasses.replace(config, **number | _company(config_class, field.name))
+            flag = as_flags(number | _company(config_class, field.name))
         elif isinstance(value, float):
-            moved = dataclasses.replace(config, **{field.name: value / 2 or 0.25})
-            flag = as_flags({field.name: value / 2 or 0.25})
+            number = {field.name: value / 2 or 0.25} | _company(config_class, field.name)
+            moved = dataclasses.replace(config, **number)
+            flag = as_flags(number)
         elif value is None or isinstance(value, str):
             continue  # hypothesis writes these below
         else:
@@ -100,12 +102,18 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
         assert round_trip(moved, tmp_path / "moved.yaml") == moved
 
 
-def _company(name):
+def _company(config_class, name):
     """What another setting must be for this one to be valid."""
-    return {
+    others = {
         "min_new_tokens": {"max_new_tokens": 400},
         "samples_per_prompt": {"rollout_batch_size": 64},
-    }.get(name, {})
+        "lora_dropout": {"lora_rank": 8},
+        "reward_std_coef": {"reward_combine": "mean-std"},
+        "ptx_coef": {"ptx_data": "数据.jsonl"},
+    }
+    if config_class is A2CConfig:
+        others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
+    return {k: value for k, value in others.get(name, {}).items() if k in config_class.__dataclass_fields__}
 
 
 def _listed(value):
@@ -117,6 +125,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.samp
      "a: b", "{a}", "[a]", "你好：世界", "第一行\n第二行\n", "\r\n", " leading", "trailing ", "\t", "*a", "&a", "!t",
      "%", "@", "`", "=", "a=b", "~", "\u2028", "\x85", "\ufeff", "\x00", "😀", "2024-02-17", ".inf", "..", "---", "...", "?"]
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30), (-0.0,), (-3.0, -2.0)])
+def test_negative_weights_are_no_flags(written, tmp_path, weights):
+    """From YAML, from flags, and back: a number with a minus is told from a flag."""
+    config = in_python(PPOConfig, {"model": "m", "data": "d.jsonl", "output": "o", "reward_weights": weights})
+    assert round_trip(config, tmp_path / "c.yaml") == config
+    listed = f"reward_weights: [{', '.join(map(str, weights))}]\n"
+    assert parsed(PPOConfig, written(RUN_YAML + listed)) == config
+    flags = ["--model", "m", "--data", "d.jsonl", "--output", "o"]
+    assert parsed(PPOConfig, *flags, "--reward-weights", *map(str, weights), "--steps", "100") == config
 
 
 @example(text="null")
@@ -388,8 +407,8 @@ def test_nothing_loads_torch(tmp_path):
     (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
     code = (
         "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
-        "from heedful.configs import chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
-        "from heedful.configs import ppo, report, reward, sft, tiny\n"
+        "from heedful.configs import a2c, chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
+        "from heedful.configs import ppo, ppo_update, report, reward, sft, tiny\n"
         f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"

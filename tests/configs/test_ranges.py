@@ -8,15 +8,25 @@ import sys
 
 import pytest
 
-from heedful.configs import online, options
+from heedful.configs import online, options, ppo_update
+from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    AccuracyConfig,
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward import RewardConfig
+from heedful.configs.rewards import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
@@ -32,7 +42,11 @@ RUN = [
     {"num_samples": 0},
     {"patience": -1},
 ]
-DATA = [{"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)] + [{"max_dropped": x} for x in (-0.1, 1.1, NAN)]
+DATA = [
+    *({"eval_fraction": x} for x in (-0.1, 1.0, 1.5, NAN)),
+    *({"max_dropped": x} for x in (-0.1, 1.1, NAN)),
+    {"max_samples": 0},
+]
 OPTIMIZER = [
     *({"learning_rate": x} for x in (0, -1e-5, NAN, INFINITE)),
     {"adam_eps": 0},
@@ -44,6 +58,11 @@ OPTIMIZER = [
     {"weight_decay": -0.1},
     {"weight_decay": NAN},
     {"max_grad_norm": -1},
+    {"lora_rank": -1},
+    {"lora_alpha": 0},
+    {"lora_alpha": NAN},
+    {"lora_targets": "q_proj,,v_proj"},
+    {"lora_targets": ""},
 ]
 SAMPLING = [
     {"max_new_tokens": 0},
@@ -58,18 +77,27 @@ SAMPLING = [
 ]
 MEASURE = [
     *MACHINE,
+    {"max_samples": 0},
     {"micro_batch_size": 0},
     {"max_dropped": -0.1},
     {"max_dropped": 1.1},
     *({"eval_fraction": x} for x in (0, -0.1, 1.1, NAN)),
 ]
-SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}]
+SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}, {"samples_per_prompt": 0}]
+REWARDS = [
+    *({"reward_weights": (1.0, x)} for x in (NAN, INFINITE, -INFINITE)),
+    *({"reward_timeout": x} for x in (0, -1, NAN, INFINITE)),
+    {"reward_retries": -1},
+    *({"reward_std_coef": x} for x in (-0.5, NAN)),
+]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
 ONLINE = [
     *RUN,
     *DATA,
     *OPTIMIZER,
     *SAMPLING,
+    *REWARDS,
+    *({"score_clip": x} for x in (0, -1, NAN)),
     {"temperature": 0},
     *(
         {name: value}
@@ -80,9 +108,21 @@ ONLINE = [
     *({name: -0.1} for name in ("kl_coef", "missing_eos_penalty")),
     {"kl_coef": NAN},
 ]
+PPO = [
+    *ONLINE,
+    *({name: 0} for name in ("value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
+    *({name: -0.1} for name in ("entropy_coef", "value_coef")),
+    {"score_norm_samples": -1},
+    *({name: value} for name in ("gamma", "gae_lambda") for value in (-0.1, 1.01, NAN)),
+    *({name: value} for name in ("clip_range_high", "approx_kl_limit") for value in (0, -0.1, NAN)),
+    *({"dual_clip": x} for x in (1.0, 0.5, -3.0, NAN, INFINITE)),
+    *({"ema_decay": x} for x in (1.0, -0.1, 1.1, NAN)),
+    *({"critic_warmup_steps": x} for x in (-1, 100)),
+    *({"ptx_coef": x} for x in (-1.0, NAN)),
+]
 
 OUT_OF_RANGE = {
-    SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS],
+    SFTConfig: [*RUN, *DATA, *OPTIMIZER, *LENGTHS, *({"lora_dropout": x} for x in (-0.1, 1.0, NAN))],
     RewardConfig: [
         *RUN,
         *DATA,
@@ -102,20 +142,22 @@ OUT_OF_RANGE = {
         {"label_smoothing": 1.1},
     ],
     GRPOConfig: [*ONLINE, *({"clip_range_high": x} for x in (0, -0.1, NAN))],
-    PPOConfig: [
-        *ONLINE,
-        *({name: 0} for name in ("value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
-        *({name: -0.1} for name in ("entropy_coef", "value_coef")),
-        {"score_norm_samples": -1},
-        *({name: value} for name in ("gamma", "gae_lambda") for value in (-0.1, 1.01, NAN)),
-    ],
+    PPOConfig: PPO,
+    A2CConfig: [wrong for wrong in PPO if wrong != {"minibatch_size": 0}],
     TinyConfig: [*({name: 0} for name in ("hidden_size", "num_layers", "max_length")), *MACHINE, {"hidden_size": 20}],
     ChatConfig: [*MACHINE, *SAMPLING],
     DemoConfig: MACHINE,
     AccuracyConfig: MEASURE,
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
-    ScoresConfig: SAMPLED,
-    WinRateConfig: SAMPLED,
+    ScoresConfig: [*SAMPLED, *REWARDS],
+    BestOfNConfig: [*SAMPLED, *REWARDS, {"n": 0}],
+    WinRateConfig: [*SAMPLED, *REWARDS],
+    ServeRewardConfig: [
+        *MACHINE,
+        {"micro_batch_size": 0},
+        *({"max_request_mb": x} for x in (0, -1, NAN)),
+        *({"port": x} for x in (-1, 65536)),
+    ],
     KLConfig: [*SAMPLED, {"temperature": 0}],
 }
 
@@ -151,6 +193,46 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (PPOConfig, {"score_norm_samples": 1}, "--score-norm-samples must be 0 or at least 2"),
         (PPOConfig, {"kl_target": 6.0, "kl_coef": 0.0}, "--kl-target .*--kl-coef .* above 0"),
         (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
+        (
+            PPOConfig,
+            {"score_norm_running": True, "score_norm_samples": 8},
+            "--score-norm-running .*--score-norm-samples",
+        ),
+        *(
+            (
+                config_class,
+                {"reward_std_coef": 0.5, "reward_combine": how},
+                "--reward-std-coef 0.5 .*mean-std, got " + how,
+            )
+            for config_class in (PPOConfig, GRPOConfig, ScoresConfig)
+            for how in ("sum", "min")
+        ),
+        (PPOConfig, {"value_model": "m", "critic": "reward"}, "--value-model .* add --critic separate"),
+        (PPOConfig, {"action": "response", "gamma": 0.9}, "--gamma 0.9 spreads .* --action response"),
+        (PPOConfig, {"action": "response", "gae_lambda": 1.0}, "--gae-lambda 1.0 spreads .* --action response"),
+        (PPOConfig, {"policy_loss": "a2c"}, "--ppo-epochs 1 and --minibatch-size 64, got --ppo-epochs 4 and"),
+        (A2CConfig, {"ppo_epochs": 2}, "--policy-loss a2c .* got --ppo-epochs 2 and --minibatch-size 64"),
+        (A2CConfig, {"minibatch_size": 32}, "--policy-loss a2c .* --minibatch-size 64, got .* --minibatch-size 32"),
+        (A2CConfig, {"clip_range": 0.1}, "--clip-range 0.1 is about the probability ratio, .* --policy-loss a2c"),
+        (A2CConfig, {"clip_range_high": 0.3}, "--clip-range-high 0.3 is about .* --policy-loss a2c"),
+        (A2CConfig, {"dual_clip": 3.0}, "--dual-clip 3.0 is about .* --policy-loss a2c"),
+        (A2CConfig, {"approx_kl_limit": 0.1}, "--approx-kl-limit 0.1 is about .* --policy-loss a2c"),
+        (PPOConfig, {"kl_in": "loss"}, "--kl-in loss does not go with --kl-kind k1.* --kl-kind k2 or --kl-kind k3"),
+        (PPOConfig, {"ptx_data": "d"}, "--ptx-data has no effect with --ptx-coef 0"),
+        (PPOConfig, {"ptx_coef": 0.5}, "--ptx-coef 0.5 .* add --ptx-data"),
+        (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0}, "--critic-warmup-steps with --value-coef 0"),
+        (PPOConfig, {"missing_eos": "replace"}, "--missing-eos replace .* add --missing-eos-penalty"),
+        (
+            GRPOConfig,
+            {"missing_eos": "replace", "missing_eos_penalty": 1.0, "response_length": "fixed"},
+            "--missing-eos replace with --response-length fixed would replace every score",
+        ),
+        (GRPOConfig, {"samples_per_prompt": 1}, "--samples-per-prompt is 1, .* add --advantage batch-mean"),
+        (
+            GRPOConfig,
+            {"advantage": "batch-mean", "samples_per_prompt": 1, "rollout_batch_size": 1, "minibatch_size": 1},
+            "--rollout-batch-size is 1, but --advantage batch-mean .* at least 2",
+        ),
         (PPOConfig, {"min_new_tokens": 65}, "--min-new-tokens 65 is larger than --max-new-tokens 64"),
         (ChatConfig, {"min_new_tokens": 257}, "--min-new-tokens 257 is larger than --max-new-tokens 256"),
         (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
@@ -164,6 +246,15 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (DemoConfig, {"output": "."}, "--output must name a folder for the demo"),
         (TinyConfig, {"hidden_size": 36}, "--hidden-size must be a multiple of 8 .*got 36"),
         (SFTConfig, {"output": ""}, "--output must name a folder"),
+        (MergeConfig, {"output": ""}, "--output must name a folder"),
+        (SFTConfig, {"lora_alpha": 8}, "--lora-alpha belongs to adapters: add --lora-rank"),
+        (SFTConfig, {"lora_dropout": 0.1}, "--lora-dropout belongs to adapters: add --lora-rank"),
+        (PPOConfig, {"lora_targets": "q_proj"}, "--lora-targets belongs to adapters: add --lora-rank"),
+        (SFTConfig, {"quantize": "4bit"}, "--quantize 4bit .*add --lora-rank"),
+        *(
+            (trainer, {"lora_rank": 4, "reference_device": "cpu"}, "--reference-device cpu .*--reference")
+            for trainer in (PPOConfig, GRPOConfig, DPOConfig)
+        ),
         (PPOConfig, {"output": "."}, "--output must name a folder"),
     ],
 )
@@ -184,11 +275,24 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         ),
         (PPOConfig, {"minibatch_size": 64, "samples_per_prompt": 64, "min_new_tokens": 64, "top_p": 1.0}),
         (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0}),
+        (PPOConfig, {"critic_warmup_steps": 99, "ema_decay": 0.999, "dual_clip": 1.01, "approx_kl_limit": 1e-9}),
+        (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0, "critic": "separate"}),
+        (PPOConfig, {"ptx_data": "d", "ptx_coef": 27.8, "kl_in": "loss", "kl_kind": "k2", "kl_coef": 0.0}),
+        (PPOConfig, {"policy_loss": "a2c", "ppo_epochs": 1, "action": "response", "clip_range": 0.2}),
+        (A2CConfig, {"policy_loss": "clip", "ppo_epochs": 4, "minibatch_size": 32, "clip_range": 0.1}),
+        (GRPOConfig, {"advantage": "batch-mean", "samples_per_prompt": 1}),
         (ChatConfig, {"temperature": 0.0, "top_k": 0}),
         (KLConfig, {"eval_fraction": 1.0, "max_prompts": 1}),
         (TinyConfig, {"hidden_size": 8, "num_layers": 1}),
         (DemoConfig, {"seed": 2**63 - 1}),
+        (SFTConfig, {"lora_rank": 1, "lora_alpha": 0.5, "lora_dropout": 0.9, "lora_targets": "q_proj, v_proj"}),
+        (PPOConfig, {"lora_rank": 4, "reference": "m", "reference_device": "cpu", "quantize": "4bit"}),
+        (DPOConfig, {"reference_device": "cpu"}),
         (ScoresConfig, {"rewards": ()}),
+        (ScoresConfig, {"reward_combine": "mean-std", "reward_std_coef": 0.0, "reward_retries": 0}),
+        (PPOConfig, {"reward_weights": (0.0, -1.0), "score_clip": 1e-3, "score_norm_running": True}),
+        (ServeRewardConfig, {"port": 0}),
+        (ServeRewardConfig, {"port": 65535}),
     ],
 )
 def test_the_ends_of_the_ranges_are_inside(make, config_class, edge):
@@ -202,6 +306,11 @@ def test_the_remedy_for_a_size_that_does_not_divide_is_accepted(make):
         make(PPOConfig, rollout_batch_size=70, minibatch_size=16)
     proposed = int(str(error.value).rsplit(" ", 1)[1])
     assert make(PPOConfig, rollout_batch_size=proposed, minibatch_size=16).rollout_batch_size == proposed == 64
+
+
+def test_a2c_learns_from_the_whole_rollout_batch_at_once(make):
+    assert make(A2CConfig).minibatch_size == 64
+    assert make(A2CConfig, rollout_batch_size=24).minibatch_size == 24
 
 
 def test_configurations_are_frozen_and_their_defaults_valid(config_class, make):
@@ -225,11 +334,13 @@ def test_every_setting_is_documented(config_class):
 
 def test_no_group_of_options_is_forgotten():
     """Every class of settings says its check in a method that the commands' own __post_init__ calls."""
-    found = {**vars(options), **vars(online)}
+    found = {**vars(options), **vars(online), **vars(ppo_update)}
     groups = [value for name, value in found.items() if name.endswith("Options") and isinstance(value, type)]
     assert len(groups) >= 6
     for config_class in OUT_OF_RANGE:
         called = inspect.getsource(sys.modules[config_class.__module__])
+        if issubclass(config_class, PPOConfig):
+            called = inspect.getsource(PPOConfig) + inspect.getsource(ppo_update.PPOUpdateOptions.check_update)
         called += inspect.getsource(online.OnlineOptions.check_online) * ("check_online()" in called)
         called += inspect.getsource(options.TrainingOptions.check_training) * ("check_training()" in called)
         for group in groups:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import gae, group_advantages, kl_shaped_rewards, rloo_advantages
+from heedful.core import first_in_mask, gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages
 
 
 def f64(values):
@@ -97,6 +97,44 @@ def test_identity_shaped_rewards_at_the_reference_are_the_scores_alone():
 def test_a_score_without_a_response_token_is_refused():
     with pytest.raises(ValueError, match="kl_shaped_rewards: a row has no response token"):
         kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, mask("xxx.", "...."), kl_coef=0.1)
+
+
+# ----------------------------------------------------------------------------------------- the response as one action
+
+
+def test_golden_response_rewards_stand_at_the_first_token():
+    """A tool's tokens (the hole) and padding give nothing, and the first response token is where the mask begins."""
+    rewards = f64([[1.0, 2.0, 3.0, 50.0], [70.0, 0.5, 90.0, -2.0]])
+    close(response_rewards(rewards, mask("xxx.", ".x.x")), [[1 + 2 + 3, 0, 0, 0], [0, 0.5 - 2, 0, 0]])
+
+
+def test_golden_response_rewards_are_computed_in_float32():
+    """256 + 1 + 1 in bfloat16 would stay 256."""
+    total = response_rewards(torch.tensor([[256.0, 1.0, 1.0]], dtype=torch.bfloat16), mask("xxx"))
+    assert total.dtype == torch.float32
+    assert total[0, 0] == 258
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+def test_invariance_response_rewards_under_poison_outside_the_mask(poison):
+    rewards = f64([[1.0, 2.0, poison, poison]])
+    close(response_rewards(rewards, mask("xx..")), [[3, 0, 0, 0]])
+
+
+def test_identity_one_action_has_the_advantage_score_minus_penalty_minus_value():
+    """Whatever the discounts: an episode of one step has nothing to discount."""
+    rewards = kl_shaped_rewards(f64([2.0, -1.0]), LOGPROBS, REF_LOGPROBS, SHORT_AND_LONG, kl_coef=0.3)
+    values = f64([[0.5, 7.0, 7.0, 7.0], [-0.25, 7.0, 7.0, 7.0]])
+    total = f64([2.0, -1.0]) - 0.3 * torch.where(SHORT_AND_LONG, LOGPROBS - REF_LOGPROBS, 0.0).sum(1)
+    actions = first_in_mask(SHORT_AND_LONG)
+    for gamma, gae_lambda in ((1.0, 0.95), (0.3, 0.1)):
+        advantages, returns = gae(
+            response_rewards(rewards, SHORT_AND_LONG), values, actions, gamma=gamma, gae_lambda=gae_lambda
+        )
+        close(advantages[:, 0], total - f64([0.5, -0.25]))
+        close(returns[:, 0], total)
+        assert not advantages[:, 1:].any()
+        assert not returns[:, 1:].any()
 
 
 # --------------------------------------------------------------------------------------------------------------- gae

@@ -63,6 +63,16 @@ POLICY_LOSSES = [
     policy("value-unclipped", value_loss, "values old_values returns", "values", clip_range=None),
     policy("sequence", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP),
     policy(
+        "sequence-dual-clip",
+        sequence_policy_loss,
+        f"{OLD} scores",
+        "logprobs",
+        ("num_sequences",),
+        **CLIP,
+        dual_clip=1.3,
+        clip_range_high=0.3,
+    ),
+    policy(
         "gspo", sequence_policy_loss, f"{OLD} scores", "logprobs", ("num_sequences",), **CLIP, length_normalise=True
     ),
     *(
@@ -88,6 +98,11 @@ def pairwise_with_margin(chosen, rejected, margin, **options):
     return pairwise_reward_loss(chosen, rejected, margin=margin, **options)
 
 
+def ranking_with_margin(ranked, ranks, groups, margins, **options):
+    return ranking_reward_loss(ranked, ranks, groups, margin=margins, **options)
+
+
+RANKED = ("ranked", "ranks", "groups")
 PREFERENCE_LOSSES = [
     Loss("pairwise", pairwise_reward_loss, PAIR, PAIR, ("num_pairs",)),
     Loss(
@@ -98,7 +113,16 @@ PREFERENCE_LOSSES = [
         ("num_pairs",),
         options={"center_coef": 0.1, "label_smoothing": 0.2},
     ),
-    Loss("ranking", ranking_reward_loss, ("ranked", "ranks", "groups"), ("ranked",), ("num_prompts",), GROUPS_SPLIT),
+    Loss("ranking", ranking_reward_loss, RANKED, ("ranked",), ("num_prompts",), GROUPS_SPLIT),
+    Loss(
+        "ranking-options",
+        ranking_with_margin,
+        (*RANKED, "margins"),
+        ("ranked",),
+        ("num_prompts",),
+        GROUPS_SPLIT,
+        options={"center_coef": 0.1, "label_smoothing": 0.2},
+    ),
     Loss("best-of-k", best_of_k_reward_loss, ("of_k", "best"), ("of_k",), ("num_prompts",)),
     Loss("dpo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7}),
     Loss("cdpo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "label_smoothing": 0.2}),
@@ -133,6 +157,7 @@ def batch():
         "of_k": randn(ROWS, 4),
         "best": torch.tensor([0, 3, 1, 2, 2, 0]),
         "ranked": randn(10),
+        "margins": randn(10),
         "ranks": torch.tensor([0, 1, 2, 0, 1, 1, 3, 2, 5, 4]),
         "groups": torch.tensor([4, 4, 4, 1, 1, 1, 1, 1, 9, 9]),
     }
@@ -143,7 +168,7 @@ def step_counts(loss, batch):
         "num_tokens": int(batch["response_mask"].sum()),
         "num_sequences": int(batch["response_mask"].any(1).sum()),
         "num_pairs": ROWS,
-        "num_prompts": 3 if loss.name == "ranking" else ROWS,
+        "num_prompts": 3 if loss.name.startswith("ranking") else ROWS,
     }
     return {name: counts[name] for name in loss.counts}
 
@@ -301,5 +326,6 @@ def test_every_loss_of_the_core_is_in_the_table():
     import heedful.core
 
     losses = {name for name in heedful.core.__all__ if name.endswith("_loss")}
-    listed = {pairwise_reward_loss if loss.call is pairwise_with_margin else loss.call for loss in LOSSES}
+    with_margin = {pairwise_with_margin: pairwise_reward_loss, ranking_with_margin: ranking_reward_loss}
+    listed = {with_margin.get(loss.call, loss.call) for loss in LOSSES}
     assert {function.__name__ for function in listed} == losses

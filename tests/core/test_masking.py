@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import masked_mean, masked_sum, masked_var, rescale, whiten
+from heedful.core import first_in_mask, masked_mean, masked_sum, masked_var, rescale, whiten
 from heedful.core.masking import at_least_float32
 
 
@@ -24,6 +24,12 @@ X = f64([[1.0, 2.0, 7.0], [4.0, -3.0, 5.0]])
 MASK = torch.tensor([[True, True, False], [False, True, True]])
 MEAN = (1 + 2 - 3 + 5) / 4
 VAR = ((1 - MEAN) ** 2 + (2 - MEAN) ** 2 + (-3 - MEAN) ** 2 + (5 - MEAN) ** 2) / 4
+
+
+def test_golden_first_in_mask():
+    inside = torch.tensor([[True, True, False], [False, True, True], [False, False, False], [True, False, True]])
+    first = [[True, False, False], [False, True, False], [False, False, False], [True, False, False]]
+    assert first_in_mask(inside).tolist() == first
 
 
 def test_golden_masked_sum():

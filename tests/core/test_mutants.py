@@ -73,6 +73,18 @@ MUTANTS = [
             "::test_invariance_value_under_poison_outside_the_mask[masked_sum-nan]",
         ),
         (
+            "the first column in place of the first in the mask",
+            "mask & (mask.cumsum(dim=1) == 1)",
+            "mask & (torch.ones_like(mask).cumsum(dim=1) == 1)",
+            "::test_golden_first_in_mask",
+        ),
+        (
+            "all entries before the second",
+            "mask & (mask.cumsum(dim=1) == 1)",
+            "mask.cumsum(dim=1) == 1",
+            "::test_golden_first_in_mask",
+        ),
+        (
             "the mean ignores the count",
             "(mask.sum() if count is None else count)",
             "mask.sum()",
@@ -222,6 +234,18 @@ MUTANTS = [
             "::test_identity_shaped_rewards_sum_to_the_score_minus_the_penalty",
         ),
         (
+            "the whole response's reward at every token",
+            "torch.where(first_in_mask(response_mask), total, 0.0)",
+            "torch.where(response_mask, total, 0.0)",
+            "::test_golden_response_rewards_stand_at_the_first_token",
+        ),
+        (
+            "padding counts in the whole response's reward",
+            "torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)",
+            "at_least_float32(rewards).sum(dim=1, keepdim=True)",
+            "::test_golden_response_rewards_stand_at_the_first_token",
+        ),
+        (
             "rewards on padding",
             "torch.where(response_mask, placed - kl_coef * kl, 0.0)",
             "placed - kl_coef * kl",
@@ -308,7 +332,7 @@ MUTANTS = [
         ),
         (
             "rounding dust of equal scores is divided by eps",
-            "torch.where(tied, 0.0, centred)",
+            "torch.where(_tied(groups), 0.0, centred)",
             "centred",
             "::test_golden_group_of_equal_scores_is_exactly_zero",
         ),
@@ -590,6 +614,14 @@ MUTANTS = [
             "::test_golden_sequence_policy_loss",
         ),
         (
+            "sequences without dual clip",
+            """advantages, clip_range, clip_range_high, dual_clip)
+    loss = -masked_mean(objective, present""",
+            """advantages, clip_range, clip_range_high)
+    loss = -masked_mean(objective, present""",
+            "::test_golden_sequence_policy_loss_dual_clip",
+        ),
+        (
             "empty responses count",
             "present = response_mask.any(dim=1)",
             "present = torch.ones_like(response_mask[:, 0])",
@@ -724,6 +756,18 @@ MUTANTS = [
             "weight * (difference.detach() > 0)",
             "weight * (difference.detach() >= 0)",
             "::test_golden_ranking_equal_scores_are_not_accurate",
+        ),
+        (
+            "the margin of the worse response",
+            "margin[winner]",
+            "margin[loser]",
+            "::test_golden_ranking_options_are_those_of_each_pair",
+        ),
+        (
+            "the mean margin over pairs, not over prompts",
+            "(weight * difference.detach()).sum()",
+            "difference.detach().sum()",
+            "::test_golden_ranking_options_are_those_of_each_pair",
         ),
         ("the best is pushed down", "-picked.sum()", "picked.sum()", "::test_identity_best_of_two_is_pairwise"),
         (

@@ -346,6 +346,16 @@ def test_golden_sequence_policy_loss_bounds_and_count():
     close(metrics["policy/clip_frac"], 2 / 8)
 
 
+def test_golden_sequence_policy_loss_dual_clip():
+    """Responses with ratios 2 * 2 = 4 and 2 and advantages -1: the first counts c A = -3, the second 2 A."""
+    new = torch.stack([logs(2.0, 2.0), logs(2.0, 1.0)]).requires_grad_()
+    options = {"clip_range": 0.2, "dual_clip": 3.0}
+    loss, _ = sequence_policy_loss(new, torch.zeros(2, 2).double(), f64([-1.0, -1.0]), mask("xx", "xx"), **options)
+    close(loss.detach(), (3.0 + 2.0) / 2)
+    loss.backward()
+    close(new.grad, [[0, 0], [2.0 / 2, 2.0 / 2]])
+
+
 def test_golden_sequence_policy_loss_leaves_empty_rows_out():
     new = torch.stack([logs(1.1, 1.2), logs(5.0, 5.0)])
     loss, _ = sequence_policy_loss(new, torch.zeros_like(new), f64([2.0, -1.0]), mask("xx", ".."), clip_range=0.5)

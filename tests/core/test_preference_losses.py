@@ -167,6 +167,49 @@ def test_identity_ranking_of_two_is_pairwise():
     close(metrics["reward/accuracy"], pairwise_metrics["reward/accuracy"].double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identity_ranking_of_two_is_pairwise_to_the_bit_with_every_option(dtype):
+    """Loss, metrics and gradient: so one path can train pairs and rankings."""
+    chosen, rejected, margin = torch.randn(3, 7).to(dtype)
+    options = {"center_coef": 0.3, "label_smoothing": 0.2}
+    outcomes = []
+    for call in (
+        lambda s: pairwise_reward_loss(s[:7], s[7:], num_pairs=9, margin=margin, **options),
+        lambda s: ranking_reward_loss(
+            s, torch.arange(14) // 7, torch.arange(14) % 7, num_prompts=9, margin=margin.repeat(2), **options
+        ),
+    ):
+        scores = torch.cat([chosen, rejected]).requires_grad_()
+        loss, metrics = call(scores)
+        loss.backward()
+        outcomes.append((metrics, scores.grad))
+    (metrics, gradient), (expected, expected_gradient) = outcomes
+    assert metrics.keys() == expected.keys()
+    assert all(torch.equal(metrics[name], expected[name]) for name in expected)
+    assert torch.equal(gradient, expected_gradient)
+
+
+def test_golden_ranking_options_are_those_of_each_pair():
+    """Prompt 0 has the pairs (2, 1), (2, -1) with margin 0.5 and (1, -1) with 0.25; prompt 1 the pair (0.5, 1.5)."""
+    scores, ranks, groups = (
+        f64([2.0, 1.0, -1.0, 0.5, 1.5]),
+        torch.tensor([0, 1, 2, 0, 1]),
+        torch.tensor([0, 0, 0, 1, 1]),
+    )
+    margin = f64([0.5, 0.25, 9.0, 0.0, 9.0])
+
+    def loss(**options):
+        return ranking_reward_loss(scores, ranks, groups, **options)[0]
+
+    first = (minus_log_sigmoid(0.5) + minus_log_sigmoid(2.5) + minus_log_sigmoid(1.75)) / 3
+    close(loss(margin=margin), (first + minus_log_sigmoid(-1.0)) / 2)
+    smoothed = [0.9 * minus_log_sigmoid(d) + 0.1 * minus_log_sigmoid(-d) for d in (1.0, 3.0, 2.0, -1.0)]
+    close(loss(label_smoothing=0.1), (sum(smoothed[:3]) / 3 + smoothed[3]) / 2)
+    close(loss(center_coef=0.01) - loss(), 0.01 * ((3.0**2 + 1.0**2 + 0.0**2) / 3 + 2.0**2) / 2)
+    metrics = ranking_reward_loss(scores, ranks, groups, margin=margin)[1]
+    close(metrics["reward/margin"], ((1 + 3 + 2) / 3 - 1) / 2)
+
+
 def test_identity_ranking_of_equal_scores_is_log_two():
     groups = torch.tensor([0, 0, 0, 1, 1])
     close(ranking_reward_loss(f64([0.4] * 5), torch.tensor([0, 1, 2, 1, 0]), groups)[0], math.log(2))

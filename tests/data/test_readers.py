@@ -81,7 +81,7 @@ def test_hub_names_are_loaded_with_their_split(monkeypatch, path, name, split):
     calls = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or ROWS)
     records = read_records(path, columns={})
-    assert calls == [((name,), {"split": split})]
+    assert calls == [((name,), {"split": split, "streaming": False})]
     assert records == [Record(f"{path}: row 1", ROWS[0]), Record(f"{path}: row 2", ROWS[1])]
 
 

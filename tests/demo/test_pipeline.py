@@ -31,6 +31,7 @@ from heedful.demo.world import instructions
 from heedful.errors import ConfigError
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.models.tiny import SPECIALS
 
 SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")
 SHARES += tuple(f"{model}.{what}_frac" for model in ("sft", "ppo") for what in ("eos", "empty", "flawless"))
@@ -55,6 +56,13 @@ def demo(small_recipe, tmp_path_factory):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         summary = run_demo(DemoConfig(output=folder, device="cpu"), small_recipe)
     return Done(folder, summary, said.getvalue())
+
+
+def broken_or_empty(completions, completion_ids):
+    """By the text, where the demo looks at the bytes: a broken byte is U+FFFD there, and special tokens are left out."""
+    texts = [completion[-1]["content"] for completion in completions]
+    special = [any(i < len(SPECIALS) for i in ids) for ids in completion_ids]
+    return [float("\ufffd" in text or not text.strip() or other) for text, other in zip(texts, special, strict=True)]
 
 
 def rows_of(path):
@@ -115,7 +123,9 @@ def test_the_public_functions_measure_the_same_again(demo):
         by_gold = evaluate_scores(ScoresConfig(model=model, **settings), rewards=[gold_judge])
         by_model = evaluate_scores(ScoresConfig(model=model, rewards=(reward,), **settings))
         again |= {f"{name}.gold": by_gold["score_mean"], f"{name}.reward": by_model["score_mean"]}
-        again |= {f"{name}.eos_frac": by_gold["eos_frac"]}
+        eight = evaluate_scores(ScoresConfig(model=model, samples_per_prompt=8, **settings), rewards=[broken_or_empty])
+        again |= {f"{name}.eos_frac": eight["eos_frac"], f"{name}.empty_frac": eight["score_mean"]}
+        assert eight["responses"] == 8 * len(rows_of(demo.folder / "answers.jsonl"))
         rows[name] = [
             (one["prompt"], one["response"], other["score"], one["score"])
             for one, other in zip(by_gold["samples"], by_model["samples"], strict=True)
@@ -149,9 +159,7 @@ def test_the_numbers_are_those_of_the_answers(demo):
         gold = [row[f"{model}_gold"] for row in answers]
         assert demo.summary[f"{model}.gold"] == pytest.approx(sum(gold) / len(gold))
         assert demo.summary[f"{model}.flawless_frac"] == gold.count(1.0) / len(gold)
-        texts = [row[f"{model}_response"] for row in answers]
-        broken = sum("\ufffd" in text or not text.strip() for text in texts)
-        assert len(texts) > demo.summary[f"{model}.empty_frac"] * len(texts) >= broken > 0
+        assert 0 < demo.summary[f"{model}.empty_frac"] < 1
     wins = [(row["ppo_gold"] > row["sft_gold"]) + 0.5 * (row["ppo_gold"] == row["sft_gold"]) for row in answers]
     assert demo.summary["ppo.win_rate"] == pytest.approx(sum(wins) / len(wins))
 

@@ -393,8 +393,9 @@ def test_compute_dtype(monkeypatch):
     cpu, cuda, mps = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
     assert resolve_dtype("float32", cuda) is torch.float32
     assert resolve_dtype("bfloat16", cpu) is torch.bfloat16
+    assert resolve_dtype("float16", cpu) is torch.float16
     assert resolve_dtype("auto", mps) is torch.float32
-    for capability, dtype in (((7, 5), torch.float32), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
+    for capability, dtype in (((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert resolve_dtype("auto", cuda) is dtype
 

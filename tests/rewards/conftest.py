@@ -1,4 +1,9 @@
-"""Completions to score, and tiny models to score them with."""
+"""Completions to score, and servers that score them."""
+
+import contextlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -32,3 +37,65 @@ def chat():
 @pytest.fixture
 def cpu():
     return {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+
+
+class Answering:
+    """A real server on this machine that behaves as it is told.
+
+    ``answer(count)`` is called for request number ``count`` (from 1) and returns status and body, or None to hang up.
+    """
+
+    def __init__(self, answer):
+        self.requests = []
+        """Path, headers and body of each request."""
+        self.done = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.requests.append((self.path, dict(self.headers), body))
+                answered = answer(len(outer.requests))
+                if answered is None:
+                    self.close_connection = True
+                    return
+                status, content = answered
+                self.send_response(status)
+                self.end_headers()
+                with contextlib.suppress(OSError):  # the client may have given up
+                    for piece in content if isinstance(content, list) else [content]:
+                        self.wfile.write(piece)
+                        if isinstance(content, list):
+                            outer.done.wait(0.05)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/score"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def bodies(self):
+        return [json.loads(body) for _, _, body in self.requests]
+
+    def close(self):
+        self.done.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def answering():
+    """``answering(answer)`` starts a server; those of a test are stopped after it."""
+    started = []
+
+    def start(answer):
+        started.append(Answering(answer))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()

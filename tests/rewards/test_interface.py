@@ -169,8 +169,9 @@ def at_the_second(value):
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, np.float32("nan"), "1.0", b"1", [1.0], [1.0, 2.0], {}, 1j, object(), 10**400,
-     np.array([1.0, 2.0]), np.array([]), torch.tensor(math.nan), torch.tensor([1.0, 2.0])],
+    [math.nan, math.inf, -math.inf, np.float32("nan"), "1.0", b"1", [1.0], [1.0, 2.0, 3.0], {}, 1j, object(), 10**400,
+     np.array([1.0, 2.0, 3.0]), np.array([]), torch.tensor(math.nan), torch.ones(2, 2), [1.0, math.nan], [1.0, None],
+     [1.0, [2.0]], ["1", "2"]],
     ids=lambda v: f"{type(v).__name__}-{v!s:.12}",
 )  # fmt: skip
 def test_something_that_is_no_finite_number(completions, value):

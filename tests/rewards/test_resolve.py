@@ -37,7 +37,9 @@ def test_the_three_kinds_of_values(completions, source, cpu):
     assert score(resolved[2:], completions)[0] == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("string", ["digits", "", ":", "rule:", "model:", "http://x", "rules:digits", "奖励.py:f"])
+@pytest.mark.parametrize(
+    "string", ["digits", "", ":", "rule:", "model:", "http:", "ftp://x", "rules:digits", "奖励.py:f"]
+)
 def test_a_string_of_no_known_form(string, cpu):
     with pytest.raises(ConfigError) as error:
         resolve_rewards([string], **cpu)
@@ -185,3 +187,8 @@ def test_equal_names_are_told_apart():
         "brevity#2",
         "rule:digits#3",
     ]
+
+
+def test_a_name_with_a_hash_is_told_apart_too(cpu):
+    names = [reward.name for reward in resolve_rewards(["rule:regex:#a", "rule:regex:#b", "rule:regex:#a"], **cpu)]
+    assert names == ["rule:regex:#a", "rule:regex:#b", "rule:regex:#a#2"]

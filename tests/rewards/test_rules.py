@@ -1,9 +1,16 @@
-"""The two rules, on values worked out by hand."""
+"""The rules, on values worked out by hand."""
+
+from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.rules import RULES, contains_expected, digits
+from heedful.rewards.numbers import final_number
+from heedful.rewards.resolve import check_reward_string
+from heedful.rewards.rules import RULES, WITH_ARGUMENT, contains_expected, digits, exact_number, make_rule
 from heedful.types import Message, Prompt
 
 
@@ -78,10 +85,196 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 
 def test_the_rules_there_are():
-    assert set(RULES) == {"contains_expected", "digits"}
+    assert set(RULES) == {"contains_expected", "digits", "exact_number", "repetition"}
+    assert set(WITH_ARGUMENT) == {"length", "regex", "repetition"}
 
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
     """It would be contained in every response."""
     with pytest.raises(ValueError, match="nothing but spaces and punctuation"):
         RULES["contains_expected"](completions=["好"], expected=["。 !"])
+
+
+def scored(spec, *responses, **columns):
+    """Scores of responses by a rule's string, through the interface that trainers use."""
+    completions = [
+        Completion(Prompt("问", f"d:{i}", {name: values[i] for name, values in columns.items()}), response)
+        for i, response in enumerate(responses)
+    ]
+    return score([Reward(spec, make_rule(spec))], completions)[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hits", "misses"),
+    [
+        (r"^好的", ["好的，没问题"], ["不好的", "ok 好的"]),
+        (r"\d{4}年", ["在2024年"], ["在24年", ""]),
+        (r"(?s)<think>.+</think>", ["<think>一\n二</think>三"], ["<think></think>"]),
+        (r"a:b", ["xa:by"], ["ab"]),
+        ("x", ["x"], ["X"]),
+    ],
+)
+def test_regex(pattern, hits, misses):
+    """Found anywhere; whatever follows the second colon is the pattern, colons included."""
+    assert scored(f"rule:regex:{pattern}".removeprefix("rule:"), *hits, *misses) == [1.0] * len(hits) + [0.0] * len(
+        misses
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "by_length"),
+    [
+        ("4-10", {0: 0.0, 1: 0.25, 3: 0.75, 4: 1.0, 7: 1.0, 10: 1.0, 15: 0.5, 20: 0.0, 25: 0.0}),
+        ("0-2", {0: 1.0, 2: 1.0, 3: 0.5, 4: 0.0}),
+        ("5-5", {4: 0.8, 5: 1.0, 6: 0.8}),
+    ],
+)
+def test_length(window, by_length):
+    """Characters, not bytes: 字 is one."""
+    assert scored(f"length:{window}", *("字" * n for n in by_length)) == pytest.approx(list(by_length.values()))
+
+
+@given(a=st.integers(0, 30), b=st.integers(1, 60), n=st.integers(0, 200))
+def test_length_is_1_inside_and_falls_outside(a, b, n):
+    a, b = min(a, b), max(a, b)
+    here, further = scored(f"length:{a}-{b}", "x" * n, "x" * (n + 1 if n >= b else max(0, n - 1)))
+    assert 0 <= here <= 1
+    assert (here == 1) == (a <= n <= b)
+    if not a <= n <= b:
+        assert further <= here
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("The answer is 42.", "42"),
+        ("答案是42。", "42"),
+        ("答案是-42", "-42"),
+        ("答案是−4.50元", "-4.5"),
+        ("共１２，３个", "3"),  # a full-width comma separates numbers
+        ("共１２３个", "123"),
+        ("1,234,567.89 dollars", "1234567.89"),
+        ("$1,000", "1000"),
+        ("-$5", "-5"),
+        ("¥3.50", "3.5"),
+        ("\\$12", "12"),
+        ("1,23", "23"),  # no thousands
+        ("12,3456", "3456"),
+        ("10-3=7", "7"),
+        ("pages 10-12", "12"),
+        ("(3)-5", "5"),
+        ("x = -5", "-5"),
+        ("+5", "5"),
+        ("50%", "50"),
+        (".5", "0.5"),
+        ("0.50", "0.5"),
+        ("3.", "3"),
+        ("1.5e3", "1500"),
+        ("2 eggs", "2"),
+        ("first 3 then 4 and then", "4"),
+        ("so 5\n#### 18", "18"),
+        ("#### 18 because 3 * 6 = 18 and not 20", "18"),
+        ("#### 1\n#### 2\nend 3", "2"),
+        ("####", None),
+        ("#### none, 7", "7"),
+        ("10 #### x", "10"),
+        ("\\boxed{42} and 43 more", "42"),
+        ("\\boxed{1} \\boxed{2} 3", "2"),
+        ("\\boxed{\\text{about } 1{,}000\\,km}", "1000"),
+        ("\\boxed{x} 9", "9"),
+        ("no number", None),
+        ("一百", None),
+        ("", None),
+    ],
+)
+def test_final_number(text, value):
+    assert final_number(text) == (None if value is None else Decimal(value))
+
+
+@given(number=st.decimals(-(10**9), 10**9, places=2, allow_nan=False), before=st.sampled_from(["", "所以", "= ", "so $"]),
+       after=st.sampled_from(["", ".", "。", " 元", "%", "\n"]))  # fmt: skip
+def test_every_spelling_of_a_number_is_that_number(number, before, after):
+    sign = "-" if number < 0 else ""
+    for digits_ in (f"{abs(number):f}", f"{abs(number):,f}"):
+        text = f"7 {sign}{before}{digits_}" if before == "so $" else f"7 {before}{sign}{digits_}"
+        assert final_number(f"{text}{after}") == (abs(number) if before == "so $" else number)
+
+
+def test_exact_number():
+    """GSM8K's answers end in '#### 18'; a number in the data is one too; a record without an answer has no score."""
+    gsm = "Janet sells 16 - 3 - 4 = 9 eggs.\nShe makes 9 * 2 = $18.\n#### 18"
+    answers = [gsm, gsm, 3.5, -7, "1,200", "答：约 12 米"]
+    responses = ["她每天赚18美元。", "17", "\\boxed{3.50}，不是7", "-7.0", "1200.00", "12"]
+    assert scored("exact_number", *responses, answer=answers) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert exact_number(["1", "1"], answer=[None, "1"]) == [None, 1.0]
+    assert scored("exact_number", "没有数字", answer=["1"]) == [0.0]
+    with pytest.raises(RewardError, match=r"ValueError: the answer '不知道' holds no number; for .*d:1"):
+        scored("exact_number", "1", "1", answer=["1", "不知道"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "value"),
+    [
+        ("repetition:2", "a b a b a b", -(1 - 2 / 5)),
+        ("repetition:1", "the cat and the dog", -(1 - 4 / 5)),
+        ("repetition", "one two three one two three", -(1 - 3 / 4)),
+        ("repetition:3", "one two three one two three", -(1 - 3 / 4)),
+        ("repetition:4", "one two three one two three", 0.0),
+        ("repetition:2", "好好好好", -(1 - 1 / 3)),
+        ("repetition:2", "我们学习，我们生活", -(1 - 7 / 8)),
+        ("repetition:1", "你好 你好", -(1 - 2 / 4)),  # with a space in it, Chinese still goes by characters
+        ("repetition:1", "用 Python 写 Python 。 。", -(1 - 4 / 6)),
+        ("repetition:1", "no! no! no!", -(1 - 2 / 6)),
+        ("repetition:3", "!!!!!!", -(1 - 1 / 4)),
+        ("repetition:2", "abababab", -(1 - 2 / 7)),  # without a space: by characters
+        ("repetition:3", "ab", 0.0),
+        ("repetition", "", 0.0),
+        ("repetition", " \n ", 0.0),
+    ],
+)
+def test_repetition(spec, text, value):
+    """Minus the share of n-grams that stood there before."""
+    assert scored(spec, text) == pytest.approx([value], abs=1e-12)
+
+
+@given(words=st.lists(st.sampled_from(["苹果", "pear", "梨", "x", "。"]), max_size=12), n=st.integers(1, 4))
+def test_repetition_lies_between_minus_1_and_0_and_saying_it_twice_is_worse(words, n):
+    once, twice = (" ".join(words * times) for times in (1, 2))
+    (a,), (b,) = scored(f"repetition:{n}", once), scored(f"repetition:{n}", twice)
+    assert -1 < b <= a <= 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "fragments"),
+    [
+        ("regex", ["rule:regex:PATTERN", "missing"]),
+        ("regex:", ["rule:regex:PATTERN", "missing"]),
+        ("regex:(好", ["rule:regex:PATTERN", "unterminated subpattern"]),
+        ("regex:*", ["nothing to repeat"]),
+        ("length", ["rule:length:MIN-MAX", "20-200"]),
+        ("length:5", ["rule:length:MIN-MAX", "'5'"]),
+        ("length:9-5", ["at least the first", "'9-5'"]),
+        ("length:0-0", ["above 0"]),
+        ("length:-5-9", ["'-5-9'"]),
+        ("length:a-b", ["'a-b'"]),
+        ("repetition:", ["rule:repetition:N", "above 0"]),
+        ("repetition:0", ["rule:repetition:N", "above 0", "'0'"]),
+        ("repetition:2.5", ["'2.5'"]),
+        ("digits:3", ["rule:digits takes no argument", "'3'"]),
+        ("exact_number:answer", ["takes no argument"]),
+        ("regexp:x", ["no rule 'regexp'", "did you mean rule:regex?", "regex:PATTERN", "length:MIN-MAX", "exact_number"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_told_before_anything_loads(spec, fragments):
+    with pytest.raises(ConfigError) as error:
+        check_reward_string(f"rule:{spec}")
+    for fragment in ("--rewards", *fragments):
+        assert fragment in str(error.value)
+
+
+def test_no_column_takes_the_place_of_an_argument():
+    """A data file may have a column of any name, such as those that the rules use themselves."""
+    columns = {"pattern": ["z"], "n": [9], "shortest": [9], "longest": [9]}
+    assert scored("regex:好", "好", **columns) == [1.0]
+    assert scored("length:1-2", "好", **columns) == [1.0]
+    assert scored("repetition:1", "好好", **columns) == [-0.5]

@@ -56,6 +56,16 @@ def test_values_of_a_model_of_its_own(policy, micro_batch_size):
 
 def test_micro_batches_cover_all_rows_once():
     parts = list(micro_batches(BATCH, 2))
-    assert [rows for rows, _ in parts] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    assert [len(rows) for rows, _ in parts] == [2, 2, 1]
+    order = torch.cat([rows for rows, _ in parts])
+    assert sorted(order.tolist()) == list(range(5))
     for name in ("ids", "attention_mask", "response_mask"):
-        assert torch.equal(torch.cat([getattr(part, name) for _, part in parts]), getattr(BATCH, name))
+        assert torch.equal(torch.cat([getattr(part, name) for _, part in parts]), getattr(BATCH, name)[order])
+    lengths = BATCH.attention_mask.sum(dim=1)[order].tolist()
+    assert lengths == sorted(lengths) != BATCH.attention_mask.sum(dim=1).tolist()
+
+
+def test_one_micro_batch_is_the_batch_as_it_stands():
+    [(rows, part)] = micro_batches(BATCH, 5)
+    assert rows.tolist() == list(range(5))
+    assert torch.equal(part.ids, BATCH.ids)

@@ -29,6 +29,7 @@ VARIANTS = {
     "dapo": {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0},
     "rloo": {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"},
     "gspo": {"ratio": "sequence-mean", "clip_range": 0.02, "kl_coef": 0.0},
+    "reinforce": {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"},
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -106,6 +107,40 @@ def test_advantages_by_hand(config):
     }.items():
         found = grpo.advantages_of(scores, config(advantage=advantage)).tolist()
         assert found == pytest.approx([*expected, 0, 0, 0, 0], abs=1e-5), advantage
+    found = grpo.advantages_of(scores, config(advantage="batch-mean", samples_per_prompt=1)).tolist()
+    assert found == pytest.approx([-3, -2, -1, 2, 1, 1, 1, 1], abs=1e-5), "the mean of all eight is 4"
+
+
+@pytest.mark.parametrize(("ratio", "aggregate"), [("token", "token"), ("sequence", "sequence")])
+def test_one_step_against_the_batchs_mean_is_reinforce(config, ratio, aggregate):
+    """The gradient of -mean((score - mean score) * log pi), over tokens or whole responses; at ratio 1 nothing is clipped."""
+    settings = config(
+        advantage="batch-mean", samples_per_prompt=1, ratio=ratio, aggregate=aggregate, kl_coef=0.0, ppo_epochs=1
+    )
+    policy = model(settings.model)
+    groups, _ = groups_of(policy, freeze(model(settings.model)), settings)
+    scores = torch.tensor(length([c.response for c in groups.completions])).double()
+    assert scores.std() > 0.1
+    found, _ = gradient(policy, groups, settings)
+    policy.zero_grad()
+    batch, mask = groups.batch, groups.batch.response_mask
+    logprobs, advantages = policy(batch.ids, batch.attention_mask, mask).logprobs, scores - scores.mean()
+    if ratio == "token":
+        core.a2c_policy_loss(logprobs, advantages.unsqueeze(1).expand_as(logprobs), mask)[0].backward()
+    else:
+        core.a2c_policy_loss(logprobs.sum(dim=1), advantages, mask.any(dim=1))[0].backward()
+    expected = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_replaced_scores_of_cut_responses_are_compared(config):
+    settings = config(advantage="group-mean", missing_eos="replace", missing_eos_penalty=7.0, kl_coef=0.0)
+    policy = model(settings.model)
+    groups, _ = groups_of(policy, freeze(model(settings.model)), settings)
+    cut = torch.tensor([completion.truncated for completion in groups.completions])
+    assert 0 < cut.sum() < len(cut)
+    shaped = torch.where(cut, -7.0, torch.tensor(length([c.response for c in groups.completions]))).view(-1, 4)
+    torch.testing.assert_close(groups.advantages, (shaped - shaped.mean(dim=1, keepdim=True)).flatten())
 
 
 def test_penalties_come_off_the_score_before_groups_are_compared(config, tiny):
@@ -214,6 +249,14 @@ def test_ties_are_counted_after_penalties(config, monkeypatch):
     assert metrics["reward/tied_frac"] == pytest.approx(1 / 3)
     assert groups.advantages[4:8].tolist() == [0.0] * 4
     assert groups.advantages[9] < 0 < groups.advantages[8]
+
+
+def test_the_whole_batch_is_one_group_of_reinforce(config):
+    """It ties where all scores are equal, however few samples a prompt has."""
+    settings = config(advantage="batch-mean", samples_per_prompt=1)
+    policy = model(settings.model)
+    _, metrics = groups_of(policy, freeze(model(settings.model)), settings)
+    assert metrics["reward/tied_frac"] == 0.0
 
 
 def test_another_reference_is_what_the_kl_is_measured_against(config, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from heedful.configs.reward import RewardConfig
 from heedful.core import pairwise_reward_loss
 from heedful.data.chat import RewardInputs
-from heedful.data.loading import PairRows
+from heedful.data.rankings import RankingRows
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.reward_model import load_reward_model
 from heedful.train.reward import accumulate, train_reward
@@ -61,7 +61,7 @@ def test_separates_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path
     assert summary["last_evaluation"]["eval/accuracy"] >= 0.95
 
 
-def rows(tokenizer, num: int, *, margins: bool = False) -> list[PairRows]:
+def rows(tokenizer, num: int, *, margins: bool = False) -> list[RankingRows]:
     random.seed(1)
     inputs = RewardInputs(tokenizer)
 
@@ -72,7 +72,7 @@ def rows(tokenizer, num: int, *, margins: bool = False) -> list[PairRows]:
     for i in range(num):
         ranking = Ranking(text(), (text(), text()), (0, 1), f"row {i}", margin=random.random() if margins else None)
         encoded = [inputs.encode(ranking.prompt, response) for response in ranking.responses]
-        pairs.append(PairRows(ranking, *encoded))
+        pairs.append(RankingRows(ranking, tuple(encoded)))
     return pairs
 
 
@@ -103,8 +103,8 @@ def test_margin_and_options_reach_the_loss(tiny, tmp_path):
     config = RewardConfig(model="m", data="d", output=tmp_path, center_coef=0.3, label_smoothing=0.2)
     pairs = rows(tokenizer, 5, margins=True)
     metrics = accumulate(model, pairs, config)
-    chosen = torch.cat([model([pair.chosen]) for pair in pairs]).detach()
-    rejected = torch.cat([model([pair.rejected]) for pair in pairs]).detach()
+    chosen = torch.cat([model([pair.rows[0]]) for pair in pairs]).detach()
+    rejected = torch.cat([model([pair.rows[1]]) for pair in pairs]).detach()
     margin = torch.tensor([pair.ranking.margin for pair in pairs])
     expected, _ = pairwise_reward_loss(chosen, rejected, margin=margin, center_coef=0.3, label_smoothing=0.2)
     assert metrics["loss/reward"] == pytest.approx(float(expected), rel=1e-5)

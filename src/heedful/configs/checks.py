@@ -50,3 +50,9 @@ def multiple(config: Any, whole: str, part: str) -> None:
         raise ConfigError(f"{flag(part)} is {b}, larger than {flag(whole)} {a}; lower it to at most {a}")
     if a % b:
         raise ConfigError(f"{flag(whole)} {a} is not a multiple of {flag(part)} {b}; try {flag(whole)} {a - a % b}")
+
+
+def changed(config: Any, *fields: str) -> list[str]:
+    """The flags, with their values, of those fields that are not at their default."""
+    values = {field: getattr(config, field) for field in fields}
+    return [f"{flag(field)} {value}" for field, value in values.items() if value != getattr(type(config), field)]

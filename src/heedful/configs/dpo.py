@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.checks import fraction, positive
+from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import TrainingOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOConfig(TrainingOptions):
+class DPOConfig(ReferenceOptions, TrainingOptions):
     """DPO: learn from pairs of responses directly, without a reward model and without sampling."""
 
     model: str
@@ -39,6 +40,7 @@ class DPOConfig(TrainingOptions):
 
     def __post_init__(self) -> None:
         self.check_training()
+        check_reference_device(self)
         positive(self, "batch_size", "epochs", "max_steps", "max_length", "beta")
         fraction(self, "label_smoothing")
         if self.label_smoothing and self.loss != "sigmoid":

@@ -1,4 +1,4 @@
-"""Settings of the five measures of ``heedful evaluate``."""
+"""Settings of the measures of ``heedful evaluate``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Literal
 
 from heedful.configs.checks import fraction, positive
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
+from heedful.configs.rewards import RewardOptions
 from heedful.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ class EvaluationOptions(RecordOptions, MachineOptions):
         if self.output is not None:
             object.__setattr__(self, "output", Path(self.output).expanduser())
         self.check_machine()
-        positive(self, "micro_batch_size", "eval_fraction")
+        positive(self, "micro_batch_size", "eval_fraction", "max_samples")
         fraction(self, "eval_fraction", "max_dropped")
 
 
@@ -51,24 +52,49 @@ class SampledOptions(SamplingOptions, EvaluationOptions):
     """The policy to measure."""
     max_prompts: int | None = None
     """Use the first so many prompts; None is all."""
+    samples_per_prompt: int = 1
+    """Responses sampled to each prompt, all counted. More narrow the interval where responses to a prompt differ."""
     num_samples: int = 4
-    """Responses to show."""
+    """Responses to show, each to another prompt."""
 
     def check_sampled(self) -> None:
         self.check_evaluation()
         self.check_sampling()
-        positive(self, "max_prompts", "num_samples")
+        positive(self, "max_prompts", "samples_per_prompt", "num_samples")
+        if self.samples_per_prompt > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"--samples-per-prompt {self.samples_per_prompt} needs a --temperature above 0: greedy decoding gives the "
+                "same response every time"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoresConfig(SampledOptions):
+class ScoresConfig(RewardOptions, SampledOptions):
     """Mean score of a policy's responses under a reward."""
-
-    rewards: tuple[str, ...] = ()
-    """The reward: model:PATH, python:FILE.py:FUNCTION, rule:NAME; several are summed."""
 
     def __post_init__(self) -> None:
         self.check_sampled()
+        self.check_rewards()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfNConfig(ScoresConfig):
+    """Mean score of the best of n responses to a prompt, chosen by a reward and, where wanted, judged by another."""
+
+    n: int = 4
+    """Responses to choose from. More raise the score and the KL, and cost as much more; 1 is the plain model."""
+    judge: tuple[str, ...] = ()
+    """Another reward that scores what --rewards chose, in the same forms; several are summed. None: --rewards judge."""
+    samples_per_prompt: int = 1
+    """Choices made for each prompt, among n responses each, all counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "n")
+        if self.n > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"--n {self.n} needs a --temperature above 0: greedy decoding gives the same response every time"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,15 +10,16 @@ from heedful.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(OnlineOptions):
-    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO's loss, GSPO."""
+    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO's loss, GSPO,
+    REINFORCE."""
 
     samples_per_prompt: int = 8
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
     ppo_epochs: int = 1
     """Passes over a rollout batch. More squeeze it harder; policy/approx_kl tells when too hard."""
-    advantage: Literal["group", "group-mean", "leave-one-out"] = "group"
+    advantage: Literal["group", "group-mean", "leave-one-out", "batch-mean"] = "group"
     """Score minus the group's mean, over its standard deviation (GRPO); without the division (Dr. GRPO); minus the mean
-    of the others (RLOO)."""
+    of the others (RLOO); minus the mean of the rollout batch (REINFORCE), where samples-per-prompt may be 1."""
     ratio: Literal["token", "sequence", "sequence-mean"] = "token"
     """What is clipped: each token's probability ratio; the response's, one action (RLOO); its geometric mean (GSPO, which
     clips at about 3e-4)."""
@@ -36,10 +37,15 @@ class GRPOConfig(OnlineOptions):
     def __post_init__(self) -> None:
         self.check_online()
         positive(self, "clip_range_high")
-        if self.samples_per_prompt < 2:
+        if self.advantage == "batch-mean" and self.rollout_batch_size < 2:
+            raise ConfigError(
+                f"--rollout-batch-size is {self.rollout_batch_size}, but --advantage batch-mean compares its responses; make "
+                "it at least 2"
+            )
+        if self.samples_per_prompt < 2 and self.advantage != "batch-mean":
             raise ConfigError(
                 f"--samples-per-prompt is {self.samples_per_prompt}, but responses are compared with others to the same "
-                "prompt; make it at least 2"
+                "prompt; make it at least 2, or add --advantage batch-mean"
             )
         if self.advantage == "group" and self.kl_in == "reward" and self.kl_coef:
             raise ConfigError(

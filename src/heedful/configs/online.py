@@ -1,21 +1,23 @@
 """Settings that PPO and GRPO share: both sample responses, score them, and learn from them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from heedful.configs.checks import multiple, not_negative, positive
+from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import SamplingOptions, TrainingOptions
+from heedful.configs.rewards import RewardOptions
+from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineOptions(SamplingOptions, TrainingOptions):
+class OnlineOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, what it maximises, and how rollout batches are made and learned from."""
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, or a Hub name."""
     reference: str | None = None
     """Frozen model that the KL penalty is measured against; None is the policy as it starts."""
-    rewards: tuple[str, ...] = ()
-    """What to maximise, summed: model:PATH, python:FILE.py:FUNCTION, rule:NAME."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
 
@@ -35,6 +37,10 @@ class OnlineOptions(SamplingOptions, TrainingOptions):
     """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
     missing_eos_penalty: float = 0.0
     """Taken off the score of a response that was cut by length."""
+    score_clip: float | None = None
+    """Scores are kept within plus and minus this, after normalisation where there is one; None is off."""
+    missing_eos: Literal["subtract", "replace"] = "subtract"
+    """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
     rollout_micro_batch_size: int = 64
     """Responses sampled, or scored by a reward model, at a time. It changes memory and speed, never the responses."""
     eval_prompts: int = 128
@@ -47,8 +53,17 @@ class OnlineOptions(SamplingOptions, TrainingOptions):
     def check_online(self) -> None:
         self.check_training()
         self.check_sampling()
+        self.check_rewards()
+        check_reference_device(self)
         positive(self, "steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
-        positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size")
+        positive(self, "clip_range", "temperature", "eval_prompts", "rollout_micro_batch_size", "score_clip")
         not_negative(self, "kl_coef", "missing_eos_penalty")
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
+        if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
+            raise ConfigError("--missing-eos replace would score cut responses 0; add --missing-eos-penalty, such as 1")
+        if self.missing_eos == "replace" and self.response_length != "stop":
+            raise ConfigError(
+                f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
+                "responses never end by themselves; leave out one of the two"
+            )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from heedful.configs.checks import fraction, not_negative, positive, seed
+from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
 
 
@@ -16,8 +17,8 @@ class MachineOptions:
     """Seed of every random draw. On a CPU the same seed gives the same run, bit for bit."""
     device: str = "auto"
     """auto, cpu, mps, cuda or cuda:N."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute precision; weights stay float32. auto: bfloat16 where the hardware is fast at it, float16 on older GPUs."""
 
     def check_machine(self) -> None:
         seed(self, "seed")
@@ -67,6 +68,8 @@ class RecordOptions:
     """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
     max_dropped: float = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
+    max_samples: int | None = None
+    """Read the first so many records of each data set alone; one on a hub is then streamed, not downloaded. None is all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,7 @@ class DataOptions(RecordOptions):
 
     def check_data(self) -> None:
         fraction(self, "eval_fraction", "max_dropped")
+        positive(self, "max_samples")
         if self.eval_fraction >= 1:
             raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
 
@@ -116,13 +120,15 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(OptimizerOptions, DataOptions, RunOptions):
+class TrainingOptions(MemoryOptions, OptimizerOptions, DataOptions, RunOptions):
     """What every trainer has."""
 
     def check_training(self) -> None:
         self.check_run()
         self.check_data()
         self.check_optimizer()
+        self.check_lora()
+        self.check_memory()
 
 
 @dataclass(frozen=True, kw_only=True)

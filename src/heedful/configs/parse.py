@@ -7,6 +7,7 @@ A YAML file becomes flags that stand before the user's own, so both go through o
 import contextlib
 import dataclasses
 import io
+import math
 import sys
 import types
 import typing
@@ -92,7 +93,7 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
 def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[str, ...]:
     name = "--" + key.replace("_", "-")
     if isinstance(node, yaml.SequenceNode):
-        if any(not isinstance(item, yaml.ScalarNode) or item.value.startswith("-") for item in node.value):
+        if any(not isinstance(item, yaml.ScalarNode) or _is_dashed(item.value) for item in node.value):
             raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
         if annotation is not None and typing.get_origin(annotation) is not tuple:
             raise ConfigError(f"{place}: {key} takes one value, got a list of {len(node.value)}")
@@ -109,6 +110,14 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
     if node.style is None and value in NULLS and _is_optional(annotation):
         return (f"{name}=None",)
     return (f"{name}={value}",)
+
+
+def _is_dashed(value: str) -> bool:
+    """The value would be taken for a flag. A negative number would not."""
+    try:
+        return value.startswith("-") and math.isnan(float(value))
+    except ValueError:
+        return True
 
 
 def _is_optional(annotation: Any) -> bool:

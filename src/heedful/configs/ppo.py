@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from heedful.configs.checks import fraction, not_negative, positive
-from heedful.configs.online import OnlineOptions
+from heedful.configs.checks import changed, fraction, not_negative, positive
+from heedful.configs.ppo_update import PPOUpdateOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnlineOptions):
+class PPOConfig(PPOUpdateOptions):
     """PPO: improve a policy against a reward while it stays near its reference."""
 
     gamma: float = 1.0
@@ -24,8 +24,9 @@ class PPOConfig(OnlineOptions):
     kl_horizon: int = 10_000
     """Responses over which the steering acts; raising it makes it slower."""
 
-    critic: Literal["shared", "separate"] = "shared"
-    """shared: a value head on the policy's trunk. separate: a model of its own."""
+    critic: Literal["shared", "separate", "reward"] = "shared"
+    """shared: a value head on the policy's trunk. separate: a model of its own. reward: a model of its own that starts as
+    the first reward model among the rewards, head included; it must share the policy's tokenizer."""
     value_model: str | None = None
     """Where a separate critic starts from; None is the policy's model."""
     value_coef: float = 0.1
@@ -37,19 +38,33 @@ class PPOConfig(OnlineOptions):
 
     score_norm_samples: int = 0
     """Reference responses whose scores set mean 0 and standard deviation 1 before training; 0 leaves scores as they are."""
+    score_norm_running: bool = False
+    """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
     whiten_rewards: bool = False
     """Scale the per-token rewards of a batch to variance 1."""
 
     def __post_init__(self) -> None:
-        self.check_online()
+        self.check_update()
         positive(self, "kl_target", "kl_horizon", "value_clip_range", "value_learning_rate")
         not_negative(self, "entropy_coef", "value_coef", "score_norm_samples")
         fraction(self, "gamma", "gae_lambda")
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
+        if self.score_norm_running and self.score_norm_samples:
+            raise ConfigError(
+                "--score-norm-running measures scores while it trains, --score-norm-samples before; leave out one of the two"
+            )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ConfigError(
                 "--kl-target steers --kl-coef by factors, which cannot move it away from 0; set --kl-coef above 0"
             )
         if self.value_model is not None and self.critic != "separate":
             raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
+        unused = changed(self, "gamma", "gae_lambda") if self.action == "response" else []
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} spreads rewards over tokens, but with --action response the response is one action; leave out "
+                "one of the two"
+            )
+        if self.critic_warmup_steps and self.critic == "shared" and self.value_coef == 0:
+            raise ConfigError("--critic-warmup-steps with --value-coef 0 trains nothing; raise --value-coef")

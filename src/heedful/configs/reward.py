@@ -9,14 +9,14 @@ from heedful.configs.options import TrainingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(TrainingOptions):
-    """Reward model: learn from pairs which of two responses people prefer."""
+    """Reward model: learn from pairs or longer rankings which responses people prefer."""
 
     model: str
     """Model to start from: the SFT model, any language model, or an encoder."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: int = 32
-    """Pairs an optimizer step."""
+    """Pairs, or rankings, an optimizer step."""
     epochs: float = 1
     """Passes over the data. Reward models overfit after one."""
     max_steps: int | None = None
@@ -24,11 +24,14 @@ class RewardConfig(TrainingOptions):
     max_length: int | None = None
     """Longest prompt with response in tokens; None is the model's context."""
     equal_pairs: Literal["error", "drop"] = "error"
-    """What to do with pairs whose chosen and rejected responses are equal (also after truncation)."""
+    """What to do with pairs whose chosen and rejected responses are equal (also after truncation), and with rankings that
+    prefer a response to an equal one."""
     center_coef: float = 0.0
     """Pull of the scores towards mean 0: coefficient of (chosen + rejected)^2. 0.01 is usual."""
     label_smoothing: float = 0.0
     """Share of labels taken to be wrong. Raising it makes the model less sure."""
+    offset_data: str | None = None
+    """Demonstrations (sft's columns) that shall score 0 on average: every saved model gets the offset that does it."""
 
     def __post_init__(self) -> None:
         self.check_training()

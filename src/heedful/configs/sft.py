@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from heedful.configs.checks import positive
+from heedful.configs.checks import not_negative, positive
 from heedful.configs.options import TrainingOptions
+from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,13 @@ class SFTConfig(TrainingOptions):
     loss_on: Literal["response", "all"] = "response"
     """Which tokens are learned: the response, or the prompt as well. Plain text is learned whole either way."""
 
+    lora_dropout: float = 0.0
+    """Share of the adapters' inputs that is left out of a step. The other trainers have no dropout."""
+
     def __post_init__(self) -> None:
         self.check_training()
+        not_negative(self, "lora_dropout")
+        if self.lora_dropout >= 1:
+            raise ConfigError(f"--lora-dropout must be below 1, got {self.lora_dropout}")
+        self.check_belongs_to_lora("lora_dropout", 0.0)
         positive(self, "batch_size", "epochs", "max_steps", "max_length")

@@ -4,10 +4,10 @@ Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Hal
 float64 stays float64. Needs torch and jaxtyping alone.
 """
 
-from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, rloo_advantages
+from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages
 from heedful.core.kl_control import AdaptiveKL, FixedKL
 from heedful.core.logprobs import entropy, kl_estimate, token_logprobs
-from heedful.core.masking import masked_mean, masked_sum, masked_var, rescale, whiten
+from heedful.core.masking import first_in_mask, masked_mean, masked_sum, masked_var, rescale, whiten
 from heedful.core.policy_losses import (
     a2c_policy_loss,
     grpo_loss,
@@ -30,6 +30,7 @@ __all__ = [
     "best_of_k_reward_loss",
     "dpo_loss",
     "entropy",
+    "first_in_mask",
     "gae",
     "group_advantages",
     "grpo_loss",
@@ -42,6 +43,7 @@ __all__ = [
     "ppo_policy_loss",
     "ranking_reward_loss",
     "rescale",
+    "response_rewards",
     "rloo_advantages",
     "sequence_policy_loss",
     "sft_loss",

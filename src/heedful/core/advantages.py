@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from heedful.core.logprobs import KLKind, kl_estimate
-from heedful.core.masking import at_least_float32
+from heedful.core.masking import at_least_float32, first_in_mask
 
 
 @torch.no_grad()
@@ -39,6 +39,21 @@ def kl_shaped_rewards(
         last = torch.where(response_mask, time, -1).amax(dim=1, keepdim=True)
         placed = torch.where(time == last, at_least_float32(scores).unsqueeze(1), 0.0)
     return torch.where(response_mask, placed - kl_coef * kl, 0.0)
+
+
+@torch.no_grad()
+def response_rewards(
+    rewards: Float[Tensor, "batch time"], response_mask: Bool[Tensor, "batch time"]
+) -> Float[Tensor, "batch time"]:
+    """Rewards where the whole response is one action, taken at its first token: the row's sum there, zeros elsewhere.
+
+        r_i = sum_t r_{i,t} = score_i - kl_coef * sum_t kl_{i,t}
+
+    `gae` over ``first_in_mask(response_mask)`` then has one step a row: ``A_i = r_i - V_i`` with V_i the value of the
+    prompt, whatever ``gamma`` and ``gae_lambda``, and the return ``r_i`` (a contextual bandit, as in Ahmadian et al. 2024).
+    """
+    total = torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)
+    return torch.where(first_in_mask(response_mask), total, 0.0)
 
 
 @torch.no_grad()
@@ -95,21 +110,21 @@ def group_advantages(
         centred = centred / (groups.std(dim=1, keepdim=True) + eps)
     elif scale != "none":
         raise ValueError(f"group_advantages: scale is {scale!r}; choose 'std' or 'none'")
-    tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    return torch.where(tied, 0.0, centred).flatten()
+    return torch.where(_tied(groups), 0.0, centred).flatten()
 
 
 @torch.no_grad()
 def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
     """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of its group's other scores``.
 
-    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt.
+    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt. A group of equal scores has
+    advantages of exactly 0.
 
     Raises ValueError where the rows do not divide into groups, or a group is a single row.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
     others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).flatten()
+    return torch.where(_tied(groups), 0.0, groups - others).flatten()
 
 
 def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
@@ -118,3 +133,8 @@ def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
     if scores.shape[0] % group_size:
         raise ValueError(f"{name}: {scores.shape[0]} scores do not divide into groups of {group_size}")
     return at_least_float32(scores).view(-1, group_size)
+
+
+def _tied(groups: Tensor) -> Tensor:
+    """Groups ``[groups, 1]`` whose scores are all equal: rounding must not tell them apart."""
+    return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)

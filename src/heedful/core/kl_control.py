@@ -24,7 +24,8 @@ class AdaptiveKL:
 
     ``kl`` is the mean over responses of the KL summed over a response's tokens, in nats, as in lm-human-preferences
     (others feed a per-token mean to the same formula: their targets differ by the response length). ``horizon`` is in
-    episodes; raising it makes the controller slower. Call `update` once a rollout batch, after its optimizer steps.
+    episodes; raising it makes the controller slower. More than 5 horizons of episodes in one update could turn ``coef``
+    negative. Call `update` once a rollout batch, after its optimizer steps.
 
     Raises ValueError where ``target`` or ``horizon`` is not positive, or ``init_coef`` is negative.
     """

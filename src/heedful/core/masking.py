@@ -35,6 +35,11 @@ def masked_mean(
     return masked_sum(x, mask) / (mask.sum() if count is None else count)
 
 
+def first_in_mask(mask: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch time"]:
+    """True at each row's first True entry alone; a row without any has none."""
+    return mask & (mask.cumsum(dim=1) == 1)
+
+
 def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Population variance of ``x`` where ``mask`` is True: ``mean((x - mean(x))^2)``, no Bessel correction."""
     x = torch.where(mask, at_least_float32(x), 0.0)

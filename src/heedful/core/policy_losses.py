@@ -111,6 +111,7 @@ def sequence_policy_loss(
     clip_range: float,
     num_sequences: Count | None = None,
     clip_range_high: float | None = None,
+    dual_clip: float | None = None,
     length_normalise: bool = False,
 ) -> tuple[Scalar, Metrics]:
     """Clipped surrogate with one ratio a response: the whole response is one action (as RLOO and bandit PPO see it).
@@ -118,14 +119,15 @@ def sequence_policy_loss(
         r_i = exp(sum_t (new - old log-prob)),   L = -1/N sum_i min(r_i A_i, clip(r_i) A_i)
 
     ``length_normalise`` takes the mean over the response's tokens instead of the sum (Zheng et al. 2025, GSPO, eq. 7).
-    N is ``num_sequences``; rows without a response token count nowhere.
+    ``clip_range_high`` and ``dual_clip`` are those of `ppo_policy_loss`. N is ``num_sequences``; rows without a
+    response token count nowhere.
     """
     log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)
     if length_normalise:
         log_ratio = log_ratio / response_mask.sum(dim=1).clamp_min(1)
     present = response_mask.any(dim=1)
     advantages = torch.where(present, at_least_float32(advantages.detach()), 0.0)
-    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high)
+    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high, dual_clip)
     loss = -masked_mean(objective, present, count=num_sequences)
     return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, present, num_sequences)}
 

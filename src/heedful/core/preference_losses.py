@@ -37,10 +37,7 @@ def pairwise_reward_loss(
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     count = chosen.shape[0] if num_pairs is None else num_pairs
-    difference = chosen - rejected
-    logit = difference if margin is None else difference - margin.detach()
-    per_pair = -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
-    per_pair = per_pair + center_coef * (chosen + rejected).square()
+    per_pair, difference = _bradley_terry(chosen, rejected, margin, center_coef, label_smoothing)
     loss = per_pair.sum() / count
     return loss, {
         "loss/reward": loss.detach(),
@@ -55,14 +52,20 @@ def ranking_reward_loss(
     groups: Int[Tensor, " n"],
     *,
     num_prompts: Count | None = None,
+    margin: Float[Tensor, " n"] | None = None,
+    center_coef: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> tuple[Scalar, Metrics]:
     """K-wise reward loss (Ouyang et al. 2022, eq. 1): all pairs of a prompt, mean over its pairs, then over prompts.
 
-        L = -1/P sum_p 1/|pairs_p| sum_{(w, l) in pairs_p} log sigmoid(s_w - s_l)
+        L = 1/P sum_p 1/|pairs_p| sum_{(w, l) in pairs_p} loss(w, l)
 
+    The loss of a pair is that of `pairwise_reward_loss`, options included: by default -log sigmoid(s_w - s_l). Prompts
+    of two responses give exactly its value. ``margin`` is that of the pairs that a response wins.
     ``groups`` says which prompt each response belongs to; a lower rank is better; equal ranks tie and make no pair.
-    Prompts without any pair leave P, which is ``num_prompts`` (None: the prompts that have one). Metric
-    ``reward/accuracy``: share of pairs in the right order, averaged like the loss.
+    Prompts without any pair leave P, which is ``num_prompts`` (None: the prompts that have one). Metrics
+    ``reward/accuracy`` (share of pairs in the right order) and ``reward/margin`` (mean of s_w - s_l), averaged like the
+    loss.
     """
     scores = at_least_float32(scores)
     better = (groups.unsqueeze(1) == groups.unsqueeze(0)) & (ranks.unsqueeze(1) < ranks.unsqueeze(0))
@@ -73,10 +76,24 @@ def ranking_reward_loss(
     pairs = torch.bincount(pair_group, minlength=num_groups)
     count = (pairs > 0).sum() if num_prompts is None else num_prompts
     weight = 1.0 / pairs[pair_group].to(scores.dtype)
-    difference = scores[winner] - scores[loser]
-    loss = -(weight * logsigmoid(difference)).sum() / count
-    accuracy = (weight * (difference.detach() > 0)).sum() / count
-    return loss, {"loss/reward": loss.detach(), "reward/accuracy": accuracy}
+    margins = None if margin is None else margin[winner]
+    per_pair, difference = _bradley_terry(scores[winner], scores[loser], margins, center_coef, label_smoothing)
+    loss = (weight * per_pair).sum() / count
+    return loss, {
+        "loss/reward": loss.detach(),
+        "reward/accuracy": (weight * (difference.detach() > 0)).sum() / count,
+        "reward/margin": (weight * difference.detach()).sum() / count,
+    }
+
+
+def _bradley_terry(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | None, center_coef: float, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Loss of each pair as in `pairwise_reward_loss`, and chosen - rejected."""
+    difference = chosen - rejected
+    logit = difference if margin is None else difference - margin.detach()
+    per_pair = -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
+    return per_pair + center_coef * (chosen + rejected).square(), difference
 
 
 def best_of_k_reward_loss(
@@ -84,7 +101,9 @@ def best_of_k_reward_loss(
 ) -> tuple[Scalar, Metrics]:
     """Softmax loss of a reward model when a person picks one of K (Ziegler et al. 2019, eq. 1).
 
-    L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+        L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+
+    Metric ``reward/accuracy``: share of rows whose highest score (the first of equal ones) is the best.
     """
     scores = at_least_float32(scores)
     count = scores.shape[0] if num_prompts is None else num_prompts

@@ -7,13 +7,13 @@ from typing import TypeVar
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
+from heedful.data.rankings import Row, encode_rankings
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.errors import DataError
 from heedful.types import Demonstration, Prompt, Ranking
 
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
-Row = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,33 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     if options.eval_data is None:
         train, held_out = split_by_prompt(items, options.eval_fraction)
         counts = {"records": len(items) + refused, "train": len(train), "held_out": len(held_out)}
+        counts |= _if_any("max_samples", options.max_samples)
         return train, held_out, counts | _if_any("dropped_unusable", refused)
     held_out, refused_held_out = read_usable(read, options.eval_data, options)
     refused += refused_held_out
     seen = {prompt_key(item.prompt) for item in items if item.prompt}
     shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
     counts = {"records": len(items) + len(held_out) + refused, "train": len(items), "held_out": len(held_out)}
-    counts |= _if_any("dropped_unusable", refused)
+    counts |= _if_any("max_samples", options.max_samples) | _if_any("dropped_unusable", refused)
     return items, held_out, counts | _if_any("held_out_prompts_also_trained_on", shared)
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
     """The records of a file and how many unusable ones were left out, where the options allow it. Raises DataError."""
     refused: list[DataError] | None = [] if options.unusable == "drop" else None
-    items = read(path, columns=options.columns, system_prompt=options.system_prompt, refused=refused)
+    items = read(
+        path,
+        columns=options.columns,
+        system_prompt=options.system_prompt,
+        refused=refused,
+        max_samples=options.max_samples,
+    )
     if refused and not items:
         raise DataError(f"{path}: none of {len(refused)} records is usable, first: {refused[0]}")
     return items, len(refused or [])
 
 
-def _if_any(name: str, count: int) -> Counts:
+def _if_any(name: str, count: int | None) -> Counts:
     return {name: count} if count else {}
 
 
@@ -149,42 +156,18 @@ def encode_pairs(
     action: TooLong,
     equal_pairs: str,
 ) -> tuple[list[PairRows], Counts]:
-    """Pairs as rows of token ids; truncation as `RewardInputs.encode` says.
+    """Pairs as rows of token ids, as `encode_rankings` makes them.
 
-    Raises DataError, also where chosen and rejected are equal, before or after truncation, and ``equal_pairs`` is
-    "error", or where a ranking is not a pair.
+    Raises DataError, also where a ranking is not a pair.
     """
     for ranking in rankings:
         if len(ranking.responses) != 2:
             raise DataError(
                 f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
-                "(prompt, chosen, rejected)"
+                "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
             )
-    rows = [_pair(ranking, inputs, None) for ranking in rankings]
-    lengths = [max(len(row.chosen["input_ids"]), len(row.rejected["input_ids"])) for row in rows]
-    sources = [ranking.source for ranking in rankings]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="pairs"))
-    if action == "drop":
-        rows = [row for i, row in enumerate(rows) if i not in offenders]
-    else:
-        rows = [_pair(row.ranking, inputs, max_length) if i in offenders else row for i, row in enumerate(rows)]
-    different = [row for row in rows if row.chosen["input_ids"] != row.rejected["input_ids"]]
-    equal = [row.ranking.source for row in rows if row.chosen["input_ids"] == row.rejected["input_ids"]]
-    if equal:
-        whole = sum(row.ranking.responses[0] == row.ranking.responses[1] for row in rows)
-        how = "truncation" if offenders else "tokenisation"
-        after = f" after {how}" if len(equal) > whole else ""
-        found = (
-            f"{len(equal)} of {len(rows)} pairs have equal chosen and rejected responses{after}: {', '.join(equal[:5])}"
-        )
-        if equal_pairs == "error":
-            raise DataError(f"{found}. Mend the data, or use --equal-pairs drop")
-    counts = {
-        "dropped_too_long": len(offenders) if action == "drop" else 0,
-        "truncated": len(offenders) if action == "truncate" else 0,
-        "dropped_equal": len(equal),
-    }
-    return different, counts
+    encoded, counts = encode_rankings(rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs)
+    return [PairRows(one.ranking, *one.rows) for one in encoded], counts
 
 
 def encode_prompts(
@@ -213,12 +196,3 @@ def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: i
     )
     starts = range(0, len(ids) - 1, max_length - 1)
     return [Example(ids[start : start + 1], ids[start + 1 : start + max_length]) for start in starts]
-
-
-def _pair(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> PairRows:
-    best = min(range(2), key=ranking.ranks.__getitem__)
-    chosen, rejected = (
-        inputs.encode(ranking.prompt, ranking.responses[i], truncated=ranking.truncated, max_length=max_length)
-        for i in (best, 1 - best)
-    )
-    return PairRows(ranking, chosen, rejected)

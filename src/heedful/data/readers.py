@@ -10,6 +10,7 @@ import codecs
 import difflib
 import gzip
 import io
+import itertools
 import json
 import math
 import re
@@ -54,13 +55,16 @@ class Record:
     fields: dict[str, Any]
 
 
-def read_records(path: str, *, columns: Mapping[str, str]) -> list[Record]:
+def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | None = None) -> list[Record]:
     """Every record of ``path``, in order; ``columns`` maps canonical names to the file's (see `parse_columns`).
 
     A mapped column stands under its canonical name alone, in place of a column that had that name. Blank lines are
-    skipped. Raises DataError for anything that cannot be read, with the file and line, and for an empty data set.
+    skipped. With ``max_samples`` reading stops after so many records: what follows is not checked, and a data set on a
+    hub is streamed (but for a slice such as ``org/name:train[:5%]``, which must be downloaded), so not downloaded either.
+    Raises DataError for anything that cannot be read, with the file and line, and for an empty data set.
     """
-    records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in _rows(path)]
+    rows = itertools.islice(_rows(path, streaming=max_samples is not None), max_samples)
+    records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in rows]
     if not records:
         raise DataError(f"{path}: the data set is empty. Expected at least one record; check how the file was written.")
     return records
@@ -98,11 +102,11 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _rows(path: str) -> Iterator[Row]:
+def _rows(path: str, *, streaming: bool) -> Iterator[Row]:
     file = Path(path).expanduser()
     if not file.exists():
         if HUB_NAME.fullmatch(path) and not path.lower().endswith(FILE_ENDINGS):
-            return _hub_rows(path)
+            return _hub_rows(path, streaming=streaming)
         raise _missing(path, file)
     if file.is_dir():
         found = ", ".join(sorted(p.name for p in file.iterdir())[:8]) or "nothing"
@@ -243,20 +247,22 @@ def _require_distinct_columns(names: list[str], path: str) -> None:
         raise DataError(f"{path}: the column {twice[0]!r} appears twice. Keep one: which was meant is not known.")
 
 
-def _hub_rows(path: str) -> Iterator[Row]:
+def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
     import datasets
 
     name, _, split = path.partition(":")
+    split = split or "train"
     try:
-        dataset = datasets.load_dataset(name, split=split or "train")
+        dataset = datasets.load_dataset(name, split=split, streaming=streaming and "[" not in split)
+        for number, row in enumerate(dataset, 1):
+            yield f"{path}: row {number}", dict(row)
     except Exception as error:  # datasets raises its own, huggingface_hub's, requests', pyarrow's and OSError
         raise DataError(
-            f"{path}: the Hub data set {name!r}, split {split or 'train'!r}, could not be loaded: "
+            f"{path}: the Hub data set {name!r}, split {split!r}, could not be loaded: "
             f"{type(error).__name__}: {error}\nCheck the name, the split (org/name:split) and the network; a gated "
             "data set needs `hf auth login`. Or download it and give a .jsonl or .parquet file. If a local file was "
             "meant: there is none of that name."
         ) from error
-    return ((f"{path}: row {number}", dict(row)) for number, row in enumerate(dataset, 1))
 
 
 def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Strings are raw text and message lists are conversations, everywhere. A null column counts as absent (Parquet has no
 other way to leave one out). Where a record fits several shapes, the one that ``--columns`` names most columns of wins
 (``--columns messages=messages`` picks the conversation), then the one named first in the reader's docstring.
+``max_samples`` reads the first so many records alone.
 Every function raises DataError for a record it cannot use, with its file and line (or puts the error into the list
 ``refused`` and goes on, where one is handed in), and ConfigError where ``system_prompt`` meets raw text; `read_records`
 and `parse_columns` say what else they raise.
@@ -10,7 +11,7 @@ and `parse_columns` say what else they raise.
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,7 +60,12 @@ STAND_INS = {
 
 
 def read_demonstrations(
-    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+    path: str,
+    *,
+    columns: str = "",
+    system_prompt: str | None = None,
+    refused: list[DataError] | None = None,
+    max_samples: int | None = None,
 ) -> list[Demonstration]:
     """Demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
@@ -68,12 +74,21 @@ def read_demonstrations(
     string, one assistant message, or the whole conversation again with one assistant message more.
     """
     mapping = parse_columns(columns)
-    turns = _each(path, mapping, refused, lambda record: _demonstrations(record, mapping, system_prompt))
+    turns = _each(
+        read_records(path, columns=mapping, max_samples=max_samples),
+        refused,
+        lambda record: _demonstrations(record, mapping, system_prompt),
+    )
     return [demonstration for of_record in turns for demonstration in of_record]
 
 
 def read_rankings(
-    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+    path: str,
+    *,
+    columns: str = "",
+    system_prompt: str | None = None,
+    refused: list[DataError] | None = None,
+    max_samples: int | None = None,
 ) -> list[Ranking]:
     """Rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair alone.
 
@@ -85,11 +100,20 @@ def read_rankings(
     ``"\\n\\nAssistant:"``, which is the prompt, raw; the responses are what follows, with the space they begin with.
     """
     mapping = parse_columns(columns)
-    return _each(path, mapping, refused, lambda record: _ranking(record, mapping, system_prompt))
+    return _each(
+        read_records(path, columns=mapping, max_samples=max_samples),
+        refused,
+        lambda record: _ranking(record, mapping, system_prompt),
+    )
 
 
 def read_prompts(
-    path: str, *, columns: str = "", system_prompt: str | None = None, refused: list[DataError] | None = None
+    path: str,
+    *,
+    columns: str = "",
+    system_prompt: str | None = None,
+    refused: list[DataError] | None = None,
+    max_samples: int | None = None,
 ) -> list[Prompt]:
     """Prompts from ``prompt`` or ``messages``; the record's other fields go to ``Prompt.columns`` under their names.
 
@@ -97,15 +121,17 @@ def read_prompts(
     ``columns["completion"]`` as the reference answer.
     """
     mapping = parse_columns(columns)
-    return _each(path, mapping, refused, lambda record: _prompt(record, mapping, system_prompt))
+    return _each(
+        read_records(path, columns=mapping, max_samples=max_samples),
+        refused,
+        lambda record: _prompt(record, mapping, system_prompt),
+    )
 
 
-def _each(
-    path: str, mapping: Mapping[str, str], refused: list[DataError] | None, convert: Callable[[Record], Item]
-) -> list[Item]:
-    """Every record of a file converted; with a list for them, the errors of unusable records are collected there."""
+def _each(records: Sequence[Record], refused: list[DataError] | None, convert: Callable[[Record], Item]) -> list[Item]:
+    """Every record converted; with a list for them, the errors of unusable records are collected there."""
     items = []
-    for record in read_records(path, columns=mapping):
+    for record in records:
         try:
             items.append(convert(record))
         except DataError as error:

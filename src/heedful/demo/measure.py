@@ -14,6 +14,8 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 
 FLAWLESS = 1.0
 """The gold judge's score of an answer without any flaw."""
+SAMPLES_FOR_RARE = 8
+"""Answers to each prompt where a share near 0 is measured: of one answer each, a single one more is a third of a percent."""
 Row = dict[str, Any]
 
 
@@ -48,7 +50,8 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
     versus = WinRateConfig(model=ppo, baseline=sft, **settings)
     gold = evaluate_win_rate(versus, rewards=[gold_judge])
     learned = evaluate_win_rate(versus, rewards=config.rewards)
-    before, after = (evaluate_scores(ScoresConfig(model=m, **settings), rewards=[unreadable]) for m in (sft, ppo))
+    several = settings | {"samples_per_prompt": SAMPLES_FOR_RARE, "micro_batch_size": config.rollout_micro_batch_size}
+    before, after = (evaluate_scores(ScoresConfig(model=m, **several), rewards=[unreadable]) for m in (sft, ppo))
     kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))
     asked = zip(held_out, gold["samples"], learned["samples"], strict=True)
     answers = [_answer(p.columns["family"], prompt_key(p.prompt), by_gold, by_model) for p, by_gold, by_model in asked]

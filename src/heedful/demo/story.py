@@ -9,6 +9,7 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
+from heedful.demo.measure import SAMPLES_FOR_RARE
 from heedful.demo.world import FLAW_WEIGHTS
 
 Summary = Mapping[str, Any]
@@ -124,8 +125,8 @@ def results(numbers: Summary) -> list[dict[str, str]]:
         ("gold judge, mean score", "{:.2f}", "gold"),
         ("answers without any flaw", "{:.0%}", "flawless_frac"),
         ("reward model, mean score", "{:z.2f}", "reward"),
-        ("answers that end", "{:.1%}", "eos_frac"),
-        ("empty answers or broken bytes", "{:.1%}", "empty_frac"),
+        (f"answers that end, of {SAMPLES_FOR_RARE} each", "{:.1%}", "eos_frac"),
+        ("empty or with broken bytes, of these", "{:.2%}", "empty_frac"),
     ]
     return [
         {

@@ -8,20 +8,28 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.configs.evaluate import KLConfig, PerplexityConfig, SampledOptions, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import (
+    BestOfNConfig,
+    KLConfig,
+    PerplexityConfig,
+    SampledOptions,
+    ScoresConfig,
+    WinRateConfig,
+)
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError
-from heedful.evaluate.report import mean_and_interval
+from heedful.errors import ConfigError, DataError, RewardError
+from heedful.evaluate.best_of_n import best_row, expected_best, kl_bound
+from heedful.evaluate.report import mean_and_interval, prompt_means
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import Policy, freeze, load_policy
-from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import resolve_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -30,11 +38,15 @@ from heedful.types import Prompt
 
 @dataclass(frozen=True)
 class Answered:
-    """A policy and its responses to prompts."""
+    """A policy and its responses to prompts; those to one prompt are consecutive."""
 
     policy: Policy
     rollouts: Rollouts
     completions: list[Completion]
+
+    def select(self, rows: list[int]) -> "Answered":
+        """The given rows, in the given order."""
+        return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
 
 
 def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
@@ -48,25 +60,80 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     prompts, counts = _prompts(config, [config.model])
     answered = _answer(config, config.model, prompts)
     scores, _ = score(functions, answered.completions)
-    interval = mean_and_interval(scores)
+    interval = mean_and_interval(prompt_means(scores, config.samples_per_prompt))
     return {
         "score_mean": interval["mean"],
         "interval_95": interval["interval_95"],
         **_shape(answered),
-        "prompts": len(scores),
+        **_counted(prompts, answered.completions),
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": s}
-            for c, s in list(zip(answered.completions, scores, strict=True))[: config.num_samples]
+            for c, s in ((answered.completions[row], scores[row]) for row in _shown(prompts, config))
+        ],
+    }
+
+
+def evaluate_best_of_n(
+    config: BestOfNConfig,
+    rewards: Sequence[str | Reward | RewardFunction] = (),
+    judge: Sequence[str | Reward | RewardFunction] = (),
+) -> dict[str, Any]:
+    """Mean score of the best of n responses to a prompt, with its 95 % interval over prompts; of equal ones the first.
+
+    Beside it: the mean over all responses, which is the plain model's; the same under the judge, if there is one; how often
+    the best beats the first response under the judge (or the rewards), ties one half; a bound on the KL to the plain model;
+    and, as the table ``best_of``, what to expect of every k up to n. ``rewards`` and ``judge`` are added to the config's:
+    functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError, RewardError.
+    """
+    functions, judges = _functions(config, rewards), _judges(config, judge)
+    prompts, counts = _prompts(config, [config.model])
+    answered = _answer(config, config.model, prompts, best_of=config.n)
+    scores, _ = score(functions, answered.completions)
+    judged = score(judges, answered.completions)[0] if judges else None
+    firsts = range(0, len(scores), config.n)
+    best = [first + best_row(scores[first : first + config.n]) for first in firsts]
+    decisive = scores if judged is None else judged
+    wins = [_win(decisive[row], decisive[first]) for row, first in zip(best, firsts, strict=True)]
+    won = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
+    table = _best_of(scores, judged, config)
+    plain, of_n = table[0], table[-1]
+    under_judge = {}
+    if judged is not None:
+        under_judge = {
+            "judge_score_mean": of_n["judge_score"],
+            "judge_interval_95": of_n["judge_interval_95"],
+            "plain_judge_score_mean": plain["judge_score"],
+        }
+    return {
+        "score_mean": of_n["score"],
+        "interval_95": of_n["interval_95"],
+        "plain_score_mean": plain["score"],
+        **under_judge,
+        "win_rate": won["mean"],
+        "win_interval_95": won["interval_95"],
+        "ties": wins.count(0.5),
+        "kl_bound": kl_bound(config.n),
+        **_shape(answered.select(best)),
+        **_counted(prompts, answered.completions),
+        **left_out(counts),
+        "best_of": table,
+        "samples": [
+            {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": scores[row]}
+            | ({} if judged is None else {"judge score": judged[row]})
+            for c, row in ((answered.completions[best[i]], best[i]) for i in _shown(prompts, config))
         ],
     }
 
 
 def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Share of prompts on which the policy scores higher than the baseline, ties one half, with its 95 % interval.
+    """Share of responses that score higher than the baseline's, ties one half, with its 95 % interval over prompts.
 
-    Both answer the same prompts, each read through its own tokenizer and template. ``rewards`` are added to the config's:
-    functions, `Reward` objects or strings.
+    Both answer the same prompts, each read through its own tokenizer and template. Of several responses to a prompt, the
+    policy's j-th is compared with the baseline's j-th. ``rewards`` are added to the config's: functions, `Reward` objects
+    or strings.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
@@ -74,25 +141,25 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     prompts, counts = _prompts(config, [config.model, config.baseline])
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
     our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
-    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(our_scores, their_scores, strict=True)]
-    interval = mean_and_interval(wins)
+    wins = [_win(a, b) for a, b in zip(our_scores, their_scores, strict=True)]
+    interval = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
     return {
         "win_rate": interval["mean"],
         "interval_95": interval["interval_95"],
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores) / len(wins),
         "baseline_score_mean": sum(their_scores) / len(wins),
-        "prompts": len(wins),
+        **_counted(prompts, ours),
         **left_out(counts),
         "samples": [
             {
-                "prompt": plain_text(ours[i].prompt.prompt),
-                "response": ours[i].response,
-                "score": our_scores[i],
-                "baseline": theirs[i].response,
-                "baseline score": their_scores[i],
+                "prompt": plain_text(ours[row].prompt.prompt),
+                "response": ours[row].response,
+                "score": our_scores[row],
+                "baseline": theirs[row].response,
+                "baseline score": their_scores[row],
             }
-            for i in range(min(config.num_samples, len(wins)))
+            for row in _shown(prompts, config)
         ],
     }
 
@@ -117,17 +184,17 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         for model in (answered.policy, reference)
     )
     per_response = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1).tolist()
-    interval = mean_and_interval(per_response)
+    interval = mean_and_interval(prompt_means(per_response, config.samples_per_prompt))
     return {
         "kl": interval["mean"],
         "interval_95": interval["interval_95"],
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **_shape(answered),
-        "prompts": len(per_response),
+        **_counted(prompts, answered.completions),
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "kl": kl}
-            for c, kl in list(zip(answered.completions, per_response, strict=True))[: config.num_samples]
+            for c, kl in ((answered.completions[row], per_response[row]) for row in _shown(prompts, config))
         ],
     }
 
@@ -197,27 +264,73 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
     return prompts, counts
 
 
-def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt]) -> Answered:
-    """Load a policy and sample one response to each prompt; the same seed gives every policy the same random numbers."""
+def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
+    """Load a policy and sample responses to each prompt; the same seed gives every policy the same random numbers."""
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
     policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
+    encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.micro_batch_size)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
     return Answered(policy, rollouts, completions)
 
 
-def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
-    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
-    wanted = [*config.rewards, *rewards]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
+def _counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
+    """How many prompts were measured on, and how many responses were sampled where a prompt has several."""
+    counts = {"prompts": len(prompts)}
+    return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
+
+
+def _win(ours: float, theirs: float) -> float:
+    return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
+
+
+def _best_of(scores: Sequence[float], judged: Sequence[float] | None, config: BestOfNConfig) -> list[dict[str, Any]]:
+    """For k from 1 to n: the KL bound, and the expected score of the best of k with its interval, also the judge's."""
+    table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, config.n + 1)]
+    for prefix, values in (("", scores), ("judge_", judged)):
+        if values is None:
+            continue
+        groups = [slice(start, start + config.n) for start in range(0, len(scores), config.n)]
+        expected = zip(*(expected_best(scores[group], values[group]) for group in groups), strict=True)
+        for row, of_k in zip(table, expected, strict=True):
+            interval = mean_and_interval(prompt_means(of_k, config.samples_per_prompt))
+            row |= {f"{prefix}score": interval["mean"], f"{prefix}interval_95": interval["interval_95"]}
+    return table
+
+
+def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
+    """Rows of the responses to show: the first to each of the first prompts."""
+    return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
+
+
+def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
+    """The config's judge and what was handed in, perhaps nothing. Raises ConfigError and RewardError naming --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return resolve_rewards(wanted, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
+    try:
+        return resolve_rewards(
+            [*config.judge, *judge],
+            device=device,
+            compute_dtype=dtype,
+            micro_batch_size=config.micro_batch_size,
+            timeout=config.reward_timeout,
+            retries=config.reward_retries,
+        )
+    except (ConfigError, RewardError) as error:
+        raise type(error)(f"--judge: {str(error).removeprefix('--rewards: ')}") from error
+
+
+def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
+    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
 
 
 def _shape(answered: Answered) -> dict[str, float]:

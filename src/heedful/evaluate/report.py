@@ -22,6 +22,19 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "interval_95": 1.96 * (variance / n) ** 0.5}
 
 
+def prompt_means(values: Sequence[float], samples_per_prompt: int) -> list[float]:
+    """Mean of each prompt's consecutive values.
+
+    Responses to one prompt are not independent, prompts are: an interval is taken over these means, which for prompts with
+    equally many responses is the standard error clustered by prompt (Miller 2024, "Adding Error Bars to Evals").
+    """
+    assert len(values) % samples_per_prompt == 0
+    return [
+        sum(values[start : start + samples_per_prompt]) / samples_per_prompt
+        for start in range(0, len(values), samples_per_prompt)
+    ]
+
+
 def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
     """Refuse a file that could not be written, before any work is done. Raises ConfigError."""
     if output is None:
@@ -34,12 +47,14 @@ def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
 
 
 def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
-    """Print a table of samples and the numbers; write them as JSON, with the settings, where a file is wanted."""
+    """Print the tables (samples among them) and the numbers; write all as JSON, with the settings, where a file is wanted."""
     console, output = Console(soft_wrap=True), config.output
-    if result.get("samples"):
-        print_table(console, "samples", result["samples"])
+    tables = {name: value for name, value in result.items() if isinstance(value, list)}
+    for name, rows in tables.items():
+        if rows:
+            print_table(console, name, rows)
     for name, value in result.items():
-        if name == "samples":
+        if name in tables:
             continue
         console.print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}", highlight=False)
     if output is not None:

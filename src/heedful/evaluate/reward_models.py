@@ -13,13 +13,14 @@ from heedful.models.checkpoints import load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import freeze
 from heedful.models.reward_model import load_reward_model
+from heedful.rewards.agreement import agreement, ordered_pairs
 from heedful.rewards.model import score_texts
 
 Item = TypeVar("Item", bound=HasPrompt)
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
-    """Share of pairs whose better response scores strictly higher, with its 95 % interval.
+    """Share of pairs whose better response scores strictly higher, with its 95 % interval, and what `agreement` says.
 
     Rankings of more than two responses count all their pairs; equal ranks make none.
 
@@ -45,24 +46,22 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
             micro_batch_size=config.micro_batch_size,
         )
     )
-    margins = []
-    all_scores = []
-    for ranking in rankings:
-        own = [next(scores) for _ in ranking.responses]
-        all_scores += own
-        margins += [
-            own[i] - own[j]
-            for i, better in enumerate(ranking.ranks)
-            for j, worse in enumerate(ranking.ranks)
-            if better < worse
-        ]
-    accuracy = sum(margin > 0 for margin in margins) / len(margins)
+    by_ranking = [[next(scores) for _ in ranking.responses] for ranking in rankings]
+    measured = agreement(rankings, by_ranking)
+    accuracy, pairs = measured.pop("accuracy"), measured.pop("pairs")
+    margins = [
+        better - worse
+        for ranking, own in zip(rankings, by_ranking, strict=True)
+        for better, worse in ordered_pairs(ranking.ranks, own)
+    ]
+    all_scores = [score for own in by_ranking for score in own]
     return {
         "accuracy": accuracy,
-        "interval_95": 1.96 * (accuracy * (1 - accuracy) / len(margins)) ** 0.5,
-        "margin_mean": sum(margins) / len(margins),
+        "interval_95": 1.96 * (accuracy * (1 - accuracy) / pairs) ** 0.5,
+        "margin_mean": sum(margins) / pairs,
         "score_mean": sum(all_scores) / len(all_scores),
-        "pairs": len(margins),
+        **measured,
+        "pairs": pairs,
         "prompts": len(rankings),
         **left_out(counts),
     }
@@ -75,6 +74,8 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
     """
     items, refused = read_usable(read, options.data, options)
     counts = {"records": len(items) + refused, "dropped_unusable": refused}
+    if options.max_samples is not None:
+        counts["max_samples"] = options.max_samples
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
     if options.eval_fraction < 1:
         items = split_by_prompt(items, options.eval_fraction)[1]
@@ -82,5 +83,6 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
 
 def left_out(counts: Counts) -> Counts:
-    """What of a file's counts belongs into a result: whatever was dropped or cut."""
-    return {name: count for name, count in counts.items() if name.startswith(("dropped_", "truncated")) and count}
+    """What of a file's counts belongs into a result: whatever was dropped or cut, and where reading stopped."""
+    told = ("dropped_", "truncated", "max_samples")
+    return {name: count for name, count in counts.items() if name.startswith(told) and count}

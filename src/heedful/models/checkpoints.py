@@ -15,11 +15,14 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.adapters import ADAPTER_CONFIG, adapter_chain, merge_adapters
+from heedful.models.quantize import FourBit
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
@@ -37,12 +40,20 @@ transformers.utils.logging.disable_progress_bar()
 def check_model_folder(name: str) -> None:
     """Refuse a local path that is missing or holds no model, before anything heavy is loaded.
 
-    Raises CheckpointError. A name of the form ``org/model`` or ``model`` that is no local path is left to the Hub.
+    A folder of LoRA adapters stands for its base model, which must be there too. Raises CheckpointError. A name of the form
+    ``org/model`` or ``model`` that is no local path is left to the Hub.
     """
+    base, adapters = adapter_chain(name)
+    if adapters:
+        try:
+            check_model_folder(base)
+        except CheckpointError as error:
+            raise CheckpointError(f"{adapters[0]} holds adapters, whose base is not there: {error}") from error
+        return
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            models = sorted(str(p.parent) for p in path.glob("*/config.json"))
+            models = sorted({str(p.parent) for kind in ("config.json", ADAPTER_CONFIG) for p in path.glob(f"*/{kind}")})
             hint = f"; did you mean {' or '.join(models)}?" if models else ""
             raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
     elif path.exists():
@@ -64,7 +75,7 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
     """
     check_model_folder(name)
     with explained(name, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(name))
         if set(tokenizer.get_vocab()) <= {token.content for token in tokenizer.added_tokens_decoder.values()}:
             raise CheckpointError(f"{name}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?")
     if chat_template == "plain":
@@ -77,11 +88,29 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
     return tokenizer
 
 
-def load_causal_lm(name: str) -> PreTrainedModel:
-    """A causal language model with float32 weights. Raises CheckpointError where weights are missing."""
+def _tokenizer_home(name: str) -> str:
+    """The model's folder; where adapters came without a tokenizer, that of the nearest base that has one."""
+    base, adapters = adapter_chain(name)
+    with_one = [str(folder) for folder in adapters if (folder / "tokenizer_config.json").is_file()]
+    return with_one[-1] if with_one else base
+
+
+def load_causal_lm(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
+    """A causal language model with float32 weights, or with linear layers in 4 bits; adapters are merged into it.
+
+    Raises CheckpointError where weights are missing.
+    """
     check_model_folder(name)
+    base, adapters = adapter_chain(name)
     with explained(name, "causal language model"):
-        model, info = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
+        )
+        refuse_hub_adapters(model, name)
+        model = merge_adapters(model, adapters)
+        for folder in adapters:
+            if (folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{name}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
@@ -90,11 +119,16 @@ def load_causal_lm(name: str) -> PreTrainedModel:
     return learn_every_embedding(model)
 
 
-def load_trunk(name: str) -> PreTrainedModel:
-    """The trunk of a model, without its head, with float32 weights. Raises CheckpointError where weights are missing."""
+def load_trunk(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
+    """The trunk of a model, without its head, as `load_causal_lm` does. Raises CheckpointError where weights are missing."""
     check_model_folder(name)
+    base, adapters = adapter_chain(name)
     with explained(name, "model"):
-        model, info = AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+        model, info = AutoModel.from_pretrained(
+            base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
+        )
+        refuse_hub_adapters(model, name)
+        model = merge_adapters(model, adapters)
     if info["missing_keys"]:
         raise CheckpointError(f"{name}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
     return learn_every_embedding(model)
@@ -104,7 +138,13 @@ def load_config(name: str) -> Any:
     """A model's configuration alone. Raises CheckpointError."""
     check_model_folder(name)
     with explained(name, "configuration"):
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(adapter_chain(name)[0])
+
+
+def refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
+    """transformers follows adapters on the Hub to their base and leaves them unmerged. Raises CheckpointError."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise CheckpointError(f"{name} holds adapters, and is no folder here: download it, and give the folder")
 
 
 def context_length(config: Any) -> int:

@@ -4,10 +4,11 @@ import contextlib
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from heedful.errors import ConfigError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -33,11 +34,13 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
-    """The compute dtype: ``auto`` is bfloat16 where the hardware is fast at it, else float32."""
+def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device) -> torch.dtype:
+    """The compute dtype: ``auto`` is bfloat16 where the hardware is fast at it, float16 on other GPUs, else float32."""
     if name != "auto":
         return DTYPES[name]
-    return torch.bfloat16 if _fast_bfloat16(device) else torch.float32
+    if _fast_bfloat16(device):
+        return torch.bfloat16
+    return torch.float16 if device.type == "cuda" else torch.float32
 
 
 def _fast_bfloat16(device: torch.device) -> bool:
@@ -53,3 +56,14 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     if dtype in (torch.bfloat16, torch.float16):
         return torch.autocast(device.type, dtype=dtype)
     return contextlib.nullcontext()
+
+
+def scale_gradient(output: Tensor, scaler: torch.amp.GradScaler | None) -> Tensor:
+    """The same tensor; what flows back through it is multiplied by the scaler's factor, so that float16 can hold it.
+
+    This is where a module's float32 output meets its half-precision inside. Scaling here, and not the loss, holds for
+    whatever loss is made of the output.
+    """
+    if scaler is not None and output.requires_grad:
+        output.register_hook(scaler.scale)
+    return output

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, ConfigError
 
 
 def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
@@ -31,6 +31,19 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep each layer's input alone and compute the rest again in the backward pass (Chen et al. 2016).
+
+    transformers does so in training mode only. Raises ConfigError where the architecture cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} cannot do it; leave it out")
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    )  # its old name
+    enable({"use_reentrant": False})
+
+
 def positions(attention_mask: Tensor) -> Tensor:
     """Position ids: the exclusive cumulative sum of the attention mask, so that left padding shifts nothing."""
     mask = attention_mask.long()
@@ -43,6 +56,24 @@ def hidden_states(trunk: nn.Module, ids: Tensor, attention_mask: Tensor) -> Tens
     accepted = inspect.signature(trunk.forward).parameters
     arguments = {name: value for name, value in optional.items() if name in accepted}
     return trunk(input_ids=ids, attention_mask=attention_mask.long(), **arguments).last_hidden_state
+
+
+def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of a batch with all padding behind them, as long as the longest row.
+
+    Returns ids, attention mask and the mask of response tokens, all ``[batch, length]``. A batch's columns are its longest
+    prompt and its longest response together; the same rows packed are often half as long, and the results are the same.
+    """
+    responses = torch.zeros_like(attention_mask, dtype=torch.bool)
+    responses[:, -response_mask.shape[1] :] = response_mask
+    length = int(attention_mask.sum(dim=1).max())
+    order = (~attention_mask.bool()).byte().argsort(dim=1, stable=True)[:, :length]
+    return ids.gather(1, order), attention_mask.gather(1, order), responses.gather(1, order)
+
+
+def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
+    """Numbers of the masked positions back in their places, zeros elsewhere."""
+    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
 
 
 def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:

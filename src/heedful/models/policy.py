@@ -15,9 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.errors import CheckpointError
+from heedful.models.adapters import has_adapters, save_model
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
-from heedful.models.device import autocast
-from heedful.models.heads import hidden_states, scalar_head, split_language_model
+from heedful.models.device import autocast, scale_gradient
+from heedful.models.heads import hidden_states, packed, scalar_head, scatter, split_language_model
+from heedful.models.quantize import FourBit
 
 LOGITS_BUDGET = 2**24
 """How many logits exist at a time: 64 MiB in float32. More tokens are taken in chunks, recomputed in the backward pass."""
@@ -49,6 +51,7 @@ class Policy(nn.Module):
         split_language_model(lm)
         self.lm = lm
         self.compute_dtype = compute_dtype
+        self.grad_scaler: torch.amp.GradScaler | None = None
         hidden_size = lm.get_output_embeddings().weight.shape[1]
         self.value_head = scalar_head(hidden_size, std=0.0).to(lm.dtype) if with_value_head else None
         self.train(lm.training)
@@ -73,16 +76,22 @@ class Policy(nn.Module):
         value: the state before the token. Logits exist only at the positions inside the mask, and only
         `LOGITS_BUDGET` of them at a time. Entropy is zeros unless ``with_entropy``.
         """
+        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             hidden = hidden_states(self.lm.base_model, ids, attention_mask)
-            time = response_mask.shape[1]
-            before = hidden[:, -time - 1 : -1][response_mask]
-            tokens = ids[:, -time:][response_mask]
+            before = hidden[:, :-1][responses[:, 1:]]
+            tokens = ids[responses]
             logprobs, entropy = self._chunked_logprobs(before, tokens, temperature, with_entropy)
         values = None
         if self.value_head is not None:
-            values = _scatter(self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask)
-        return TokenOutputs(_scatter(logprobs, response_mask), _scatter(entropy, response_mask), values)
+            values = self._per_token(
+                self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask
+            )
+        return TokenOutputs(self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask), values)
+
+    def _per_token(self, numbers: Tensor, mask: Tensor) -> Tensor:
+        """Numbers of the masked positions back in their places, zeros elsewhere."""
+        return scale_gradient(scatter(numbers, mask), self.grad_scaler)
 
     def _chunked_logprobs(
         self, hidden: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
@@ -105,19 +114,19 @@ class Policy(nn.Module):
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _scatter(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Numbers of the masked positions back in their places, zeros elsewhere."""
-    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
-
-
 def load_policy(
-    name: str, *, device: torch.device, compute_dtype: torch.dtype, with_value_head: bool = False
+    name: str,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    with_value_head: bool = False,
+    four_bit: FourBit | None = None,
 ) -> Policy:
-    """A policy from a Hugging Face folder or Hub name; a saved value head is loaded too.
+    """A policy from a Hugging Face folder, an adapter folder or a Hub name; a saved value head is loaded too.
 
     Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
     """
-    policy = Policy(load_causal_lm(name), with_value_head=with_value_head, compute_dtype=compute_dtype)
+    policy = Policy(load_causal_lm(name, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
     head_file = Path(name) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
@@ -135,13 +144,15 @@ def load_head(head: nn.Linear, path: Path) -> None:
 
 
 def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
-    """Write a folder that transformers, vLLM and others load.
+    """Write a folder that transformers, vLLM and others load; of a policy with adapters, the adapters.
 
     ``stop_ids`` go into its generation config, so that generation ends elsewhere where it ends here. The value head lies in
     a folder of its own: vLLM reads every safetensors file beside config.json as weights of the language model.
     """
     policy.lm.generation_config.eos_token_id = list(stop_ids)
-    policy.lm.save_pretrained(folder)
+    save_model(policy.lm, folder)
+    if has_adapters(policy.lm):
+        policy.lm.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if policy.value_head is not None:
         save_tensors(policy.value_head.state_dict(), folder / VALUE_HEAD)

@@ -11,8 +11,17 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
-from heedful.models.checkpoints import check_model_folder, context_length, explained, learn_every_embedding
-from heedful.models.device import autocast
+from heedful.models.adapters import adapter_chain, attach_adapter, merge_adapters, save_model, whole_weights
+from heedful.models.checkpoints import (
+    check_model_folder,
+    context_length,
+    explained,
+    learn_every_embedding,
+    refuse_hub_adapters,
+)
+from heedful.models.device import autocast, scale_gradient
+from heedful.models.quantize import FourBit
+from heedful.models.score_offset import load_offset, save_offset
 
 HEADS = ("score", "classifier")
 """Names of the last linear layer of sequence classifiers, decoder and encoder."""
@@ -21,13 +30,16 @@ HEADS = ("score", "classifier")
 class RewardModel(nn.Module):
     """A sequence classifier with one output: token ids in, one score a row out.
 
+    The score is the head's output minus ``offset`` (see `heedful.models.score_offset`), which is 0 unless one was saved.
     Half precision is for the trunk; the head computes in float32, or scores near 5 would come in steps of 1/32.
     """
 
-    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype) -> None:
+    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype, offset: float = 0.0) -> None:
         super().__init__()
+        self.offset = offset
         self.classifier = classifier
         self.compute_dtype = compute_dtype
+        self.grad_scaler: torch.amp.GradScaler | None = None
         _head(classifier).register_forward_hook(_recompute_in_float32)
 
     @property
@@ -61,7 +73,7 @@ class RewardModel(nn.Module):
         mask = torch.arange(longest, device=device) < lengths.unsqueeze(1)
         with autocast(device, self.compute_dtype):
             logits = self.classifier(attention_mask=mask.long(), **arguments).logits
-        return at_least_float32(logits.squeeze(-1))
+        return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
 
 
 def load_reward_model(
@@ -71,43 +83,57 @@ def load_reward_model(
     device: torch.device,
     compute_dtype: torch.dtype,
     seed: int | None = None,
+    four_bit: FourBit | None = None,
 ) -> RewardModel:
-    """A reward model from a folder or Hub name.
+    """A reward model from a folder, an adapter folder or a Hub name.
 
     With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
     missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
     token is added where the tokenizer has none of its own, because the score is read at the last token that is not
-    padding.
+    padding. Training starts from merged adapters; to score, the last ones stay beside the weights, so that scores are those
+    of the training run, bit for bit.
 
     Raises CheckpointError where the model has more than one output, no head, or no padding token.
     """
     check_model_folder(name)
+    base, adapters = adapter_chain(name)
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
         classifier, info = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=torch.float32, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+            base,
+            dtype=torch.float32,
+            num_labels=1,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )
+        refuse_hub_adapters(classifier, name)
+        classifier = merge_adapters(classifier, adapters if seed is not None else adapters[:-1])
+        if adapters and seed is None:
+            attach_adapter(classifier, adapters[-1])
     if info["mismatched_keys"]:
         raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
-    missing = set(info["missing_keys"])
+    missing = set(info["missing_keys"]) - whole_weights(adapters)
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     if head_missing and seed is None:
         raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+    # A fresh head may lie on further layers that a language model lacks, such as a pooler; a trunk must be complete.
+    trunk = f"{classifier.base_model_prefix}."
     lacking = sorted(
-        key for key in missing if key.split(".")[0] not in HEADS and not (head_missing and "pooler" in key.split("."))
+        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
     )
     if lacking:
         raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
     if head_missing and seed is not None:
         _init_head(classifier, seed)
-    if seed is not None:
+    if seed is not None or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
     elif classifier.config.pad_token_id is None:
         if tokenizer.pad_token_id is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         classifier.config.pad_token_id = tokenizer.pad_token_id
     learn_every_embedding(classifier)
-    return RewardModel(classifier, compute_dtype=compute_dtype).to(device)
+    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
 
 
 def _head(classifier: PreTrainedModel) -> nn.Linear:
@@ -142,12 +168,18 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
     """Give tokenizer and classifier a padding token that is not the end-of-sequence token."""
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-        if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
-            classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
+        classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     classifier.config.pad_token_id = tokenizer.pad_token_id
 
 
-def save_reward_model(model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer."""
-    model.classifier.save_pretrained(folder)
+def save_reward_model(
+    model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
+) -> None:
+    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer; adapters with the head.
+
+    ``offset`` is written beside it (None: the model's own); that class knows nothing of it and gives the raw head.
+    """
+    save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
+    save_offset(folder, model.offset if offset is None else offset)

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.models.adapters import save_model
 from heedful.models.checkpoints import load_trunk, save_tensors
-from heedful.models.device import autocast
-from heedful.models.heads import check_causal, hidden_states, scalar_head
+from heedful.models.device import autocast, scale_gradient
+from heedful.models.heads import check_causal, hidden_states, packed, scalar_head, scatter
 from heedful.models.policy import VALUE_HEAD, load_head
+from heedful.models.quantize import FourBit
 
 
 class ValueModel(nn.Module):
@@ -19,23 +21,33 @@ class ValueModel(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.compute_dtype = compute_dtype
+        self.grad_scaler: torch.amp.GradScaler | None = None
         self.value_head = scalar_head(hidden_size, std=0.0).to(trunk.dtype)
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
         """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
+        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             hidden = hidden_states(self.trunk, ids, attention_mask)
-        time = response_mask.shape[1]
-        values = self.value_head(hidden[:, -time - 1 : -1].to(self.value_head.weight.dtype)).squeeze(-1)
-        return torch.where(response_mask, values, 0.0)
+        before = hidden[:, :-1][responses[:, 1:]]
+        values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
+        return scale_gradient(scatter(values, response_mask), self.grad_scaler)
 
 
-def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dtype) -> ValueModel:
+def load_value_model(
+    name: str,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    trunk: PreTrainedModel | None = None,
+    four_bit: FourBit | None = None,
+) -> ValueModel:
     """A value model on the trunk of any causal model; a ``value_head`` folder in it is loaded too.
 
-    Raises CheckpointError where the model is missing, incomplete or looks ahead.
+    ``trunk`` is that of ``name`` where it is in memory already. Raises CheckpointError where the model is missing,
+    incomplete or looks ahead.
     """
-    trunk = load_trunk(name)
+    trunk = load_trunk(name, four_bit) if trunk is None else trunk
     check_causal(trunk, name)
     model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
     head_file = Path(name) / VALUE_HEAD
@@ -46,6 +58,6 @@ def load_value_model(name: str, *, device: torch.device, compute_dtype: torch.dt
 
 def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the trunk in Hugging Face format with the value head in a folder of its own."""
-    model.trunk.save_pretrained(folder)
+    save_model(model.trunk, folder)
     tokenizer.save_pretrained(folder)
     save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)

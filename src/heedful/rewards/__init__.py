@@ -1,5 +1,5 @@
 """From text to scores: rule functions, a user's own functions, reward models."""
 
-from heedful.rewards.interface import Completion, Reward, RewardFunction, score
+from heedful.rewards.interface import Completion, Ensemble, Reward, RewardFunction, score, score_tokens
 
-__all__ = ["Completion", "Reward", "RewardFunction", "score"]
+__all__ = ["Completion", "Ensemble", "Reward", "RewardFunction", "score", "score_tokens"]

@@ -3,7 +3,8 @@
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
 number per response, the signature of TRL's reward functions: prompts and completions are strings where the prompt is raw
 text, and lists of ``{"role": ..., "content": ...}`` where it is a conversation. ``columns`` are the other fields of the
-prompt's record. A function may name only the arguments that it wants. None means "does not apply to this response".
+prompt's record. A function may name only the arguments that it wants. None means "does not apply to this response"; a list
+of numbers, one for each of a response's ``completion_ids``, is a dense score.
 """
 
 import inspect
@@ -11,22 +12,48 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, overload
 
+from heedful.configs.rewards import Combination
 from heedful.errors import RewardError
+from heedful.rewards.combine import combine_scores, shares
 from heedful.types import Prompt, Text
 
-RewardFunction = Callable[..., Sequence[float | None]]
+OneScore = float | list[float] | None
+"""A reward's score of a response: a number, one number a token, or None where it does not apply."""
+RewardFunction = Callable[..., Sequence[OneScore]]
 RESERVED = ("prompts", "completions", "completion_ids", "truncated")
 """What every reward function may ask for; no column may have such a name."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function and the name it goes by in metrics and messages."""
+    """A reward function, the name it goes by in metrics and messages, and what multiplies its scores."""
 
     name: str
     function: RewardFunction
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ensemble(Sequence[Reward]):
+    """Rewards and how their weighted scores become one (`heedful.rewards.combine`). A plain list of rewards is summed."""
+
+    rewards: tuple[Reward, ...]
+    combine: Combination = "sum"
+    std_coef: float = 1.0
+
+    @overload
+    def __getitem__(self, index: int) -> Reward: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Reward]: ...
+
+    def __getitem__(self, index: int | slice) -> Reward | Sequence[Reward]:
+        return self.rewards[index]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
 
 
 @dataclass(frozen=True)
@@ -40,29 +67,60 @@ class Completion:
     """The response was cut by length before the model ended it."""
 
 
-def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
-    """The sum of all rewards for each completion, and the mean of each reward by its name.
+@dataclass(frozen=True)
+class Scores:
+    """What rewards gave to responses."""
 
-    A reward that returns None for a response is left out of that response's sum.
+    totals: list[float]
+    """The combined score of each response; a dense one is summed over its tokens."""
+    tokens: list[list[float]] | None
+    """The part of each total that has a place: one number for each of a response's ids. None where no reward is dense."""
+    means: dict[str, float]
+    """Mean score of each reward by its name, before weights, over the responses that it applies to."""
+
+
+def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
+    """One number for each completion and the mean of each reward: `score_tokens` without the places of dense scores."""
+    scores = score_tokens(rewards, completions)
+    return scores.totals, scores.means
+
+
+def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -> Scores:
+    """The combined scores of all rewards for each completion, and the mean of each reward by its name.
+
+    A reward that returns None for a response is left out of that response's combination.
 
     Raises RewardError, naming the reward and the sample, where a reward raises, lacks a column, returns the wrong number
     of scores or something that is not a finite number, or where no reward applies to a response.
     """
-    totals: list[list[float]] = [[] for _ in completions]
-    means: dict[str, float] = {}
-    for reward in rewards:
-        scores = _checked_scores(reward, completions)
-        applied = [s for s in scores if s is not None]
+    ensemble = rewards if isinstance(rewards, Ensemble) else Ensemble(tuple(rewards))
+    columns = [_checked_scores(reward, completions) for reward in rewards]
+    means = {}
+    for reward, column in zip(rewards, columns, strict=True):
+        applied = [_total(one) for one in column if one is not None]
         if applied:
             means[reward.name] = sum(applied) / len(applied)
-        for total, one in zip(totals, scores, strict=True):
-            if one is not None:
-                total.append(one)
-    for total, completion in zip(totals, completions, strict=True):
-        if not total:
+    is_dense = any(isinstance(one, list) for column in columns for one in column)
+    totals, tokens = [], []
+    for row, completion in enumerate(completions):
+        applied_here = [(r.weight, c[row]) for r, c in zip(rewards, columns, strict=True) if c[row] is not None]
+        if not applied_here:
             names = ", ".join(reward.name for reward in rewards)
             raise RewardError(f"no reward applies (all of {names} returned None) to {_sample(completion)}")
-    return [sum(total) for total in totals], means
+        weighted = [weight * _total(one) for weight, one in applied_here]
+        totals.append(combine_scores(weighted, ensemble.combine, std_coef=ensemble.std_coef))
+        if is_dense:
+            placed = [0.0] * len(completion.ids)
+            for share, (weight, one) in zip(shares(weighted, ensemble.combine), applied_here, strict=True):
+                if isinstance(one, list):
+                    placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
+            tokens.append(placed)
+    return Scores(totals, tokens if is_dense else None, means)
+
+
+def _total(one: OneScore) -> float:
+    assert one is not None
+    return float(sum(one)) if isinstance(one, list) else one
 
 
 def as_messages(prompt: Text) -> Any:
@@ -70,7 +128,7 @@ def as_messages(prompt: Text) -> Any:
     return prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
 
 
-def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[float | None]:
+def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[OneScore]:
     try:
         result = _call(reward, completions)
     except RewardError:
@@ -92,12 +150,24 @@ def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[f
             f"reward {reward.name} returned {len(scores)} scores for {len(completions)} responses; it must return one "
             f"number per response; first sample: {_sample(completions[0])}"
         )
-    return [_checked_number(reward, value, c) for value, c in zip(scores, completions, strict=True)]
+    return [_checked_score(reward, value, c) for value, c in zip(scores, completions, strict=True)]
 
 
-def _checked_number(reward: Reward, value: Any, completion: Completion) -> float | None:
+def _checked_score(reward: Reward, value: Any, completion: Completion) -> OneScore:
     if value is None:
         return None
+    if not isinstance(value, list | tuple) and (_holds_one(value) or len(value.shape) != 1):
+        return _checked_number(reward, value, completion)
+    if len(value) != len(completion.ids):
+        raise RewardError(
+            f"reward {reward.name} returned {len(value)} scores for a response of {len(completion.ids)} tokens; a score is "
+            "one finite number, None, or a list with one number for each of completion_ids (the token that ended the "
+            f"response is not among them); for {_sample(completion)}"
+        )
+    return [_checked_number(reward, one, completion) for one in value]
+
+
+def _checked_number(reward: Reward, value: Any, completion: Completion) -> float:
     number = value.item() if hasattr(value, "item") and _holds_one(value) else value
     if not isinstance(number, Real) or not _is_finite(number):
         raise RewardError(

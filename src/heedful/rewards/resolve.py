@@ -1,32 +1,89 @@
-"""Rewards named by a string: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``."""
+"""Rewards named by a string: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://HOST/PATH``."""
 
-import difflib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from heedful.configs.rewards import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.policy import freeze
 from heedful.models.reward_model import load_reward_model
-from heedful.rewards.interface import Reward, RewardFunction
+from heedful.rewards.http import HTTPReward, check_url
+from heedful.rewards.interface import Ensemble, Reward, RewardFunction
 from heedful.rewards.model import ModelReward
-from heedful.rewards.rules import RULES
+from heedful.rewards.rules import make_rule
 
-FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, or rule:NAME"
+FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, or http://HOST:PORT/PATH"
+AnyReward = str | Reward | RewardFunction
+
+
+def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
+    """Refuse rewards, weights and a combination that do not fit together, before anything is loaded. Raises ConfigError."""
+    if not wanted:
+        raise ConfigError(f"--rewards is missing: {FORMS}")
+    for reward in wanted:
+        if isinstance(reward, str):
+            check_reward_string(reward)
+    weights = options.reward_weights
+    if weights and len(weights) != len(wanted):
+        raise ConfigError(
+            f"--reward-weights has {len(weights)} number{'s' * (len(weights) != 1)} for {len(wanted)} "
+            f"reward{'s' * (len(wanted) != 1)}; give one for each, in order (those of --rewards come before "
+            "those given in Python)"
+        )
+    for reward in wanted:
+        if isinstance(reward, Reward) and not math.isfinite(reward.weight):
+            raise ConfigError(f"the weight of reward {reward.name} must be a finite number, got {reward.weight}")
+    own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
+    if weights and own:
+        raise ConfigError(f"--reward-weights weighs {own[0]}, which has a weight of its own; leave out one of the two")
+    if len(wanted) == 1 and options.reward_combine != "sum":
+        raise ConfigError(
+            f"--reward-combine {options.reward_combine} combines several rewards, and there is one; add more to --rewards, "
+            "or leave it out"
+        )
+
+
+def load_rewards(
+    wanted: Sequence[AnyReward],
+    options: RewardOptions,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch_size: int,
+) -> Ensemble:
+    """The rewards with their weights and how they are combined. Raises ConfigError, CheckpointError or RewardError."""
+    check_wanted(wanted, options)
+    rewards = resolve_rewards(
+        wanted,
+        device=device,
+        compute_dtype=compute_dtype,
+        micro_batch_size=micro_batch_size,
+        timeout=options.reward_timeout,
+        retries=options.reward_retries,
+    )
+    if options.reward_weights:
+        pairs = zip(rewards, options.reward_weights, strict=True)
+        rewards = [replace(reward, weight=weight) for reward, weight in pairs]
+    return Ensemble(tuple(rewards), options.reward_combine, options.reward_std_coef)
 
 
 def resolve_rewards(
-    rewards: Sequence[str | Reward | RewardFunction],
+    rewards: Sequence[AnyReward],
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch_size: int = 32,
+    timeout: float = 60.0,
+    retries: int = 3,
 ) -> list[Reward]:
     """Rewards from strings, functions and `Reward` objects; equal names are told apart as NAME#2.
 
@@ -36,27 +93,44 @@ def resolve_rewards(
         if isinstance(reward, str):
             check_reward_string(reward)
     resolved: list[Reward] = []
+    names: list[str] = []
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
+        elif isinstance(reward, str) and reward.startswith(("http://", "https://")):
+            http = HTTPReward(reward, timeout=timeout, retries=retries, micro_batch_size=micro_batch_size)
+            named = Reward(reward, http)
         elif isinstance(reward, str):
             named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch_size))
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
-        same = sum(other.name.partition("#")[0] == named.name for other in resolved)
-        resolved.append(Reward(f"{named.name}#{same + 1}", named.function) if same else named)
+        same = names.count(named.name)
+        names.append(named.name)
+        resolved.append(replace(named, name=f"{named.name}#{same + 1}") if same else named)
     return resolved
 
 
 def check_reward_string(reward: str) -> None:
     """Refuse a reward string of unknown form without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
-    if kind not in ("model", "python", "rule") or not separator or not rest:
+    if kind not in ("model", "python", "rule", "http", "https") or not separator or not rest:
         raise ConfigError(f"--rewards: {reward!r} is no reward; use {FORMS}")
-    if kind == "rule" and rest not in RULES:
-        near = difflib.get_close_matches(rest, RULES, n=1)
-        hint = f"; did you mean rule:{near[0]}?" if near else ""
-        raise ConfigError(f"--rewards: there is no rule {rest!r}{hint}; rules are {', '.join(sorted(RULES))}")
+    if kind == "rule":
+        make_rule(rest)
+    if kind in ("http", "https"):
+        check_url(reward)
+
+
+def load_model_reward(
+    name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch_size: int
+) -> ModelReward:
+    """A frozen reward model with its own tokenizer. Raises CheckpointError."""
+    tokenizer = load_tokenizer(name)
+    if not tokenizer.chat_template:  # conversations are then read as plain text with role names
+        tokenizer = load_tokenizer(name, chat_template="plain")
+    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
+    freeze(model)
+    return ModelReward(model, RewardInputs(tokenizer), micro_batch_size=micro_batch_size)
 
 
 def _from_string(
@@ -64,15 +138,10 @@ def _from_string(
 ) -> RewardFunction:
     kind, _, rest = reward.partition(":")
     if kind == "rule":
-        return RULES[rest]
+        return make_rule(rest)
     if kind == "python":
         return _load_function(rest)
-    tokenizer = load_tokenizer(rest)
-    if not tokenizer.chat_template:  # conversations are then read as plain text with role names
-        tokenizer = load_tokenizer(rest, chat_template="plain")
-    model = load_reward_model(rest, tokenizer, device=device, compute_dtype=compute_dtype)
-    freeze(model)
-    return ModelReward(model, RewardInputs(tokenizer), micro_batch_size=micro_batch_size)
+    return load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch_size=micro_batch_size)
 
 
 def _load_function(spec: str) -> RewardFunction:

@@ -1,14 +1,22 @@
 """Rewards that are rules. Each reads the response alone, whatever the prompt."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from heedful.errors import ConfigError
 from heedful.rewards.interface import RewardFunction
+from heedful.rewards.numbers import final_number
 
 PUNCTUATION = str.maketrans("", "", " \n\t。，,.!?：:\"'")
 NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 """A whole number; ASCII word boundaries, so that digits between Chinese characters count."""
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Kana and Chinese characters: text without spaces between words."""
+UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
+"""A character of such text, a word of other text, or a punctuation mark."""
 
 
 def response_text(completion: Any) -> str:
@@ -38,7 +46,111 @@ def digits(completions: Sequence[Any], **_: Any) -> list[float]:
     return [min(0.2 * n, 1.0) if n else -0.2 for n in counts]
 
 
-RULES: dict[str, RewardFunction] = {"contains_expected": contains_expected, "digits": digits}
+def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | None]:
+    """1 where the response's final number equals that of the record's ``answer`` exactly, 0 where not.
+
+    None, which is no score, where the record has no answer. Raises ValueError where an answer holds no number.
+    """
+    scores: list[float | None] = []
+    for completion, wanted in zip(completions, answer, strict=True):
+        expected = None if wanted is None else final_number(str(wanted))
+        if wanted is not None and expected is None:
+            raise ValueError(f"the answer {wanted!r} holds no number")
+        scores.append(None if expected is None else float(final_number(response_text(completion)) == expected))
+    return scores
+
+
+# Rules with an argument take it by position alone, so that no column of the data can take its place.
+
+
+def matches(pattern: re.Pattern[str], /, completions: Sequence[Any], **_: Any) -> list[float]:
+    """1 where the pattern is found anywhere in the response (``re.search``), 0 where not."""
+    return [float(pattern.search(response_text(completion)) is not None) for completion in completions]
+
+
+def length_window(shortest: int, longest: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
+    """1 for a response of ``shortest`` to ``longest`` characters, less outside.
+
+    ``n / shortest`` for fewer, ``max(0, 2 - n / longest)`` for more: a line that reaches 0 at twice the longest.
+    """
+    scores = []
+    for completion in completions:
+        n = len(response_text(completion))
+        scores.append(n / shortest if n < shortest else max(0.0, 2 - n / longest) if n > longest else 1.0)
+    return scores
+
+
+def repetition(n: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
+    """Minus the share of n-grams that stood in the response before: ``distinct / all - 1``, 0 for fewer than n units.
+
+    Units are words, punctuation marks, and characters of scripts that put no spaces between words (Chinese, Japanese);
+    where the whole text has no space, every character.
+    """
+    scores = []
+    for completion in completions:
+        text = response_text(completion).strip()
+        units = UNIT.findall(text) if len(text.split()) > 1 else list(text)
+        grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
+        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
+    return scores
+
+
+RULES: dict[str, RewardFunction] = {
+    "contains_expected": contains_expected,
+    "digits": digits,
+    "exact_number": exact_number,
+    "repetition": partial(repetition, 3),
+}
+"""Rules by name, as they are without an argument."""
+
+
+def make_rule(spec: str) -> RewardFunction:
+    """The rule that ``NAME`` or ``NAME:ARGUMENT`` stands for. Raises ConfigError."""
+    name, separator, argument = spec.partition(":")
+    if name not in RULES and name not in WITH_ARGUMENT:
+        near = difflib.get_close_matches(name, [*RULES, *WITH_ARGUMENT], n=1)
+        hint = f"; did you mean rule:{near[0]}?" if near else ""
+        forms = sorted({*RULES, *(form for form, _ in WITH_ARGUMENT.values())})
+        raise ConfigError(f"--rewards: there is no rule {name!r}{hint}; rules are {', '.join(forms)}")
+    if not separator and name in RULES:
+        return RULES[name]
+    if name not in WITH_ARGUMENT:
+        raise ConfigError(f"--rewards: rule:{name} takes no argument, got {argument!r}; write rule:{name}")
+    form, make = WITH_ARGUMENT[name]
+    try:
+        return make(argument)
+    except (ValueError, re.error, OverflowError) as error:
+        raise ConfigError(f"--rewards: rule:{spec} must be rule:{form}: {error}") from error
+
+
+def _make_matches(argument: str) -> RewardFunction:
+    if not argument:
+        raise ValueError("the pattern is missing")
+    return partial(matches, re.compile(argument))
+
+
+def _make_length_window(argument: str) -> RewardFunction:
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", argument)
+    if found is None:
+        raise ValueError(f"two whole numbers of characters such as 20-200, got {argument!r}")
+    shortest, longest = int(found[1]), int(found[2])
+    if not shortest <= longest or longest == 0:
+        raise ValueError(f"the second number must be at least the first and above 0, got {argument!r}")
+    return partial(length_window, shortest, longest)
+
+
+def _make_repetition(argument: str) -> RewardFunction:
+    if not re.fullmatch(r"[0-9]+", argument) or int(argument) == 0:
+        raise ValueError(f"a whole number above 0, got {argument!r}")
+    return partial(repetition, int(argument))
+
+
+WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
+    "length": ("length:MIN-MAX", _make_length_window),
+    "regex": ("regex:PATTERN", _make_matches),
+    "repetition": ("repetition:N", _make_repetition),
+}
+"""Rules that an argument makes: how they are written, and what makes them."""
 
 
 def _normalised(text: str) -> str:

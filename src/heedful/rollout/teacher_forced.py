@@ -1,6 +1,6 @@
 """The teacher-forced pass: log-probs and values of given responses, in micro-batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,10 +10,14 @@ from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 
 
-def micro_batches(batch: Batch, micro_batch_size: int) -> Iterator[tuple[slice, Batch]]:
-    """Consecutive rows of a batch, ``micro_batch_size`` at a time, with where they stand in it."""
-    for start in range(0, batch.ids.shape[0], micro_batch_size):
-        rows = slice(start, start + micro_batch_size)
+def micro_batches(batch: Batch, micro_batch_size: int) -> Iterator[tuple[Tensor, Batch]]:
+    """Rows of a batch, ``micro_batch_size`` at a time, with where they stand in it.
+
+    More than one pass's come in the order of their lengths: a pass is as long as its longest row.
+    """
+    lengths = batch.attention_mask.sum(dim=1)
+    order = lengths.argsort(stable=True) if len(lengths) > micro_batch_size else torch.arange(len(lengths))
+    for rows in order.to(lengths.device).split(micro_batch_size):
         yield rows, Batch(batch.ids[rows], batch.attention_mask[rows], batch.response_mask[rows])
 
 
@@ -23,26 +27,36 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
 
-    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1.
+    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1. They come
+    back on the batch's device, wherever the policy is.
     """
-    parts = [
-        policy(part.ids, part.attention_mask, part.response_mask, temperature=temperature, with_entropy=with_entropy)
-        for _, part in micro_batches(batch, micro_batch_size)
-    ]
-    values = [part.values for part in parts if part.values is not None]
+    device = batch.ids.device
+    parts = []
+    for rows, here in micro_batches(batch, micro_batch_size):
+        b = here.to(policy.device)
+        outputs = policy(b.ids, b.attention_mask, b.response_mask, temperature=temperature, with_entropy=with_entropy)
+        parts.append((rows, outputs))
+    values = [(rows, part.values) for rows, part in parts if part.values is not None]
     return TokenOutputs(
-        logprobs=torch.cat([part.logprobs for part in parts]),
-        entropy=torch.cat([part.entropy for part in parts]),
-        values=torch.cat(values) if values else None,
+        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], device),
+        entropy=_in_place([(rows, part.entropy) for rows, part in parts], device),
+        values=_in_place(values, device) if values else None,
     )
 
 
 @torch.no_grad()
 def token_values(value_model: ValueModel, batch: Batch, *, micro_batch_size: int) -> Tensor:
     """Values of a batch's responses from a value model of its own, ``[batch, time]``, without gradients."""
-    return torch.cat(
+    return _in_place(
         [
-            value_model(part.ids, part.attention_mask, part.response_mask)
-            for _, part in micro_batches(batch, micro_batch_size)
-        ]
+            (rows, value_model(part.ids, part.attention_mask, part.response_mask))
+            for rows, part in micro_batches(batch, micro_batch_size)
+        ],
+        batch.ids.device,
     )
+
+
+def _in_place(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
+    """Rows of several micro-batches where they stand in the batch, on its device."""
+    order = torch.cat([rows for rows, _ in parts])
+    return torch.cat([part for _, part in parts]).to(device)[order.argsort()]

@@ -20,11 +20,11 @@ from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
 from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.policy import Policy, save_policy
 from heedful.rollout.responses import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -32,6 +32,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 from heedful.types import Prompt, Ranking
@@ -67,8 +68,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     """
     check_output(config)
     generator = seed_everything(config.seed)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(config.model))
@@ -79,15 +79,13 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
     check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype)
+    policy = load_trained(config, device, dtype)
     disable_dropout(policy)
-    if config.reference is None:
-        train, held_out = (with_reference(policy, pairs, renderer.pad_id, config) for pairs in (train, held_out))
-    else:
-        reference = load_policy(config.reference, device=device, compute_dtype=dtype)
-        freeze(reference)
-        train, held_out = (with_reference(reference, pairs, renderer.pad_id, config) for pairs in (train, held_out))
-        del reference
+    is_apart = config.reference is not None or config.reference_device == "cpu"
+    reference = load_reference(config, policy) if is_apart else policy
+    train, held_out = (with_reference(reference, pairs, renderer.pad_id, config) for pairs in (train, held_out))
+    del reference
+    prepare(policy, config, base=config.model)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
@@ -100,7 +98,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
         grad_norm = optimizer_step(optimizer, [policy], config.max_grad_norm)
         return {
             **metrics,
-            "optimizer/grad_norm": grad_norm,
+            **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": time.perf_counter() - started,
         }

@@ -1,7 +1,7 @@
 """Group-relative policy optimisation: each response is judged against others to its prompt, so there is no critic.
 
 GRPO (Shao et al. 2024); by settings RLOO (Ahmadian et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO's token average and
-asymmetric clip (Yu et al. 2025), GSPO (Zheng et al. 2025).
+asymmetric clip (Yu et al. 2025), GSPO (Zheng et al. 2025), REINFORCE with the batch's mean as baseline (Williams 1992).
 """
 
 import time
@@ -19,24 +19,26 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.data.chat import Renderer
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
-from heedful.data.sampler import BatchSampler
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, freeze, load_policy, save_policy
+from heedful.models.policy import Policy, save_policy
 from heedful.rewards import Completion, Reward, RewardFunction, score
 from heedful.rollout.responses import Sampler, make_sampler
 from heedful.rollout.teacher_forced import micro_batches, token_outputs
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.online import (
     OFF_POLICY,
     SHOWN,
     evaluate_policy,
     load_prompts,
     parents,
+    penalise_missing_eos,
     reward_functions,
     rollout_metrics,
     sample_rows,
+    sampler_of,
+    throughput,
     try_rewards,
     wanted_rewards,
 )
@@ -47,8 +49,15 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
+from heedful.train.scores import ScoreNorm, clip_scores, norm_metrics
+
+TIED = (
+    "every prompt's responses have one score, so all advantages are 0 and rewards teach nothing in this step; if that goes "
+    "on, raise --samples-per-prompt or --temperature, or use a reward that tells responses apart"
+)
 
 
 @dataclass(frozen=True)
@@ -81,18 +90,16 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
     config, wanted = wanted_rewards(config, rewards)
     check_output(config)
     generator = seed_everything(config.seed)
+    device, dtype = resolve_machine(config)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     train, held_out, counts = load_prompts(config, renderer)
-    num_prompts = config.rollout_batch_size // config.samples_per_prompt
-    prompt_sampler = BatchSampler(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    prompt_sampler = sampler_of(train, config)
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    policy = load_policy(config.model, device=device, compute_dtype=dtype)
-    reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype)
+    policy = load_trained(config, device, dtype)
+    reference = load_reference(config, policy)
+    prepare(policy, config, base=config.model)
     disable_dropout(policy)
-    freeze(reference)
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = reward_functions(wanted, policy, config)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
@@ -108,8 +115,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         latest[:] = [groups]
         metrics |= learn(policy, groups, optimizer, config, generator)
         metrics["optimizer/learning_rate"] = learning_rate
-        seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-        return {**metrics, "perf/tokens_per_second": float(groups.batch.response_mask.sum()) / seconds}
+        return {**metrics, **throughput(groups.batch.response_mask, metrics)}
 
     def evaluate() -> Numbers:
         return evaluate_policy(policy, reference, held_out, rewards=functions, sampler=sampler, config=config)
@@ -124,6 +130,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         samples=lambda: sample_rows(latest[0], config),
         objective="eval/score_mean",
         higher_is_better=True,
+        note=lambda metrics: TIED if config.samples_per_prompt > 1 and metrics["reward/tied_frac"] == 1 else None,
     )
     return run(
         trainer,
@@ -149,7 +156,9 @@ def collect(
 ) -> tuple[Groups, dict[str, float]]:
     """Groups of responses on one batch of prompts with their advantages, and metrics.
 
-        shaped score = score - missing_eos_penalty [cut] - kl_coef KL (with kl_in "reward")
+        shaped score = score [within score_clip] - missing_eos_penalty [cut] - kl_coef KL (with kl_in "reward")
+
+    With ``missing_eos`` replace, the first two are -missing_eos_penalty where a response was cut.
 
     Raises RewardError.
     """
@@ -170,17 +179,19 @@ def collect(
     )
     ref_logprobs = reference_outputs.logprobs
     kl = torch.where(batch.response_mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
-    shaped = torch.tensor(scores, device=kl.device) - config.missing_eos_penalty * rollouts.truncated
+    clipped = clip_scores(torch.tensor(scores, device=kl.device), config.score_clip)
+    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
     if config.kl_in == "reward":
         shaped = shaped - config.kl_coef * kl
     groups = Groups(batch, old.logprobs, ref_logprobs, advantages_of(shaped, config), kl, completions, scores)
-    by_prompt = shaped.view(-1, config.samples_per_prompt)
+    by_group = shaped.view(-1, _group_size(shaped, config))
     metrics = {
         **rollout_metrics(
             rollouts, scores=scores, shaped=shaped, old_logprobs=old.logprobs, entropy=old.entropy, kl=kl
         ),
+        **norm_metrics(scores, ScoreNorm(), clip=config.score_clip, is_running=False),
         **{f"reward/{name}": mean for name, mean in means.items() if len(means) > 1},
-        "reward/tied_frac": float((by_prompt.amax(dim=1) == by_prompt.amin(dim=1)).float().mean()),
+        "reward/tied_frac": float((by_group.amax(dim=1) == by_group.amin(dim=1)).float().mean()),
         "time/rollout": sampled - started,
         "time/score": time.perf_counter() - sampled,
     }
@@ -188,12 +199,15 @@ def collect(
 
 
 def advantages_of(scores: Float[Tensor, " batch"], config: GRPOConfig) -> Float[Tensor, " batch"]:
-    """Scores against those of the same group."""
+    """Scores against those of the same group; with ``advantage`` batch-mean, the whole rollout batch is one group."""
+    group_size = _group_size(scores, config)
     if config.advantage == "leave-one-out":
-        return core.rloo_advantages(scores, group_size=config.samples_per_prompt)
-    return core.group_advantages(
-        scores, group_size=config.samples_per_prompt, scale="std" if config.advantage == "group" else "none"
-    )
+        return core.rloo_advantages(scores, group_size=group_size)
+    return core.group_advantages(scores, group_size=group_size, scale="std" if config.advantage == "group" else "none")
+
+
+def _group_size(scores: Tensor, config: GRPOConfig) -> int:
+    return len(scores) if config.advantage == "batch-mean" else config.samples_per_prompt
 
 
 def learn(
@@ -213,7 +227,7 @@ def learn(
             accumulate(policy, groups.select(rows), config, sums)
             norms.append(optimizer_step(optimizer, [policy], config.max_grad_norm))
     means = sums.means(len(norms))
-    return {**means, "optimizer/grad_norm": sum(norms) / len(norms), "time/update": time.perf_counter() - started}
+    return {**means, **step_metrics(norms), "time/update": time.perf_counter() - started}
 
 
 def accumulate(policy: Policy, minibatch: Groups, config: GRPOConfig, sums: MetricSums) -> None:

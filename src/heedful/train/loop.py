@@ -31,6 +31,8 @@ class Trainer:
     objective: str
     """The metric of ``evaluate`` that decides which model is best."""
     higher_is_better: bool
+    note: Callable[[Numbers], str | None] = lambda _: None
+    """What to tell of a step with these metrics, if anything; the same text is told once."""
 
 
 def run(
@@ -43,17 +45,19 @@ def run(
     parents: Sequence[str],
     facts: Mapping[str, Any],
     notes: Sequence[str] = (),
+    more_data: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run a trainer in a run folder of its own and return what summary.json holds.
 
     ``shown`` are the metrics of the progress bar, ``parents`` the models the run starts from, ``facts`` what is known before
-    it starts and belongs into the summary, such as the counts of records.
+    it starts and belongs into the summary, such as the counts of records, ``more_data`` the files it reads besides the
+    data.
 
     Raises ConfigError where the run would stop early by evaluations that it cannot make.
     """
     if config.patience and trainer.evaluate is None:
         raise ConfigError("--patience counts evaluations, but nothing is held out: set --eval-fraction or --eval-data")
-    data_files = [path for path in (config.data, config.eval_data) if path]
+    data_files = [path for path in (config.data, config.eval_data, *more_data) if path]
     with (
         RunFolder(config, algorithm, data=data_files, models=parents) as folder,
         Display(algorithm, total_steps, shown) as display,
@@ -78,11 +82,16 @@ def _loop(
     patience = Patience(config.patience, higher_is_better=trainer.higher_is_better)
     first = last_evaluation = _evaluate(trainer, 0, patience, folder, display)
     metrics: Numbers = {}
+    told: set[str] = set()
     done = 0
     for done in range(1, total_steps + 1):
         metrics = trainer.step(done - 1)
         folder.log(done, metrics)
         display.update(done, metrics)
+        note = trainer.note(metrics)
+        if note is not None and note not in told:
+            told.add(note)
+            display.note(f"step {done}: {note}")
         if config.sample_every and _due(done, config.sample_every, total_steps):
             _show_samples(trainer, done, folder, display)
         if _due(done, config.eval_every, total_steps):

@@ -12,12 +12,12 @@ from heedful.configs.online import OnlineOptions
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_prompts
-from heedful.errors import ConfigError
 from heedful.models.checkpoints import context_length, load_config
 from heedful.models.policy import Policy
-from heedful.rewards import Completion, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_reward_string, resolve_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards
 from heedful.rollout.responses import Sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
@@ -38,21 +38,18 @@ def wanted_rewards(
     config: C, rewards: Sequence[str | Reward | RewardFunction]
 ) -> tuple[C, list[str | Reward | RewardFunction]]:
     """All rewards, and the config with those that are strings, so that its YAML repeats the run. Raises ConfigError."""
-    config = replace(config, rewards=(*config.rewards, *(reward for reward in rewards if isinstance(reward, str))))
-    wanted = [*config.rewards, *(reward for reward in rewards if not isinstance(reward, str))]
-    if not wanted:
-        raise ConfigError("--rewards is missing: model:PATH, python:FILE.py:FUNCTION, or rule:NAME")
-    for reward in config.rewards:
-        check_reward_string(reward)
-    return config, wanted
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
 def reward_functions(
     wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: OnlineOptions
-) -> list[Reward]:
+) -> Ensemble:
     """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
-    return resolve_rewards(
+    return load_rewards(
         wanted,
+        config,
         device=policy.device,
         compute_dtype=policy.compute_dtype,
         micro_batch_size=config.rollout_micro_batch_size,
@@ -69,6 +66,12 @@ def load_prompts(config: OnlineOptions, renderer: Renderer) -> tuple[list[Encode
     )
 
 
+def sampler_of(prompts: Sequence[EncodedPrompt], config: OnlineOptions) -> BatchSampler:
+    """Which prompts a step samples responses to. Raises ConfigError where there are fewer than it takes."""
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    return BatchSampler(len(prompts), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+
+
 def try_rewards(
     rewards: Sequence[Reward], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
 ) -> None:
@@ -80,6 +83,17 @@ def parents(config: OnlineOptions, rewards: Sequence[Reward], *others: str | Non
     """The models a run starts from; their hashes are written down."""
     named = [path for path in (config.model, config.reference, *others) if path]
     return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
+
+
+def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: OnlineOptions) -> Tensor:
+    """Scores ``[batch]`` with the penalty of responses that were cut by length.
+
+    subtract    score - penalty                                                       (TRL)
+    replace     -penalty instead of the score       (Ziegler et al. 2019 and Huang et al. 2023, with a penalty of 1)
+    """
+    if config.missing_eos == "replace":
+        return torch.where(truncated, -config.missing_eos_penalty, scores)
+    return scores - config.missing_eos_penalty * truncated
 
 
 def evaluate_policy(
@@ -154,3 +168,9 @@ def rollout_metrics(
         "rollout/sampler_mismatch": core.masked_mean((rollouts.sampler_logprobs - old_logprobs).abs(), mask),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def throughput(response_mask: Tensor, metrics: Numbers) -> dict[str, float]:
+    """Response tokens of a step over its seconds."""
+    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+    return {"perf/tokens_per_second": float(response_mask.sum()) / seconds}

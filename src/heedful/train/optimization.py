@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from heedful.configs.options import OptimizerOptions
+from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.core.policy_losses import Metrics
 from heedful.errors import TrainingError
 
@@ -19,8 +19,8 @@ def seed_everything(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: OptimizerOptions) -> torch.optim.AdamW:
-    """AdamW over modules, each with its own peak learning rate; weight decay acts on matrices alone."""
+def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: TrainingOptions) -> torch.optim.Optimizer:
+    """AdamW over what modules have to learn, each with its own peak learning rate; weight decay acts on matrices alone."""
     parameter_groups = []
     seen: set[int] = set()
     for module, learning_rate in groups:
@@ -34,7 +34,13 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Op
                 parameter_groups.append(
                     {"params": chosen, "lr": learning_rate, "peak_lr": learning_rate, "weight_decay": decay}
                 )
-    return torch.optim.AdamW(parameter_groups, betas=(0.9, options.adam_beta2), eps=options.adam_eps)
+    betas = (0.9, options.adam_beta2)
+    if options.optimizer == "adamw-8bit":
+        from bitsandbytes.optim import AdamW8bit  # a GPU's; heedful.models.quantize has checked that it is there
+
+        eight_bit: torch.optim.Optimizer = AdamW8bit(parameter_groups, betas=betas, eps=options.adam_eps)
+        return eight_bit
+    return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps)
 
 
 def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:
@@ -60,8 +66,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
 def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
     """Clip the gradient norm of each module, step, and clear. Returns the first module's norm before clipping.
 
-    Raises TrainingError where a norm is not finite; the weights are then those before the step.
+    Raises TrainingError where a norm is not finite; the weights are then those before the step. In float16 such a step is
+    left out instead, its norm returned as it is, and the scale of the gradients halved: that is how the scale is found.
+    When a scale below 1 has not helped, that is an error too.
     """
+    scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     norms = [
         torch.nn.utils.clip_grad_norm_(
             [p for p in module.parameters() if p.grad is not None], max_grad_norm or math.inf
@@ -69,13 +80,26 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
         for module in modules
     ]
     for norm in norms:
-        if not math.isfinite(float(norm)):
+        if not math.isfinite(float(norm)) and (scaler is None or scaler.get_scale() < 1):
             raise TrainingError(
                 f"the gradient norm is {float(norm)}, so training cannot go on; lower --learning-rate, or try --dtype float32"
             )
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)  # or not, where a gradient is not finite
+        scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return float(norms[0])
+
+
+def step_metrics(norms: Sequence[float]) -> dict[str, float]:
+    """Mean gradient norm of optimizer steps; and how many were left out, where some were (see `optimizer_step`)."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    metrics = {"optimizer/grad_norm": sum(finite) / len(finite)} if finite else {}
+    if len(finite) < len(norms):
+        metrics["optimizer/skipped_steps"] = float(len(norms) - len(finite))
+    return metrics
 
 
 class MetricSums:

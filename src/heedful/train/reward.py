@@ -1,24 +1,30 @@
-"""Reward-model training: learn a score from preferences between pairs of responses."""
+"""Reward-model training: learn a score from preferences between responses, pairs or longer rankings."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful import core
 from heedful.configs.reward import RewardConfig
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
-from heedful.data.loading import PairRows, encode_pairs, encode_split, load_split
+from heedful.data.loading import encode_split, load_split
+from heedful.data.rankings import RankingRows, encode_rankings
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.models.checkpoints import load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import disable_dropout
+from heedful.models.quantize import four_bit
 from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
+from heedful.rewards.agreement import agreement
+from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -26,33 +32,39 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
+from heedful.types import Ranking
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
+MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
+"""What an evaluation has besides the means that training logs too."""
 
 
 def train_reward(config: RewardConfig) -> dict[str, Any]:
-    """Train a reward model on preference pairs and write a run folder. Returns what summary.json holds.
+    """Train a reward model on preferences and write a run folder. Returns what summary.json holds.
 
     Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains.
     """
     check_output(config)
     seed_everything(config.seed)
-    device = resolve_device(config.device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     model = load_reward_model(
         config.model,
         tokenizer,
         device=device,
-        compute_dtype=resolve_dtype(config.dtype, device),
+        compute_dtype=dtype,
         seed=config.seed,
+        four_bit=four_bit(config, device, dtype),
     )
+    prepare(model, config, base=config.model)
     disable_dropout(model)
     inputs = RewardInputs(tokenizer)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
-        lambda records: encode_pairs(
+        lambda records: encode_rankings(
             records,
             inputs,
             max_length=limit,
@@ -61,6 +73,9 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         ),
         load_split(read_rankings, config),
         config,
+    )
+    demonstrations, offset_counts = (
+        ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
@@ -73,31 +88,21 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         grad_norm = optimizer_step(optimizer, [model], config.max_grad_norm)
         return {
             **metrics,
-            "optimizer/grad_norm": grad_norm,
+            **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": time.perf_counter() - started,
         }
 
-    def samples() -> list[dict[str, Any]]:
-        shown = (held_out or train)[: config.num_samples]
-        with torch.no_grad():
-            scores = model([row for pair in shown for row in (pair.chosen, pair.rejected)]).tolist()
-        return [
-            {
-                "prompt": plain_text(pair.ranking.prompt),
-                "chosen": pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))],
-                "chosen score": scores[2 * i],
-                "rejected": pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))],
-                "rejected score": scores[2 * i + 1],
-            }
-            for i, pair in enumerate(shown)
-        ]
+    def save(folder: Path) -> None:
+        size = 2 * config.micro_batch_size
+        offset = mean_output(model, demonstrations, micro_batch_size=size) if demonstrations else None
+        save_reward_model(model, tokenizer, folder, offset=offset)
 
     trainer = Trainer(
         step=step,
-        save=lambda folder: save_reward_model(model, tokenizer, folder),
-        evaluate=(lambda: evaluate_pairs(model, held_out, config)) if held_out else None,
-        samples=samples,
+        save=save,
+        evaluate=(lambda: evaluate_rankings(model, held_out, config)) if held_out else None,
+        samples=lambda: sample_scores(model, (held_out or train)[: config.num_samples]),
         objective="eval/accuracy",
         higher_is_better=True,
     )
@@ -108,43 +113,114 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         total_steps=total_steps,
         shown=SHOWN,
         parents=[config.model],
-        facts={"data": counts},
+        facts={"data": counts} | ({"offset data": offset_counts} if offset_counts else {}),
+        more_data=[config.offset_data] if config.offset_data else [],
     )
 
 
-def accumulate(model: RewardModel, pairs: Sequence[PairRows], config: RewardConfig) -> dict[str, float]:
-    """Gradients of the pairwise loss over a step's pairs, ``micro_batch_size`` pairs at a time, and its metrics.
+def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[dict[str, Any]]:
+    """Rows for the table of samples: the best and the worst response of each ranking, with their scores."""
+    with torch.no_grad():
+        scores = model([row for one in rankings for row in (one.rows[0], one.rows[-1])]).tolist()
+    return [
+        {
+            "prompt": plain_text(one.ranking.prompt),
+            "chosen": one.ranking.responses[0],
+            "chosen score": scores[2 * i],
+            "rejected": one.ranking.responses[-1],
+            "rejected score": scores[2 * i + 1],
+        }
+        for i, one in enumerate(rankings)
+    ]
 
-    Every micro-batch is divided by the step's number of pairs, so their size does not change the gradient.
+
+def accumulate(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
+    """Gradients of the K-wise loss over a step's rankings and its metrics.
+
+    Every micro-batch is divided by the step's number of rankings, so their size does not change the gradient.
     """
-    ordered = sorted(pairs, key=lambda pair: len(pair.chosen["input_ids"]) + len(pair.rejected["input_ids"]))
-    sums = MetricSums()
-    for start in range(0, len(ordered), config.micro_batch_size):
-        part = ordered[start : start + config.micro_batch_size]
-        scores = model([pair.chosen for pair in part] + [pair.rejected for pair in part])
-        margins = [pair.ranking.margin for pair in part]
-        loss, metrics = core.pairwise_reward_loss(
-            scores[: len(part)],
-            scores[len(part) :],
-            num_pairs=len(ordered),
-            margin=None if not any(margins) else scores.new_tensor([margin or 0.0 for margin in margins]),
-            center_coef=config.center_coef,
-            label_smoothing=config.label_smoothing,
-        )
-        if torch.is_grad_enabled():
-            loss.backward()
+    sums, counts = MetricSums(), step_counts(rankings)
+    for part in micro_batches(rankings, config.micro_batch_size):
+        loss, metrics, _ = ranked_loss(model, part, config, **counts)
+        loss.backward()
         sums.add(metrics)
-        sums.add({"reward/score_mean": scores.detach().sum() / (2 * len(ordered))})
     return sums.means(1)
 
 
-def evaluate_pairs(model: RewardModel, pairs: Sequence[PairRows], config: RewardConfig) -> Numbers:
-    """Loss, accuracy, margin and mean score on held-out pairs."""
+def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> Numbers:
+    """Loss, accuracy, margin, mean score, calibration and correlation with length on held-out rankings.
+
+    Raises RewardError where a score is not finite.
+    """
+    sums, counts = MetricSums(), step_counts(rankings)
+    seen: list[Ranking] = []
+    scores: list[list[float]] = []
     with torch.no_grad():
-        metrics = accumulate(model, pairs, config)
+        for part in micro_batches(rankings, config.micro_batch_size):
+            _, metrics, of_part = ranked_loss(model, part, config, **counts)
+            sums.add(metrics)
+            seen += [one.ranking for one in part]
+            scores += in_rows(part, of_part)
+    means, measured = sums.means(1), agreement(seen, scores)
+    if measured["pairs"] == len(rankings):  # one pair each: the loss's own accuracy is the same number
+        measured["accuracy"] = means["reward/accuracy"]
     return {
-        "eval/accuracy": metrics["reward/accuracy"],
-        "eval/loss": metrics["loss/reward"],
-        "eval/margin": metrics["reward/margin"],
-        "eval/score_mean": metrics["reward/score_mean"],
+        "eval/accuracy": measured["accuracy"],
+        "eval/loss": means["loss/reward"],
+        "eval/margin": means["reward/margin"],
+        "eval/score_mean": means["reward/score_mean"],
+        **{f"eval/{name}": measured[name] for name in MEASURED if name in measured},
     }
+
+
+def micro_batches(rankings: Sequence[RankingRows], size: int) -> Iterator[list[RankingRows]]:
+    """Rankings of similar length, as many as have ``2 * size`` responses together: so many pairs. One is never split."""
+    part: list[RankingRows] = []
+    for one in sorted(rankings, key=lambda one: one.mean_length):
+        if part and sum(len(each.rows) for each in (*part, one)) > 2 * size:
+            yield part
+            part = []
+        part.append(one)
+    yield part
+
+
+def step_counts(rankings: Sequence[RankingRows]) -> dict[str, int]:
+    """What the means of a step divide by: rankings with any pair, and responses."""
+    return {
+        "num_prompts": sum(one.has_pairs for one in rankings),
+        "num_responses": sum(len(one.rows) for one in rankings),
+    }
+
+
+def ranked_loss(
+    model: RewardModel, part: Sequence[RankingRows], config: RewardConfig, *, num_prompts: int, num_responses: int
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """A micro-batch's share of its step's loss and metrics, and its scores, in the order of `places`.
+
+    Each response is read once, whatever number of pairs it is in.
+    """
+    where = places(part)
+    scores = model([part[i].rows[j] for i, j in where])
+    margins = [part[i].ranking.margin for i, _ in where]
+    loss, metrics = core.ranking_reward_loss(
+        scores,
+        torch.tensor([part[i].ranking.ranks[j] for i, j in where], device=scores.device),
+        torch.tensor([i for i, _ in where], device=scores.device),
+        num_prompts=num_prompts,
+        margin=None if not any(margins) else scores.new_tensor([margin or 0.0 for margin in margins]),
+        center_coef=config.center_coef,
+        label_smoothing=config.label_smoothing,
+    )
+    return loss, {**metrics, "reward/score_mean": scores.detach().sum() / num_responses}, scores.detach()
+
+
+def places(part: Sequence[RankingRows]) -> list[tuple[int, int]]:
+    """The order of a micro-batch's rows, as (ranking, response): the best of each, then the second of each, and so on."""
+    longest = max(len(one.rows) for one in part)
+    return [(i, j) for j in range(longest) for i, one in enumerate(part) if j < len(one.rows)]
+
+
+def in_rows(part: Sequence[RankingRows], scores: Tensor) -> list[list[float]]:
+    """Scores in `places` as a list for each ranking."""
+    by_place = dict(zip(places(part), scores.tolist(), strict=True))
+    return [[by_place[i, j] for j in range(len(one.rows))] for i, one in enumerate(part)]

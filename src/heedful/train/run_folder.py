@@ -18,6 +18,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json, write_json
+from heedful.models.adapters import adapter_chain
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
@@ -56,12 +57,18 @@ def check_output(config: RunOptions) -> None:
 
 def _inputs(config: RunOptions) -> list[Path]:
     """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = ("model", "reference", "value_model", "data", "eval_data", "chat_template")
+    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
     paths = [getattr(config, name, None) for name in names]
     for reward in getattr(config, "rewards", ()):
         kind, _, rest = reward.partition(":")
-        paths.append(rest.rpartition(":")[0] if kind == "python" else rest)
-    return [Path(path) for path in paths if path]
+        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
+    return [Path(part) for path in paths if path for part in _with_bases(path)]
+
+
+def _with_bases(model: str) -> list[str]:
+    """A model, and what it stands on where it is adapters."""
+    base, adapters = adapter_chain(str(model))
+    return list(dict.fromkeys([str(model), *map(str, adapters), base]))
 
 
 class RunFolder:
@@ -144,12 +151,18 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
         "gpus": gpus,
         "arguments": sys.argv[1:],
         "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
-        "models": {path: _sha256(_weight_files(Path(path))) for path in models if Path(path).is_dir()},
+        "models": {
+            path: _sha256(_weight_files(Path(path)))
+            for model in models
+            for path in _with_bases(model)
+            if Path(path).is_dir()
+        },
     }
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("tokenizer.json")])
+    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json")
+    return sorted(path for name in names for path in folder.glob(name))
 
 
 def _sha256(paths: Sequence[Path]) -> str:

@@ -18,10 +18,10 @@ from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, 
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.policy import Policy, load_policy, save_policy
+from heedful.models.policy import Policy, save_policy
 from heedful.rollout.responses import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
+from heedful.train.memory import load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -29,6 +29,7 @@ from heedful.train.optimization import (
     optimizer_step,
     seed_everything,
     set_learning_rate,
+    step_metrics,
 )
 from heedful.train.run_folder import check_output
 from heedful.types import Demonstration, Prompt
@@ -45,7 +46,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     """
     check_output(config)
     generator = seed_everything(config.seed)
-    device = resolve_device(config.device)
+    device, dtype = resolve_machine(config)
     tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(config.model))
@@ -53,18 +54,15 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     split = load_split(read_demonstrations, config)
     train, held_out, counts = encode_split(
         lambda records: encode_demonstrations(
-            records,
-            renderer,
-            max_length=limit,
-            action=config.too_long,
-            learn_prompt=config.loss_on == "all",
+            records, renderer, max_length=limit, action=config.too_long, learn_prompt=config.loss_on == "all"
         ),
         split,
         config,
     )
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_trained(config, device, dtype)
+    prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
@@ -80,7 +78,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         seconds = time.perf_counter() - started
         return {
             "loss/sft": metrics["loss/sft"],
-            "optimizer/grad_norm": grad_norm,
+            **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": seconds,
             "perf/tokens_per_second": metrics["tokens"] / seconds,

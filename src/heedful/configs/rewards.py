@@ -1,0 +1,62 @@
+"""Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from heedful.configs.checks import not_negative, positive
+from heedful.configs.options import MachineOptions
+from heedful.errors import ConfigError
+
+Combination = Literal["sum", "mean", "min", "mean-std"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions:
+    """What scores responses, and how several scores become one."""
+
+    rewards: tuple[str, ...] = ()
+    """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, http://HOST:PORT/PATH."""
+    reward_weights: tuple[float, ...] = ()
+    """What multiplies the score of each reward, in order, functions given in Python included; none given is 1 for each."""
+    reward_combine: Literal["sum", "mean", "min", "mean-std"] = "sum"
+    """How the weighted scores of several rewards become one. min and mean-std are for ensembles, and err on the low side."""
+    reward_std_coef: float = 1.0
+    """Standard deviations of the rewards that mean-std takes off their mean. Raising it trusts only what all agree on."""
+    reward_timeout: float = 60.0
+    """Seconds to wait for an http reward's answer."""
+    reward_retries: int = 3
+    """How often an http reward is asked again when it does not answer or is overloaded, after 0.5, 1, 2, ... seconds."""
+
+    def check_rewards(self) -> None:
+        positive(self, "reward_timeout")
+        not_negative(self, "reward_std_coef", "reward_retries")
+        if not all(map(math.isfinite, self.reward_weights)):
+            raise ConfigError(f"--reward-weights must be finite numbers, got {self.reward_weights}")
+        if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
+            raise ConfigError(
+                f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
+                f"{self.reward_combine}; leave out one of the two"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRewardConfig(MachineOptions):
+    """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it."""
+
+    model: str
+    """The reward model: a folder in Hugging Face format, or a Hub name."""
+    host: str = "127.0.0.1"
+    """Address to listen at. 127.0.0.1 is reached from this machine alone; 0.0.0.0 from every machine, without a password."""
+    port: int = 8001
+    """Port to listen at; 0 takes a free one."""
+    micro_batch_size: int = 32
+    """Rows in memory at a time."""
+    max_request_mb: float = 64.0
+    """Largest request in megabytes; a larger one is refused."""
+
+    def __post_init__(self) -> None:
+        self.check_machine()
+        positive(self, "micro_batch_size", "max_request_mb")
+        if not 0 <= self.port < 2**16:
+            raise ConfigError(f"--port must lie between 0 and 65535, got {self.port}")

@@ -1,0 +1,101 @@
+"""Rankings of two or more responses as the rows that a reward model reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from heedful.data.chat import RewardInputs
+from heedful.data.fitting import Counts, TooLong, too_long
+from heedful.errors import DataError
+from heedful.types import Ranking
+
+Row = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class RankingRows:
+    """A ranking as a reward model reads it, best first."""
+
+    ranking: Ranking
+    """The ranking with its responses sorted, best first, and ranks 0, 1, 2, ... (equal where they tie)."""
+    rows: tuple[Row, ...]
+    """One row a response, in that order."""
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any response is preferred to another."""
+        return self.ranking.ranks[-1] > self.ranking.ranks[0]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens a row, on average: what batches are sorted by."""
+        return sum(len(row["input_ids"]) for row in self.rows) / len(self.rows)
+
+
+def encode_rankings(
+    rankings: Sequence[Ranking],
+    inputs: RewardInputs,
+    *,
+    max_length: int,
+    action: TooLong,
+    equal_pairs: str,
+) -> tuple[list[RankingRows], Counts]:
+    """Rankings as rows of token ids; truncation as `RewardInputs.encode` says.
+
+    A ranking is too long where one of its responses is. Raises DataError, also where a ranking prefers a response to an
+    equal one, before or after truncation, and ``equal_pairs`` is "error".
+    """
+    what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
+    encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
+    lengths = [max(len(row["input_ids"]) for row in one.rows) for one in encoded]
+    sources = [ranking.source for ranking in rankings]
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what=what))
+    if action == "drop":
+        encoded = [one for i, one in enumerate(encoded) if i not in offenders]
+    else:
+        encoded = [_encode(one.ranking, inputs, max_length) if i in offenders else one for i, one in enumerate(encoded)]
+    contradictory = [_contradictory(one.ranking, [row["input_ids"] for row in one.rows]) for one in encoded]
+    equal = [one.ranking.source for one, is_equal in zip(encoded, contradictory, strict=True) if is_equal]
+    if equal and equal_pairs == "error":
+        whole = sum(_contradictory(one.ranking, one.ranking.responses) for one in encoded)
+        how = "truncation" if offenders else "tokenisation"
+        after = f" after {how}" if len(equal) > whole else ""
+        fault = "have equal chosen and rejected responses" if what == "pairs" else "prefer a response to an equal one"
+        raise DataError(
+            f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Mend the data, or use "
+            "--equal-pairs drop"
+        )
+    counts = {
+        "dropped_too_long": len(offenders) if action == "drop" else 0,
+        "truncated": len(offenders) if action == "truncate" else 0,
+        "dropped_equal": len(equal),
+    }
+    return [one for one, is_equal in zip(encoded, contradictory, strict=True) if not is_equal], counts
+
+
+def best_first(ranking: Ranking) -> Ranking:
+    """The ranking with its responses sorted by rank and ranks 0, 1, 2, ...; what ties keeps its order."""
+    order = sorted(range(len(ranking.ranks)), key=ranking.ranks.__getitem__)
+    place = {rank: i for i, rank in enumerate(sorted(set(ranking.ranks)))}
+    return replace(
+        ranking,
+        responses=tuple(ranking.responses[i] for i in order),
+        ranks=tuple(place[ranking.ranks[i]] for i in order),
+    )
+
+
+def _encode(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> RankingRows:
+    rows = (
+        inputs.encode(ranking.prompt, response, truncated=ranking.truncated, max_length=max_length)
+        for response in ranking.responses
+    )
+    return RankingRows(ranking, tuple(rows))
+
+
+def _contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:
+    """Whether one of two equal items (the ranking's responses, in its order) is preferred to the other."""
+    return any(
+        one == other and rank != other_rank
+        for (one, rank), (other, other_rank) in combinations(zip(items, ranking.ranks, strict=True), 2)
+    )

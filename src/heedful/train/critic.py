@@ -1,0 +1,74 @@
+"""Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from heedful.configs.ppo import PPOConfig
+from heedful.data.chat import RewardInputs
+from heedful.errors import ConfigError
+from heedful.models.checkpoints import check_companion, load_tokenizer
+from heedful.models.lora import same_weights
+from heedful.models.policy import Policy
+from heedful.models.quantize import four_bit
+from heedful.models.reward_critic import normalise_values, value_model_from
+from heedful.models.reward_model import load_reward_model
+from heedful.models.value_model import ValueModel, load_value_model
+from heedful.train.memory import prepare
+from heedful.train.scores import Norm, ScoreNorm
+
+
+def check_critic(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
+    check_companion("--value-model", config.value_model, tokenizer, longest)
+    if config.critic == "reward":
+        name = first_reward_model(config)
+        if RewardInputs(load_tokenizer(name)).renderer is None:
+            raise ConfigError(
+                f"--critic reward needs a decoder, which reads no tokens to come, but {name} is an encoder; use --critic "
+                "separate"
+            )
+        check_companion("--critic reward:", name, tokenizer, longest)
+
+
+def first_reward_model(config: PPOConfig) -> str:
+    """The first reward model among the rewards. Raises ConfigError where there is none."""
+    for reward in config.rewards:
+        if reward.startswith("model:"):
+            return reward.removeprefix("model:")
+    raise ConfigError(
+        "--critic reward starts from a reward model, but there is none in --rewards; add --rewards model:PATH, or use "
+        "--critic separate"
+    )
+
+
+def load_critic(
+    config: PPOConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+) -> ValueModel | None:
+    """A critic of its own, ready to be trained, or None where the policy carries the value head.
+
+    With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
+    policy has none yet. Raises ConfigError, CheckpointError.
+    """
+    if config.critic == "shared":
+        return None
+    machine: Any = {"device": device, "compute_dtype": compute_dtype}
+    if config.critic == "reward":
+        start = first_reward_model(config)
+        critic = value_model_from(load_reward_model(start, load_tokenizer(start), **machine), start)
+    else:
+        start = config.value_model or config.model
+        trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        critic = load_value_model(start, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
+    prepare(critic, config, base=start)
+    return critic
+
+
+def start_from_scores(critic: ValueModel | None, score_norm: Norm, config: PPOConfig) -> None:
+    """Values of a critic that starts as a reward model are those of scores as training sees them, normalised.
+
+    A running normalisation has seen nothing yet, so there the values start as the reward model's own scores.
+    """
+    if critic is not None and config.critic == "reward" and isinstance(score_norm, ScoreNorm):
+        normalise_values(critic, mean=score_norm.mean, std=score_norm.std)

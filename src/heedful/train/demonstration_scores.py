@@ -1,0 +1,51 @@
+"""Demonstrations as a reward model reads them, and their mean score: what ``--offset-data`` makes 0."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from heedful.configs.options import RecordOptions
+from heedful.data.chat import RewardInputs
+from heedful.data.fitting import Counts, check_dropped, too_long
+from heedful.data.loading import read_usable
+from heedful.data.rankings import Row
+from heedful.data.schemas import read_demonstrations
+from heedful.models.reward_model import RewardModel
+
+
+def encode_scored(
+    path: str, options: RecordOptions, inputs: RewardInputs, *, max_length: int
+) -> tuple[list[Row], Counts]:
+    """The demonstrations of a file as rows, and their counts. ``--columns`` is for the preferences, not for this file.
+
+    Raises DataError, also where more was dropped than ``max_dropped`` allows.
+    """
+    demonstrations, refused = read_usable(read_demonstrations, path, replace(options, columns=""))
+    rows = [inputs.encode(d.prompt, d.response, truncated=d.truncated) for d in demonstrations]
+    lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
+    offenders = set(too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations"))
+    if options.too_long == "drop":
+        rows = [row for i, row in enumerate(rows) if i not in offenders]
+    for i in offenders if options.too_long == "truncate" else ():
+        d = demonstrations[i]
+        rows[i] = inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=max_length)
+    counts = {
+        "records": len(demonstrations) + refused,
+        "dropped_unusable": refused,
+        "dropped_too_long": len(offenders) if options.too_long == "drop" else 0,
+        "truncated": len(offenders) if options.too_long == "truncate" else 0,
+    }
+    check_dropped(counts, max_dropped=options.max_dropped, path=path)
+    return rows, {name: count for name, count in counts.items() if count}
+
+
+def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch_size: int) -> float:
+    """Mean of what the head gives for the rows, without the model's offset: the offset at which their mean score is 0."""
+    ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
+    scores: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(ordered), micro_batch_size):
+            scores += model(ordered[start : start + micro_batch_size]).tolist()
+    return math.fsum(scores) / len(scores) + model.offset

@@ -1,0 +1,82 @@
+"""What the options that save memory do to the models of a run."""
+
+import torch
+from transformers import PreTrainedModel
+
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.online import OnlineOptions
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.heads import checkpoint_layers
+from heedful.models.lora import add_adapters, same_weights
+from heedful.models.policy import Policy, freeze, load_policy
+from heedful.models.quantize import check_bitsandbytes, four_bit
+from heedful.models.reward_model import RewardModel
+from heedful.models.value_model import ValueModel
+
+Config = SFTConfig | RewardConfig | DPOConfig | OnlineOptions
+"""What starts from a model."""
+
+
+def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Device and compute dtype of a run. Raises ConfigError where the options ask for what is not here."""
+    device = resolve_device(config.device)
+    check_bitsandbytes(config, config.model, device)
+    return device, resolve_dtype(config.dtype, device)
+
+
+def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False) -> Policy:
+    """The policy that a run trains, as it starts, in 4 bits where that is wanted. Raises CheckpointError."""
+    return load_policy(
+        config.model,
+        device=device,
+        compute_dtype=dtype,
+        with_value_head=with_value_head,
+        four_bit=four_bit(config, device, dtype),
+    )
+
+
+def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
+    """Adapters, gradient checkpointing and a scaler of gradients, where they are wanted, on a model that shall be trained.
+
+    ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
+    Raises ConfigError.
+    """
+    model = _transformer(module)
+    if config.lora_rank:
+        add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+        module.train()
+    if module.compute_dtype == torch.float16:  # small gradients would be 0 there
+        module.grad_scaler = torch.amp.GradScaler(model.device.type)
+
+
+def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
+    """The pretrained model in a module."""
+    if isinstance(module, Policy):
+        return module.lm
+    return module.trunk if isinstance(module, ValueModel) else module.classifier
+
+
+def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
+    """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
+
+    For the last, the policy has no adapters yet: those it gets are not on the reference.
+    """
+    if config.reference is None and config.lora_rank:
+        reference = same_weights(policy)
+        reference.value_head = None
+    else:
+        device = reference_device(config, policy.device)
+        dtype = resolve_dtype(config.dtype, device)
+        smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
+        reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
+    freeze(reference)
+    return reference
+
+
+def reference_device(config: OnlineOptions | DPOConfig, device: torch.device) -> torch.device:
+    """Where the reference lives, the policy being on ``device``."""
+    return torch.device("cpu") if config.reference_device == "cpu" else device

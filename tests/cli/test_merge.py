@@ -1,0 +1,106 @@
+"""``heedful merge`` and folders of adapters on the command line: what works, and what is said of what cannot."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from heedful.models.checkpoints import load_causal_lm
+
+
+@pytest.fixture
+def adapter(train, tmp_path):
+    """The final folder of SFT with LoRA."""
+    assert train("sft", "--lora-rank", "2", "--learning-rate", "0.1").status == 0
+    return str(tmp_path / "运行" / "final")
+
+
+def test_merging_on_the_command_line(heedful, adapter, tmp_path):
+    outcome = heedful("merge", "--adapter", adapter, "--output", tmp_path / "合并")
+    assert outcome.status == 0, outcome.err
+    assert str(tmp_path / "合并") in outcome.out
+    ours, theirs = load_causal_lm(adapter), AutoModelForCausalLM.from_pretrained(tmp_path / "合并")
+    ids = torch.tensor([[20, 30, 40]])
+    torch.testing.assert_close(ours.eval()(ids).logits, theirs.eval()(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):
+    output = tmp_path / "合并"
+    assert heedful("merge", "--adapter", adapter, "--output", output).status == 0
+    (output / "mark").write_text("", encoding="utf-8")
+    outcome = heedful("merge", "--adapter", adapter, "--output", output)
+    assert outcome.status == 2
+    assert "exists; choose another folder, or add --overwrite" in outcome.message
+    assert (output / "mark").is_file()
+    assert heedful("merge", "--adapter", adapter, "--output", output, "--overwrite").status == 0
+    assert not (output / "mark").exists()
+
+
+@pytest.mark.parametrize("wrong", ["model", "missing", "notes", "file", "base"])
+def test_merging_what_cannot_be_merged(heedful, adapter, tiny, tmp_path, wrong):
+    """And nothing is written."""
+    output, flags, given = tmp_path / "合并", ["--overwrite"], adapter
+    if wrong == "model":
+        given, message = tiny(), f"{tiny()} holds no adapters (adapter_config.json), so there is nothing to merge"
+    elif wrong == "missing":
+        given, message = str(tmp_path / "运行" / "finel"), f"did you mean {adapter}?"
+    elif wrong == "notes":
+        output.mkdir()
+        (output / "论文.md").write_text("重要", encoding="utf-8")
+        message = "holds no model, so it is left alone"
+    elif wrong == "file":
+        output.write_text("重要", encoding="utf-8")
+        message = "is a file"
+    else:
+        output = tiny()
+        message = f"holds {tiny()}, which the model is made from"
+    before = sorted(tmp_path.rglob("*"))
+    outcome = heedful("merge", "--adapter", given, "--output", output, *flags)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in outcome.message
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["sft", "ppo", "grpo", "dpo"])
+def test_every_trainer_starts_from_adapters(train, adapter, command, tmp_path):
+    outcome = train(command, model=adapter, output=tmp_path / command)
+    assert outcome.status == 0, outcome.err
+    assert (tmp_path / command / "final" / "model.safetensors").is_file()
+
+
+def test_adapters_chat_are_measured_and_score(heedful, train, adapter, data, tmp_path, monkeypatch):
+    reward = tmp_path / "评分"
+    assert train("reward", "--lora-rank", "2", model=adapter, output=reward).status == 0
+    flags = ["--dtype", "float32", "--max-new-tokens", "4"]
+    rewards = ["--rewards", f"model:{reward}/final"]
+    given = ["--model", adapter, "--data", data("ppo"), *flags]
+    for measure in (["scores", *given, *rewards], ["kl", *given, "--reference", adapter]):
+        outcome = heedful("evaluate", *measure)
+        assert outcome.status == 0, outcome.err
+    assert heedful("evaluate", "accuracy", "--reward-model", reward / "final", "--data", data("reward")).status == 0
+    monkeypatch.setattr("heedful.chat.chat.__defaults__", (lambda _: "/quit",))
+    assert heedful("chat", "--model", adapter, *flags).status == 0
+
+
+@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "grpo", "dpo"])
+def test_targets_that_match_nothing(train, command, tmp_path):
+    outcome = train(command, "--lora-rank", "2", "--lora-targets", "c_atn")
+    assert outcome.status == 2
+    assert "--lora-targets: no linear layer of the model is named 'c_atn'; did you mean c_attn" in outcome.message
+    assert not (tmp_path / "运行").exists()
+
+
+@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "grpo", "dpo"])
+def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command, tmp_path):
+    path = tmp_path / "运行" / "final" / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for changes, message in (
+        ({"base_model_name_or_path": "/没有/这里"}, "holds adapters, whose base is not there: model /没有/这里"),
+        ({"peft_type": "PROMPT_TUNING"}, "holds adapters of the kind PROMPT_TUNING; heedful reads LORA alone"),
+    ):
+        path.write_text(json.dumps(settings | changes), encoding="utf-8")
+        outcome = train(command, model=adapter, output=tmp_path / "新")
+        assert outcome.status == 2
+        assert message in outcome.message
+        assert not (tmp_path / "新").exists()

@@ -1,0 +1,139 @@
+"""Reading the first so many records: what follows is not read, however broken, and the counts say that reading stopped."""
+
+import gzip
+import json
+
+import datasets
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from heedful.configs.evaluate import PerplexityConfig
+from heedful.configs.sft import SFTConfig
+from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
+from heedful.data.loading import load_split
+from heedful.errors import DataError
+from heedful.evaluate.reward_models import held_out, left_out
+
+ROWS = [{"prompt": f"问题{i}", "n": i} for i in range(4)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.fixture
+def spoiled(tmp_path):
+    """``spoiled(name)``: a file of that format with four good records and a fault behind them."""
+
+    def write(name):
+        file = tmp_path / name
+        if name.endswith(".parquet"):
+            rows = [{"prompt": row["prompt"], "n": float(row["n"])} for row in ROWS]
+            table = pyarrow.Table.from_pylist([*rows, {"prompt": "坏", "n": float("nan")}])
+            parquet.write_table(table, file)
+        elif name.endswith(".json"):
+            file.write_text(json.dumps([*ROWS, "no object"], ensure_ascii=False), encoding="utf-8")
+        else:
+            data = (lines(ROWS) + "{no JSON\n").encode()
+            file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return str(file)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
+def test_local_files_are_read_no_further(spoiled, name):
+    path = spoiled(name)
+    for count in (1, 4):
+        assert [record.fields for record in read_records(path, columns={}, max_samples=count)] == ROWS[:count]
+    for count in (5, 100, None):
+        with pytest.raises(DataError, match=r"a\.json|a\.parquet"):
+            read_records(path, columns={}, max_samples=count)
+
+
+def test_a_file_may_hold_fewer(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(ROWS), encoding="utf-8")
+    assert len(read_records(str(tmp_path / "a.jsonl"), columns={}, max_samples=100)) == 4
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """``org/name`` on a Hub that lies in a folder: two good shards of two records, and a third that is no JSON.
+
+    datasets itself reads it, streaming or not; only the place where it looks is another. The calls are recorded.
+    """
+    folder, calls, load = tmp_path / "hub", [], datasets.load_dataset
+    folder.mkdir()
+    for shard in range(2):
+        (folder / f"train-0000{shard}.jsonl").write_text(lines(ROWS[2 * shard : 2 * shard + 2]), encoding="utf-8")
+    (folder / "train-00002.jsonl").write_text("no JSON\n", encoding="utf-8")
+
+    def from_folder(name, **options):
+        calls.append((name, options))
+        return load(str(folder), cache_dir=str(tmp_path / "cache"), **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["org/name", "org/name:train"])
+def test_hub_data_sets_are_streamed_no_further(hub, name):
+    """The third shard would be an error: nothing of it was asked for."""
+    records = read_records(name, columns={}, max_samples=3)
+    assert [record.fields for record in records] == ROWS[:3]
+    assert [record.source for record in records] == [f"{name}: row {i}" for i in (1, 2, 3)]
+    assert hub == [("org/name", {"split": "train", "streaming": True})]
+    with pytest.raises(DataError, match="the Hub data set 'org/name', split 'train', could not be loaded"):
+        read_records(name, columns={})
+
+
+def test_a_fault_in_the_middle_of_a_stream_says_what_to_do(hub):
+    """It comes while records are read, long after the data set was opened."""
+    with pytest.raises(DataError, match=r"(?s)the Hub data set 'org/name', split 'train', could not.*the network"):
+        read_records("org/name", columns={}, max_samples=5)
+    assert hub[0][1]["streaming"]
+
+
+def test_a_slice_is_loaded_whole(tmp_path, hub):
+    """datasets cannot stream one."""
+    (tmp_path / "hub" / "train-00002.jsonl").unlink()
+    records = read_records("org/name:train[1:]", columns={}, max_samples=2)
+    assert [record.fields for record in records] == ROWS[1:3]
+    assert hub == [("org/name", {"split": "train[1:]", "streaming": False})]
+
+
+def test_records_are_counted_not_what_is_made_of_them(tmp_path):
+    """A conversation of two answers is one record and two demonstrations."""
+    turns = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
+    (tmp_path / "a.jsonl").write_text(lines([{"messages": turns}] * 3), encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text(lines([{"prompt": "p", "chosen": "c", "rejected": "r"}] * 3), encoding="utf-8")
+    assert len(read_demonstrations(str(tmp_path / "a.jsonl"), max_samples=2)) == 4
+    assert len(read_prompts(str(tmp_path / "a.jsonl"), max_samples=2)) == 2
+    assert len(read_rankings(str(tmp_path / "b.jsonl"), max_samples=2)) == 2
+
+
+def test_trainers_read_the_first_of_both_files_and_say_so(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(lines([{"prompt": f"{name}{i}"} for i in range(9)]), encoding="utf-8")
+    paths = {"data": str(tmp_path / "a.jsonl"), "eval_data": str(tmp_path / "b.jsonl")}
+    train, eval_half, counts = load_split(read_prompts, SFTConfig(model="m", output="o", max_samples=2, **paths))
+    assert ([item.prompt for item in train], [item.prompt for item in eval_half]) == (["a0", "a1"], ["b0", "b1"])
+    assert counts == {"records": 4, "train": 2, "held_out": 2, "max_samples": 2}
+    del paths["eval_data"]
+    config = SFTConfig(model="m", output="o", max_samples=5, eval_fraction=0.0, **paths)
+    assert load_split(read_prompts, config)[2] == {"records": 5, "train": 5, "held_out": 0, "max_samples": 5}
+    config = SFTConfig(model="m", output="o", eval_fraction=0.0, **paths)
+    assert load_split(read_prompts, config)[2] == {"records": 9, "train": 9, "held_out": 0}
+
+
+def test_measures_read_the_first_and_say_so(tmp_path):
+    """An unusable record among them is one of them."""
+    rows = [{"prompt": "a"}, {"prompt": " "}, {"prompt": "b"}, {"prompt": "c"}]
+    (tmp_path / "a.jsonl").write_text(lines(rows), encoding="utf-8")
+    options = {"model": "m", "data": str(tmp_path / "a.jsonl"), "unusable": "drop", "max_dropped": 0.5}
+    items, counts = held_out(read_prompts, PerplexityConfig(max_samples=3, **options))
+    assert [item.prompt for item in items] == ["a", "b"]
+    assert left_out(counts) == {"dropped_unusable": 1, "max_samples": 3}
+    assert "max_samples" not in left_out(held_out(read_prompts, PerplexityConfig(**options))[1])

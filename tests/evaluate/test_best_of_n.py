@@ -1,0 +1,216 @@
+"""The best of n responses: the choice, what to expect of every k, and the measure on tiny models."""
+
+import itertools
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import heedful
+from heedful.cli import main
+from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
+from heedful.errors import ConfigError, RewardError
+from heedful.evaluate.best_of_n import best_row, expected_best, kl_bound
+from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
+from heedful.evaluate.report import mean_and_interval, prompt_means
+
+PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]
+
+
+@pytest.fixture
+def sampled(written, cpu):
+    return {"data": written(PROMPTS), "max_new_tokens": 8, "num_samples": 24, **cpu}
+
+
+def ascii_share(completions):
+    return [sum(c.isascii() for c in text) for text in completions]
+
+
+def parity(completions):
+    return [sum(map(ord, text)) % 2 for text in completions]
+
+
+class Recorder:
+    """A reward that remembers what it scored."""
+
+    def __init__(self, function):
+        self.function, self.prompts, self.texts, self.truncated = function, [], [], []
+
+    def __call__(self, prompts, completions, truncated):
+        self.prompts, self.texts, self.truncated = list(prompts), list(completions), list(truncated)
+        return self.function(completions)
+
+
+def test_kl_bound_by_hand():
+    """log n - (n - 1) / n: nothing is chosen among one; log 2 - 1/2; log 4 - 3/4."""
+    assert kl_bound(1) == 0.0
+    assert kl_bound(2) == pytest.approx(0.19314718055994531, abs=1e-15)
+    assert kl_bound(4) == pytest.approx(0.6362943611198906, abs=1e-15)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_kl_bound_is_the_kl_where_no_two_score_the_same(n):
+    """Over u in [0, 1], the quantile of a score, best-of-n has the density n u^(n-1): KL = integral of p log p."""
+    steps = 200_000
+    middles = ((i + 0.5) / steps for i in range(steps))
+    integral = sum((p := n * u ** (n - 1)) * math.log(p) for u in middles if u > 1e-12) / steps
+    assert kl_bound(n) == pytest.approx(integral, abs=1e-8)
+
+
+def test_the_best_is_the_first_of_the_highest():
+    assert [best_row(scores) for scores in ([3.0], [1.0, 3.0, 2.0], [0.0, 2.0, 2.0], [-1.0, -1.0])] == [0, 1, 1, 0]
+
+
+def test_expected_best_by_hand():
+    """Scores 1, 3, 2. Of two: pairs (1, 3), (1, 2), (3, 2) have the best 3, 2, 3. A judge gives those 10, 30, 50."""
+    assert expected_best([1.0, 3.0, 2.0], [1.0, 3.0, 2.0]) == pytest.approx([2.0, 8 / 3, 3.0], abs=1e-12)
+    assert expected_best([1.0, 3.0, 2.0], [10.0, 30.0, 50.0]) == pytest.approx([30.0, 110 / 3, 30.0], abs=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(-9, 9).map(float)), min_size=1, max_size=7),
+)
+def test_expected_best_is_the_mean_over_all_subsets(pairs):
+    """Few different scores, so that ties are frequent: of equal ones the first is taken, in every subset."""
+    scores, values = zip(*pairs, strict=True)
+    by_hand = []
+    for k in range(1, len(pairs) + 1):
+        subsets = list(itertools.combinations(range(len(pairs)), k))
+        best = [rows[best_row([scores[row] for row in rows])] for rows in subsets]
+        by_hand.append(sum(values[row] for row in best) / len(subsets))
+    assert expected_best(scores, values) == pytest.approx(by_hand, abs=1e-12)
+    assert expected_best(scores, values)[-1] == values[best_row(scores)]
+
+
+def test_of_one_it_is_the_plain_model(tiny, sampled):
+    """Every number and sample that ``scores`` gives, bit for bit, also with several choices a prompt."""
+    for more in ({}, {"samples_per_prompt": 2}):
+        plain = evaluate_scores(ScoresConfig(model=tiny(), **sampled, **more), rewards=[ascii_share])
+        one = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=1, **sampled, **more), rewards=[ascii_share])
+        assert {name: one[name] for name in plain} == plain
+        assert (one["win_rate"], one["kl_bound"], one["plain_score_mean"]) == (0.5, 0.0, plain["score_mean"])
+        assert one["ties"] == len(one["samples"]) * more.get("samples_per_prompt", 1)
+
+
+def test_the_best_of_four_by_hand(tiny, sampled):
+    reward, judge = Recorder(ascii_share), Recorder(parity)
+    config = BestOfNConfig(model=tiny(), **sampled)
+    result = evaluate_best_of_n(config, rewards=[reward], judge=[judge])
+    scores, judged = ascii_share(reward.texts), parity(reward.texts)
+    assert reward.prompts == [record["prompt"] for record in PROMPTS for _ in range(4)]
+    assert judge.texts == reward.texts
+    groups = [range(i, i + 4) for i in range(0, 24, 4)]
+    best = [max(group, key=lambda row: (scores[row], -row)) for group in groups]
+    assert any(row not in (group[0], group[-1]) for row, group in zip(best, groups, strict=True))
+    assert result["score_mean"] == pytest.approx(sum(scores[row] for row in best) / 6)
+    assert result["interval_95"] == pytest.approx(mean_and_interval([scores[row] for row in best])["interval_95"])
+    assert result["plain_score_mean"] == pytest.approx(sum(scores) / 24)
+    assert result["judge_score_mean"] == pytest.approx(sum(judged[row] for row in best) / 6)
+    judge_interval = mean_and_interval([judged[row] for row in best])["interval_95"]
+    assert result["judge_interval_95"] == pytest.approx(judge_interval)
+    assert result["plain_judge_score_mean"] == pytest.approx(sum(judged) / 24)
+    pairs = [(judged[row], judged[group[0]]) for row, group in zip(best, groups, strict=True)]
+    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs]
+    assert len(set(wins)) > 1, "the seed no longer gives both ties and decisions"
+    assert (result["win_rate"], result["ties"]) == (pytest.approx(sum(wins) / 6), wins.count(0.5))
+    assert result["win_interval_95"] == pytest.approx(mean_and_interval(wins)["interval_95"])
+    assert result["kl_bound"] == kl_bound(4)
+    assert result["eos_frac"] == pytest.approx(1 - sum(reward.truncated[row] for row in best) / 6)
+    assert (result["prompts"], result["responses"]) == (6, 24)
+    assert [tuple(row.values()) for row in result["samples"]] == [
+        (reward.prompts[row], reward.texts[row], scores[row], judged[row]) for row in best
+    ]
+
+
+def test_the_table_of_k(tiny, sampled):
+    """The mean over prompts of what to expect of k responses: k = 1 the plain model, k = n the best of all."""
+    reward = Recorder(ascii_share)
+    result = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=3, **sampled), rewards=[reward], judge=[parity])
+    scores, judged = ascii_share(reward.texts), parity(reward.texts)
+    table = result["best_of"]
+    assert [row["k"] for row in table] == [1, 2, 3]
+    assert [row["kl_bound"] for row in table] == [kl_bound(1), kl_bound(2), kl_bound(3)]
+    pairs = [
+        [max(pair, key=lambda row: (scores[row], -row)) for pair in itertools.combinations(range(i, i + 3), 2)]
+        for i in range(0, 18, 3)
+    ]
+    for name, interval, values in (("score", "interval_95", scores), ("judge_score", "judge_interval_95", judged)):
+        of_two = [sum(values[row] for row in rows) / 3 for rows in pairs]
+        assert table[1][name] == pytest.approx(sum(of_two) / 6)
+        assert table[1][interval] == pytest.approx(mean_and_interval(of_two)["interval_95"])
+    assert (table[0]["score"], table[2]["score"]) == (result["plain_score_mean"], result["score_mean"])
+    assert table[0]["interval_95"] == pytest.approx(mean_and_interval(prompt_means(scores, 3))["interval_95"])
+    assert (table[0]["judge_score"], table[2]["judge_score"]) == (
+        result["plain_judge_score_mean"],
+        result["judge_score_mean"],
+    )
+
+
+def test_without_a_judge_the_rewards_judge(tiny, sampled):
+    result = evaluate_best_of_n(BestOfNConfig(model=tiny(), **sampled), rewards=[ascii_share])
+    same = evaluate_best_of_n(BestOfNConfig(model=tiny(), **sampled), rewards=[ascii_share], judge=[ascii_share])
+    assert 0.5 < result["win_rate"] == same["win_rate"]
+    assert same["judge_score_mean"] == same["score_mean"] == result["score_mean"]
+    assert not [name for name in [*result, *result["best_of"][0], *result["samples"][0]] if "judge" in name]
+
+
+def test_several_choices_for_each_prompt(tiny, sampled, written):
+    """As in a file with every prompt twice, but for the interval, which is over prompts."""
+    config = BestOfNConfig(model=tiny(), n=3, samples_per_prompt=2, **sampled)
+    result = evaluate_best_of_n(config, rewards=[ascii_share])
+    twice = sampled | {"data": written([record for record in PROMPTS for _ in range(2)], "两次.jsonl")}
+    repeated = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=3, **twice), rewards=[ascii_share])
+    means = prompt_means([row["score"] for row in repeated["samples"]], 2)
+    assert result["score_mean"] == pytest.approx(repeated["score_mean"])
+    assert result["interval_95"] == pytest.approx(mean_and_interval(means)["interval_95"])
+    assert (result["win_rate"], result["ties"]) == (pytest.approx(repeated["win_rate"]), repeated["ties"])
+    assert result["win_interval_95"] != pytest.approx(repeated["win_interval_95"])
+    assert (result["prompts"], result["responses"]) == (6, 36)
+    assert result["samples"] == repeated["samples"][::2]
+
+
+def test_greedy_responses_leave_nothing_to_choose(sampled):
+    with pytest.raises(ConfigError, match="--n 4 needs a --temperature above 0"):
+        BestOfNConfig(model="m", temperature=0.0, **sampled)
+    BestOfNConfig(model="m", n=1, temperature=0.0, **sampled)
+
+
+def test_a_bad_judge_is_told_before_anything_is_loaded(sampled, tmp_path):
+    """By its own flag: the rewards are in order, and the model does not exist."""
+    with pytest.raises(ConfigError, match=r"^--judge: 'gold' is no reward; use model:PATH"):
+        evaluate_best_of_n(BestOfNConfig(model="没有", rewards=("rule:digits",), judge=("gold",), **sampled))
+    (tmp_path / "r.py").write_text("import 没有这个模块\n", encoding="utf-8")
+    judge = (f"python:{tmp_path / 'r.py'}:f",)
+    with pytest.raises(RewardError, match=r"^--judge: .*cannot be imported"):
+        evaluate_best_of_n(BestOfNConfig(model="没有", rewards=("rule:digits",), judge=judge, **sampled))
+    with pytest.raises(ConfigError, match=r"^--rewards is missing"):
+        evaluate_best_of_n(BestOfNConfig(model="没有", judge=("rule:digits",), **sampled))
+
+
+def test_the_command(tiny, sampled, tmp_path, capsys):
+    output = tmp_path / "最好.json"
+    (tmp_path / "评判.py").write_text("def length(completions):\n    return [len(text) for text in completions]\n")
+    judge = f"python:{tmp_path / '评判.py'}:length"
+    arguments = ["--model", tiny(), "--data", sampled["data"], "--rewards", "rule:digits", "--judge", judge]
+    more = ["--n", "2", "--max-new-tokens", "8", "--dtype", "float32", "--device", "cpu", "--output", str(output)]
+    assert main(["evaluate", "best-of-n", *arguments, *more]) == 0
+    config = heedful.BestOfNConfig(
+        model=tiny(),
+        data=sampled["data"],
+        rewards=("rule:digits",),
+        judge=(judge,),
+        n=2,
+        max_new_tokens=8,
+        dtype="float32",
+        device="cpu",
+    )
+    expected = heedful.evaluate_best_of_n(config)
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert found.pop("settings")["judge"] == [judge]
+    assert found == expected
+    printed = capsys.readouterr().out
+    assert f"judge_score_mean: {expected['judge_score_mean']:.4f}" in printed
+    assert "best_of" in printed
+    assert "best_of:" not in printed

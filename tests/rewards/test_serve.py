@@ -1,0 +1,290 @@
+"""heedful serve-reward: the same scores over HTTP as in the process, and a message for every request that is wrong."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx2
+import pytest
+import torch
+import uvicorn
+
+from heedful.cli import main
+from heedful.configs.evaluate import ScoresConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.data.chat import RewardInputs
+from heedful.errors import RewardError
+from heedful.evaluate.policies import evaluate_scores
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.reward_model import load_reward_model, save_reward_model
+from heedful.rewards import Completion, Reward, score
+from heedful.rewards.http import HTTPReward
+from heedful.rewards.model import ModelReward
+from heedful.rewards.serve import make_app
+from heedful.train.ppo import train_ppo
+from heedful.types import Message, Prompt
+
+MAX_BYTES = 20_000
+COMPLETIONS = [
+    Completion(Prompt("苹果是什么颜色？", "d:1"), "红色。"),
+    Completion(Prompt("say hi", "d:2", {"n": 1}), "hi 😀", truncated=True),
+    Completion(Prompt((Message("system", "简短"), Message("user", "你好")), "d:3"), "您好！"),
+    Completion(Prompt("", "d:4"), ""),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    tokenizer = load_tokenizer(tiny("qwen3"))
+    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
+    folder = tmp_path_factory.mktemp("评分") / "模型"
+    save_reward_model(model, tokenizer, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def reward(folder):
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    return ModelReward(model.eval(), RewardInputs(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def served(reward):
+    """The address of the application on a real server, in a thread."""
+    app = make_app(reward, "评分/模型", max_bytes=MAX_BYTES)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def post(served, content, path="/score"):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return httpx2.post(served + path, content=body, trust_env=False)
+
+
+def test_the_scores_are_the_models_own(served, reward):
+    """Raw text, a conversation, cut and empty responses, Chinese: exactly, since JSON keeps every bit of a number."""
+    own, _ = score([Reward("m", reward)], COMPLETIONS)
+    over_http, _ = score([Reward("h", HTTPReward(f"{served}/score"))], COMPLETIONS)
+    assert over_http == own
+    assert len(set(own)) == 4
+    in_twos, _ = score([Reward("h", HTTPReward(f"{served}/score", micro_batch_size=2))], COMPLETIONS)
+    assert in_twos == pytest.approx(own, abs=1e-6)
+
+
+def test_the_documented_request_by_hand(served, reward):
+    answer = post(served, {"prompts": ["问"], "completions": ["答"]})
+    assert (answer.status_code, list(answer.json())) == (200, ["scores"])
+    assert answer.json()["scores"] == reward(["问"], ["答"], [False])
+    cut = post(served, {"prompts": ["问"], "completions": ["答"], "truncated": [True], "columns": {"x": [1]}}).json()
+    assert cut["scores"] == reward(["问"], ["答"], [True]) != answer.json()["scores"]
+    assert post(served, {"prompts": [], "completions": []}).json() == {"scores": []}
+
+
+def test_health(served):
+    answer = httpx2.get(f"{served}/health", trust_env=False)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "model": "评分/模型"})
+
+
+MESSAGE = {"role": "user", "content": "问"}
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 15_000, "not JSON"),
+        ([], "must be a JSON object"),
+        ({"prompts": ["a"]}, '"completions" must be a list, got None'),
+        ({"completions": ["a"]}, '"prompts" must be a list, got None'),
+        ({"prompts": "a", "completions": ["a"]}, "\"prompts\" must be a list, got 'a'"),
+        ({"prompts": ["a", "b"], "completions": ["a"]}, "of one length, got 2, 1 and 1"),
+        ({"prompts": ["a"], "completions": ["a"], "truncated": []}, "of one length, got 1, 1 and 0"),
+        ({"prompts": ["a"], "completions": ["a"], "truncated": [1]}, '"truncated" must be a list of true and false'),
+        ({"prompts": ["a"], "completions": ["a"], "truncated": None}, '"truncated" must be a list of true and false'),
+        ({"prompts": ["a", 5], "completions": ["a", "b"]}, "prompts[1] must be a string or a list of messages"),
+        ({"prompts": ["a"], "completions": [None]}, "completions[0] must be a string"),
+        ({"prompts": [[]], "completions": ["a"]}, "prompts[0] must be"),
+        ({"prompts": [["a"]], "completions": ["a"]}, "prompts[0] must be"),
+        ({"prompts": [[{"role": "user"}]], "completions": ["a"]}, "prompts[0] must be"),
+        ({"prompts": [[MESSAGE | {"content": 5}]], "completions": ["a"]}, "prompts[0] must be"),
+        ({"prompts": ["a"], "completions": ["\ud800"]}, "completions[0] holds half a character"),
+        ({"prompts": ["短"], "completions": ["长" * 100]}, "longer than the 128 tokens that the reward model reads"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_wrong_request_is_told_what_is_wrong(served, content, fragment):
+    answer = post(served, content)
+    assert answer.status_code == 400
+    assert list(answer.json()) == ["error"]
+    assert fragment in answer.json()["error"]
+
+
+def test_too_large_a_request(served):
+    """Also where the client sends it all before it listens."""
+    answer = post(served, b" " * (MAX_BYTES + 1))
+    assert (answer.status_code, answer.json()["error"][:35]) == (413, "the request is larger than 20000 by")
+    fits = {"prompts": ["a"], "completions": ["b"], "columns": {"x": ["y" * (MAX_BYTES - 200)]}}
+    assert post(served, fits).status_code == 200
+    assert post(served, b" " * 5_000_000).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/", 404), ("POST", "/scores", 404), ("GET", "/score", 405)]
+)
+def test_another_address(served, method, path, status):
+    answer = httpx2.request(method, served + path, trust_env=False)
+    assert answer.status_code == status
+    assert "POST /score and GET /health" in answer.json()["error"]
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    """``run(reward, name)`` is what one step of PPO comes to: its scores, and the weights after it."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"问{i}", "n": i}) + "\n" for i in range(12)), encoding="utf-8")
+
+    def train(reward, name):
+        config = PPOConfig(
+            model=tiny("gpt2"),
+            data=str(prompts),
+            output=tmp_path / name,
+            rewards=(reward,),
+            reward_retries=0,
+            eval_fraction=0.3,
+            steps=1,
+            rollout_batch_size=4,
+            minibatch_size=4,
+            max_new_tokens=8,
+            learning_rate=1e-3,
+            sample_every=0,
+            device="cpu",
+            dtype="float32",
+        )
+        summary = train_ppo(config)
+        scores = [summary[key]["eval/score_mean"] for key in ("first_evaluation", "last_evaluation")]
+        return scores, (config.output / "final" / "model.safetensors").read_bytes()
+
+    return train
+
+
+def test_a_run_with_it_is_the_run_with_the_model_itself(run, served, folder):
+    """PPO bit for bit, evaluations included."""
+    over_http = run(f"{served}/score", "http")
+    assert over_http == run(f"model:{folder}", "model") != run("rule:digits", "digits")
+
+
+def test_a_run_without_its_server_leaves_nothing_behind(run, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
+    with pytest.raises(RewardError, match=f"{url} gave no scores: ConnectError.*--reward-retries 0"):
+        run(url, "http")
+    assert not (tmp_path / "http").exists()
+
+
+def test_evaluation_asks_it_too(tiny, served, folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "苹果"}\n{"prompt": "梨"}\n', encoding="utf-8")
+    common = {"model": tiny("gpt2"), "data": str(prompts), "max_new_tokens": 8, "device": "cpu", "dtype": "float32"}
+    over_http = ScoresConfig(rewards=(f"{served}/score",), **common)
+    assert evaluate_scores(over_http) == evaluate_scores(ScoresConfig(rewards=(f"model:{folder}",), **common))
+    twice = ScoresConfig(rewards=(f"{served}/score",) * 2, reward_weights=(3.0, -1.0), **common)
+    assert evaluate_scores(twice)["score_mean"] == pytest.approx(2 * evaluate_scores(over_http)["score_mean"])
+
+
+def test_too_long_a_text_is_an_error_with_the_servers_message(served):
+    long = Completion(Prompt("短", "d:1"), "长" * 100)
+    with pytest.raises(RewardError, match=r"refused the request with status 400: .*longer than the 128 tokens"):
+        score([Reward("h", HTTPReward(f"{served}/score"))], [long])
+
+
+def test_many_at_a_time(served, reward):
+    """Requests that come together are answered each with its own scores."""
+    prompts, found = [str(i) * (i + 1) for i in range(6)], {}
+
+    def ask(i):
+        found[i] = post(served, {"prompts": [prompts[i]], "completions": ["答"]}).json()["scores"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: reward([prompt], ["答"], [False]) for i, prompt in enumerate(prompts)}
+
+
+@pytest.mark.parametrize("value", [float("nan"), ValueError("坏了")], ids=["nan", "raises"])
+def test_a_model_that_fails_is_status_500(value, capfd):
+    """A client then tries again and gives up with the message; a score that is no number is not sent."""
+
+    def broken(prompts, completions, truncated):
+        if isinstance(value, Exception):
+            raise value
+        return [value] * len(completions)
+
+    server = uvicorn.Server(uvicorn.Config(make_app(broken, "m", max_bytes=1000), log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        answer = post(url, {"prompts": ["a"], "completions": ["b"]})
+        server.should_exit = True
+        thread.join()
+    assert answer.status_code == 500
+    assert ("坏了" if isinstance(value, Exception) else "not finite") in answer.json()["error"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_command_serves_until_it_is_interrupted(folder, reward):
+    """The whole way: heedful serve-reward as a process of its own, scores, and Ctrl-C without a traceback."""
+    command = ["-m", "heedful.cli", "serve-reward", "--model", folder, "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    try:
+        line = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/score", line).group()
+        assert folder in line
+        over_http, _ = score([Reward("h", HTTPReward(url))], COMPLETIONS)
+        assert over_http == pytest.approx(score([Reward("m", reward)], COMPLETIONS)[0], abs=1e-6)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (0, "the server has ended\n", "")
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve-reward", "--model", "没有", "--port", str(port), "--device", "cpu"]) == 2
+    message = capsys.readouterr().err
+    assert f"ConfigError: --port {port} of --host 127.0.0.1 cannot be listened at: Address already in use" in message
+    assert "--port 0 for a free one" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "fragment"),
+    [
+        (["--host", "256.0.0.1"], "ConfigError: --host 256.0.0.1 is no address of this machine"),
+        (["--port", "0"], "CheckpointError: model 没有 does not exist"),
+    ],
+)
+def test_what_cannot_be_served(capsys, flags, fragment):
+    assert main(["serve-reward", "--model", "没有", "--device", "cpu", *flags]) == 2
+    assert fragment in capsys.readouterr().err
