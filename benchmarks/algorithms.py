@@ -39,7 +39,12 @@ def ppo(recipe: PPOConfig, **changes: Any) -> tuple[Callable, Any]:
 
 
 def a2c(recipe: PPOConfig) -> tuple[Callable, Any]:
-    known = {field.name for field in dataclasses.fields(A2CConfig)} - {"policy_loss", "ppo_epochs", "minibatch_size"}
+    known = {field.name for field in dataclasses.fields(A2CConfig)} - {
+        "policy_loss",
+        "ppo_epochs",
+        "minibatch_size",
+        "value_clip_range",
+    }
     return train_ppo, A2CConfig(**{name: value for name, value in vars(recipe).items() if name in known})
 
 
