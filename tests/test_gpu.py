@@ -59,7 +59,7 @@ def test_the_three_stages_run_on_cuda(tmp_path, dtype):
     )
     start = str(tmp_path / "sft" / "final")
     train_reward(RewardConfig(model=start, data=data, output=tmp_path / "rm", max_steps=2, batch_size=8, **common))
-    for critic in ("shared", "separate"):
+    for critic in ("shared", "separate", "reward"):
         summary = train_ppo(
             PPOConfig(
                 model=start,

@@ -139,6 +139,10 @@ def test_malformed_line(train, refused, written, command):
     refused(train(command, data_file=path), f"{path}:4", "not JSON", "column", "near", "one whole JSON object a line")
 
 
+def ranked(responses, ranks, **more):
+    return {"prompt": "一", "responses": responses, "ranks": ranks, **more}
+
+
 @each_trainer
 def test_malformed_record(train, refused, written, command):
     path = written("坏.jsonl", '["问"]\n')
@@ -161,6 +165,16 @@ def test_malformed_record(train, refused, written, command):
         ("sft", {"prompt": "一", "completion": ["二"]}, ["`completion`", "both strings"]),
         ("ppo", {"prompt": "  "}, ["`prompt` is empty or only white space", "remove the record"]),
         ("reward", {"prompt": "一", "chosen": "", "rejected": "二"}, ["`chosen` is empty"]),
+        ("reward", ranked(["二"], [0]), ["`responses` is ['二']", "a list of two or more responses"]),
+        ("reward", ranked(["二", "三"], [0, 1, 2]), ["2 `responses` but 3 `ranks`", "one rank for each response"]),
+        ("reward", ranked(["二", "三"], [0.5, 1]), ["`ranks` is [0.5, 1]", "a list of integers, 0 the best"]),
+        ("reward", ranked(["二", "三"], [float("nan"), 1]), ["found NaN, which is not JSON"]),
+        ("reward", ranked(["二", "三"], [1, 1]), ["`ranks` are all 1: nothing is preferred"]),
+        (
+            "reward",
+            ranked(["二", "三"], [0, 1], margin=1),
+            ["`margin` beside `ranks`", "`chosen` and `rejected` alone"],
+        ),
         (
             "sft",
             {"messages": [{"role": "assistent", "content": "二"}]},
@@ -269,10 +283,45 @@ def test_equal_pairs_are_dropped_by_option_and_reported(train, written, command,
     assert json.loads((tmp_path / "运行" / "summary.json").read_text(encoding="utf-8"))["data"]["dropped_equal"] == 1
 
 
-@on_pairs
-def test_rankings_are_no_pairs(train, refused, written, command):
-    path = written("排序.jsonl", [{"prompt": "问", "responses": ["一", "二", "三"], "ranks": [0, 1, 2]}])
-    refused(train(command, data_file=path), f"{path}:1", "3 responses", "pairs")
+def test_rankings_are_no_pairs(train, refused, written):
+    path = written("排序.jsonl", [ranked(["一", "二", "三"], [0, 1, 2])])
+    refused(train("dpo", data_file=path), f"{path}:1", "3 responses", "pairs", "`heedful reward` learns from longer")
+
+
+def test_rankings_for_a_reward_model(train, written, tmp_path):
+    path = written("排序.jsonl", [ranked(["一", "二", "三"], [0, 1, 1]), RECORD["reward"]])
+    outcome = train("reward", data_file=path)
+    assert outcome.status == 0, outcome.err
+    assert (tmp_path / "运行" / "final" / "config.json").is_file()
+
+
+def test_a_file_of_nothing_but_ties(train, refused, written):
+    path = written("排序.jsonl", [ranked(["一", "二"], [3, 3])] * 4)
+    refused(train("reward", data_file=path), f"{path}:1", "`ranks` are all 3: nothing is preferred")
+    dropped = train("reward", "--unusable", "drop", "--max-dropped", "1", data_file=path)
+    refused(dropped, path, "none of 4 records is usable", "`ranks` are all 3")
+
+
+def test_rankings_that_prefer_a_response_to_an_equal_one(train, refused, written):
+    path = written("排序.jsonl", [RECORD["reward"], ranked(["一", "二", "一"], [0, 1, 2])])
+    refused(train("reward", data_file=path), f"{path}:2", "1 of 2 rankings prefer", "--equal-pairs drop")
+
+
+def test_offset_data_that_are_no_demonstrations(train, refused, written):
+    path = written("偏好.jsonl", [RECORD["reward"]])
+    refused(
+        train("reward", "--offset-data", path), f"--offset-data: {path}:1", "not a demonstration", "--columns is for"
+    )
+    refused(train("reward", "--offset-data", path[:-1]), "--offset-data", "no such file", "Perhaps you meant")
+
+
+def test_an_offset_that_cannot_be_read(train, refused, tmp_path):
+    """A reward model with a damaged heedful.json: its rewards would be shifted."""
+    assert train("reward", output=tmp_path / "评分").status == 0
+    final = tmp_path / "评分" / "final"
+    (final / "heedful.json").write_text('{"offset": "零"}', encoding="utf-8")
+    outcome = train("ppo", "--rewards", f"model:{final}")
+    refused(outcome, "offset in its heedful.json is '零'", "a finite number")
 
 
 @each_trainer

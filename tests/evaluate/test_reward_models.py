@@ -65,6 +65,27 @@ def test_rankings_count_all_their_pairs_and_no_ties(measure):
     assert result["accuracy"] == pytest.approx(3 / 5)
 
 
+def test_calibration_and_length(measure):
+    """The scores are a, -a and 0 for the same length; one of three pairs, of unequal length, is in the wrong order."""
+    a = measure([pair("!", "ab")])["score_mean"] * 2
+    shorter, longer = "!", "?" * 8
+    result = measure([pair("!!", "ab"), pair("ab", "cd"), pair(longer, shorter)])
+    assert result["accuracy"] == pytest.approx(1 / 3)
+    assert result["pairs_similar_length"] == 2
+    assert result["accuracy_similar_length"] == pytest.approx(1 / 2)
+    assert result["length_correlation"] < -0.5
+    assert 0 < result["ece"] < 1
+    assert a > 0
+
+
+def test_what_is_not_defined_is_absent(measure):
+    """All scores equal, or no pair of similar length."""
+    result = measure([pair("ab", "abcdefgh")])
+    assert "length_correlation" not in result
+    assert "accuracy_similar_length" not in result
+    assert (result["pairs_similar_length"], result["ece"]) == (0, 0.0)
+
+
 def test_truncated_rankings_are_scored_without_an_end(measure, planted_model):
     """All of "!!" is "!", and six in seven of "a!!!!!!"; with the end it is two in three, and six in eight."""
     texts = ["!!", "a!!!!!!", "aaaa!"]

@@ -331,3 +331,54 @@ def test_a_roberta_head_is_found_and_initialised(tmp_path):
     weights = [model.classifier.classifier.out_proj.weight for model in (first, second)]
     assert not torch.equal(*weights)
     assert float(weights[0].detach().std()) == pytest.approx((32 + 1) ** -0.5, rel=0.5)
+
+
+def write_offset(folder, text):
+    (folder / "heedful.json").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def scored(reward_folders, tmp_path):
+    """A copy of a reward model's folder."""
+    for file in reward_folders["qwen3"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def test_the_offset_is_subtracted_from_the_head(scored, reward_folders, tmp_path):
+    plain, tokenizer = load(reward_folders["qwen3"])
+    assert plain.offset == 0.0
+    rows = encoded(tokenizer)
+    write_offset(scored, '{"offset": 1.25, "more": [1]}')
+    model, _ = load(scored)
+    assert model.offset == 1.25
+    torch.testing.assert_close(model(rows), plain(rows) - 1.25, rtol=0, atol=1e-5)
+    for offset, expected in ((None, 1.25), (-3.5, -3.5), (0.0, 0.0)):
+        save_reward_model(model, tokenizer, tmp_path / f"again {offset}", offset=offset)
+        again, _ = load(tmp_path / f"again {offset}")
+        assert again.offset == expected
+        torch.testing.assert_close(again(rows), plain(rows) - expected, rtol=0, atol=1e-5)
+    assert not (tmp_path / "again 0.0" / "heedful.json").exists()
+
+
+def test_a_file_without_an_offset_is_none(scored):
+    write_offset(scored, '{"other": 1}')
+    assert load(scored)[0].offset == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"offset": "1"}', "offset in its heedful.json is '1'; expected a finite number"),
+        ('{"offset": null}', "offset in its heedful.json is None"),
+        ('{"offset": true}', "offset in its heedful.json is True"),
+        ('{"offset": NaN}', "offset in its heedful.json is nan"),
+        ("[1]", r"offset in its heedful.json is \[1\]"),
+        ('{"offset": 1', "cannot load a heedful.json from it"),
+    ],
+)
+def test_an_offset_that_cannot_be_read(scored, text, said):
+    """Going on without it would shift every reward silently."""
+    write_offset(scored, text)
+    with pytest.raises(CheckpointError, match=said):
+        load(scored)

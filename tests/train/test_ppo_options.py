@@ -157,7 +157,7 @@ def test_on_the_first_minibatch_the_ratio_is_1(config, variant):
 
 
 def formula(models, e, settings):
-    """The loss written out row by row from the definitions in docs/ppo.md."""
+    """The loss written out row by row from the definitions in docs/ppo.md, and its surrogate alone."""
     batch, mask = e.batch, e.batch.response_mask
     out = models.policy(batch.ids, batch.attention_mask, mask, temperature=settings.temperature, with_entropy=True)
     values = out.values
@@ -177,11 +177,12 @@ def formula(models, e, settings):
             v, old, target = (x[row, action.start] for x in (values, e.old_values, e.returns))
             errors.append(torch.max((v - target) ** 2, (old + (v - old).clamp(-0.2, 0.2) - target) ** 2))
     weight = 1.0 if models.value_model is not None else settings.value_coef
-    loss = -torch.stack(surrogates).mean() + weight * 0.5 * torch.stack(errors).mean()
+    surrogate = -torch.stack(surrogates).mean()
+    loss = surrogate + weight * 0.5 * torch.stack(errors).mean()
     if settings.kl_in == "loss":
         d = (out.logprobs - e.ref_logprobs)[mask]
         loss = loss + 0.1 * {"k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d}[settings.kl_kind].mean()
-    return loss - settings.entropy_coef * out.entropy[mask].mean()
+    return loss - settings.entropy_coef * out.entropy[mask].mean(), float(surrogate.detach())
 
 
 @variants
@@ -189,11 +190,13 @@ def test_the_gradient_is_that_of_the_formula(config, variant):
     settings = config(**VARIANTS[variant], temperature=0.7, value_coef=0.3, micro_batch_size=3)
     models = make_models(settings)
     experience = moved(make_experience(models, settings))
-    trained, _, _ = gradient(models, experience, settings)
+    trained, metrics, _ = gradient(models, experience, settings)
     for module in models.trained:
         module.zero_grad()
-    formula(models, experience, settings).backward()
+    loss, surrogate = formula(models, experience, settings)
+    loss.backward()
     assert distance(trained, flat_gradient(models)) < 1e-12
+    assert metrics["loss/policy"] == pytest.approx(surrogate, rel=1e-9)
 
 
 def test_every_option_of_the_loss_changes_the_gradient(config):
@@ -340,16 +343,17 @@ def optimizer_of(models, settings):
     return make_optimizer(groups, settings)
 
 
-def learned(settings, **options):
+def learned(settings, *, sampled_by_another=False):
     """A policy after one rollout batch, the metrics, and approx_kl of every minibatch visited."""
     torch.manual_seed(3)
     models = make_models(settings, noise=0.0)
     experience = make_experience(models, settings)
+    experience = moved(experience) if sampled_by_another else experience
     visited = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo, "accumulate", lambda *a: visited.append(accumulate(*a)) or visited[-1])
         generator = torch.Generator().manual_seed(1)
-        metrics = learn(models, experience, optimizer_of(models, settings), settings, generator, **options)
+        metrics = learn(models, experience, optimizer_of(models, settings), settings, generator)
     return models, metrics, [float(kl) for kl in visited]
 
 
@@ -384,8 +388,11 @@ def test_a_limit_that_is_not_reached_changes_nothing(config):
 
 
 def test_the_first_minibatch_is_always_learned_from(config):
-    _, metrics, visited = learned(config(minibatch_size=4, ppo_epochs=2, learning_rate=1e-3, approx_kl_limit=1e-30))
+    """However far it says the policy is: it has not moved in this update, and a step must do something."""
+    settings = config(minibatch_size=4, ppo_epochs=2, learning_rate=1e-3, approx_kl_limit=1e-9)
+    _, metrics, visited = learned(settings, sampled_by_another=True)
     assert len(visited) == 2
+    assert visited[0] > 1e-3
     assert metrics["policy/update_frac"] == pytest.approx(1 / 4)
 
 

@@ -11,7 +11,7 @@ class ChatConfig(SamplingOptions, MachineOptions):
     """Talk to a model in the terminal. /reset starts over, /quit ends."""
 
     model: str
-    """The policy: a folder in Hugging Face format, or a Hub name."""
+    """The policy: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     system_prompt: str | None = None
     """System message at the start of the conversation."""
     chat_template: str = ""

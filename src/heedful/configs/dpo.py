@@ -14,7 +14,7 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
     """DPO: learn from pairs of responses directly, without a reward model and without sampling."""
 
     model: str
-    """Policy to start from, usually the SFT model: a folder in Hugging Face format, or a Hub name."""
+    """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     reference: str | None = None
     """Frozen model that the policy is compared with; None is the policy as it starts."""
     chat_template: str = ""

@@ -15,7 +15,7 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     """What every measure has."""
 
     data: str
-    """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a Hub data set."""
+    """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope."""
     eval_fraction: float = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 is all."""
     chat_template: str = ""

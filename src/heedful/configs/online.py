@@ -15,7 +15,7 @@ class OnlineOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOp
     """Where a policy starts, what it maximises, and how rollout batches are made and learned from."""
 
     model: str
-    """Policy to start from, usually the SFT model: a folder in Hugging Face format, or a Hub name."""
+    """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     reference: str | None = None
     """Frozen model that the KL penalty is measured against; None is the policy as it starts."""
     chat_template: str = ""

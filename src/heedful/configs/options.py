@@ -69,7 +69,7 @@ class RecordOptions:
     max_dropped: float = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
     max_samples: int | None = None
-    """Read the first so many records of each data set alone; one on a hub is then streamed, not downloaded. None is all."""
+    """Read the first so many records of each data set alone; one on the Hub is streamed, not downloaded. None is all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,8 @@ class DataOptions(RecordOptions):
     """What to train on."""
 
     data: str
-    """Training data: a .jsonl, .jsonl.gz or .parquet file, or a Hub data set (org/name or org/name:split)."""
+    """Training data: a .jsonl, .jsonl.gz or .parquet file, a Hub data set (org/name or org/name:split), or one on
+    ModelScope (modelscope:org/name)."""
     eval_data: str | None = None
     """Held-out data; None splits them off from the data by prompt."""
     eval_fraction: float = 0.05

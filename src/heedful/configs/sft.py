@@ -13,7 +13,7 @@ class SFTConfig(TrainingOptions):
     """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
 
     model: str
-    """Language model to start from: a folder in Hugging Face format, or a Hub name."""
+    """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: int = 16

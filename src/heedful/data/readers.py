@@ -1,7 +1,7 @@
 """Data files to records: a dict of fields, and where it was read, for messages about it.
 
-Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub.
-Text is UTF-8. What
+Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub
+or on ModelScope. Text is UTF-8. What
 Python's JSON reader lets through and a training run would trip over later is refused here: duplicate keys, NaN and
 infinity, lone surrogates.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from heedful.errors import ConfigError, DataError
+from heedful.hub import MODELSCOPE, local_dataset
 
 CANONICAL_NAMES = (
     "text",
@@ -36,8 +37,8 @@ CANONICAL_NAMES = (
 """The column names that the schemas know; ``--columns`` maps a file's own names to them."""
 
 ACCEPTED_SOURCES = (
-    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz, .parquet or .txt file, or a Hub data set as org/name or "
-    "org/name:split"
+    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz, .parquet or .txt file, a Hub data set as org/name or "
+    "org/name:split, or one on ModelScope as modelscope:org/name or modelscope:org/name:split"
 )
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
@@ -59,8 +60,8 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     """Every record of ``path``, in order; ``columns`` maps canonical names to the file's (see `parse_columns`).
 
     A mapped column stands under its canonical name alone, in place of a column that had that name. Blank lines are
-    skipped. With ``max_samples`` reading stops after so many records: what follows is not checked, and a data set on a
-    hub is streamed (but for a slice such as ``org/name:train[:5%]``, which must be downloaded), so not downloaded either.
+    skipped. With ``max_samples`` reading stops after so many records: what follows is not checked, and a data set on the
+    Hub is streamed (but for a slice such as ``org/name:train[:5%]``, which must be downloaded), so not downloaded either.
     Raises DataError for anything that cannot be read, with the file and line, and for an empty data set.
     """
     rows = itertools.islice(_rows(path, streaming=max_samples is not None), max_samples)
@@ -103,6 +104,8 @@ def kind_of(value: Any) -> str:
 
 
 def _rows(path: str, *, streaming: bool) -> Iterator[Row]:
+    if path.startswith(MODELSCOPE):
+        return _hub_rows(path, streaming=streaming)
     file = Path(path).expanduser()
     if not file.exists():
         if HUB_NAME.fullmatch(path) and not path.lower().endswith(FILE_ENDINGS):
@@ -250,17 +253,19 @@ def _require_distinct_columns(names: list[str], path: str) -> None:
 def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
     import datasets
 
-    name, _, split = path.partition(":")
+    hub, login = ("ModelScope", "modelscope") if path.startswith(MODELSCOPE) else ("Hub", "hf auth")
+    name, _, split = path.removeprefix(MODELSCOPE).partition(":")
     split = split or "train"
+    place = local_dataset(MODELSCOPE + name) if hub == "ModelScope" else name
     try:
-        dataset = datasets.load_dataset(name, split=split, streaming=streaming and "[" not in split)
+        dataset = datasets.load_dataset(place, split=split, streaming=streaming and "[" not in split)
         for number, row in enumerate(dataset, 1):
             yield f"{path}: row {number}", dict(row)
     except Exception as error:  # datasets raises its own, huggingface_hub's, requests', pyarrow's and OSError
         raise DataError(
-            f"{path}: the Hub data set {name!r}, split {split!r}, could not be loaded: "
+            f"{path}: the {hub} data set {name!r}, split {split!r}, could not be loaded: "
             f"{type(error).__name__}: {error}\nCheck the name, the split (org/name:split) and the network; a gated "
-            "data set needs `hf auth login`. Or download it and give a .jsonl or .parquet file. If a local file was "
+            f"data set needs `{login} login`. Or download it and give a .jsonl or .parquet file. If a local file was "
             "meant: there is none of that name."
         ) from error
 

@@ -154,11 +154,12 @@ def _plain_name(name: str) -> str:
 
 def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy weights that were trained whole, and let the embeddings grow where the adapters' have more rows."""
+    embeddings = model.get_input_embeddings().weight
+    rows = [len(tensor) for name, tensor in tensors.items() if model.get_parameter(name) is embeddings]
+    if rows and rows[0] > len(embeddings):
+        model.resize_token_embeddings(rows[0], mean_resizing=False)
     parameters = dict(_parameters(model))
     for name, tensor in tensors.items():
-        if parameters[name] is model.get_input_embeddings().weight and len(tensor) > len(parameters[name]):
-            model.resize_token_embeddings(len(tensor), mean_resizing=False)
-            parameters = dict(_parameters(model))
         if parameters[name].shape != tensor.shape:
             shapes = f"{list(tensor.shape)}, the model {list(parameters[name].shape)}"
             raise CheckpointError(f"{folder}: {name} has the shape {shapes}; the adapters belong to another model")

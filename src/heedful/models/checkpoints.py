@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from heedful.errors import CheckpointError, ConfigError
+from heedful.hub import local_model
 from heedful.models.adapters import ADAPTER_CONFIG, adapter_chain, merge_adapters
 from heedful.models.quantize import FourBit
 
@@ -43,6 +44,7 @@ def check_model_folder(name: str) -> None:
     A folder of LoRA adapters stands for its base model, which must be there too. Raises CheckpointError. A name of the form
     ``org/model`` or ``model`` that is no local path is left to the Hub.
     """
+    name = local_model(name)
     base, adapters = adapter_chain(name)
     if adapters:
         try:
@@ -73,6 +75,7 @@ def load_tokenizer(name: str, *, chat_template: str = "") -> PreTrainedTokenizer
 
     Raises CheckpointError where there is none.
     """
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(name))
@@ -100,6 +103,7 @@ def load_causal_lm(name: str, four_bit: FourBit | None = None) -> PreTrainedMode
 
     Raises CheckpointError where weights are missing.
     """
+    name = local_model(name)
     check_model_folder(name)
     base, adapters = adapter_chain(name)
     with explained(name, "causal language model"):
@@ -121,6 +125,7 @@ def load_causal_lm(name: str, four_bit: FourBit | None = None) -> PreTrainedMode
 
 def load_trunk(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
     """The trunk of a model, without its head, as `load_causal_lm` does. Raises CheckpointError where weights are missing."""
+    name = local_model(name)
     check_model_folder(name)
     base, adapters = adapter_chain(name)
     with explained(name, "model"):
@@ -136,6 +141,7 @@ def load_trunk(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
 
 def load_config(name: str) -> Any:
     """A model's configuration alone. Raises CheckpointError."""
+    name = local_model(name)
     check_model_folder(name)
     with explained(name, "configuration"):
         return AutoConfig.from_pretrained(adapter_chain(name)[0])

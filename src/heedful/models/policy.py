@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.errors import CheckpointError
+from heedful.hub import local_model
 from heedful.models.adapters import has_adapters, save_model
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
 from heedful.models.device import autocast, scale_gradient
@@ -127,7 +128,7 @@ def load_policy(
     Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
     """
     policy = Policy(load_causal_lm(name, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
-    head_file = Path(name) / VALUE_HEAD
+    head_file = Path(local_model(name)) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
     return policy.to(device)

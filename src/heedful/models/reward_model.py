@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
+from heedful.hub import local_model
 from heedful.models.adapters import adapter_chain, attach_adapter, merge_adapters, save_model, whole_weights
 from heedful.models.checkpoints import (
     check_model_folder,
@@ -95,6 +96,7 @@ def load_reward_model(
 
     Raises CheckpointError where the model has more than one output, no head, or no padding token.
     """
+    name = local_model(name)
     check_model_folder(name)
     base, adapters = adapter_chain(name)
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):

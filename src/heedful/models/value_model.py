@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.hub import local_model
 from heedful.models.adapters import save_model
 from heedful.models.checkpoints import load_trunk, save_tensors
 from heedful.models.device import autocast, scale_gradient
@@ -50,7 +51,7 @@ def load_value_model(
     trunk = load_trunk(name, four_bit) if trunk is None else trunk
     check_causal(trunk, name)
     model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
-    head_file = Path(name) / VALUE_HEAD
+    head_file = Path(local_model(name)) / VALUE_HEAD
     if head_file.is_file():
         load_head(model.value_head, head_file)
     return model.to(device)

@@ -119,8 +119,9 @@ class HTTPReward:
                 wait = min(2 * wait, LONGEST_WAIT)
         raise RewardError(
             f"reward {self.url} gave no scores: {problem}; tried {tries} time{'s' * (tries > 1)}. Is the server running and "
-            f"reached from here? A slow one may need more than --reward-timeout {self.timeout:g} or fewer responses a request "
-            f"(--rollout-micro-batch-size; --micro-batch-size of evaluate), a busy one more than --reward-retries {self.retries}"
+            f"reached from here? A slow one may need more than --reward-timeout {self.timeout:g} or fewer responses a "
+            "request (--rollout-micro-batch-size; --micro-batch-size of evaluate), a busy one more than "
+            f"--reward-retries {self.retries}"
         )
 
     def _ask(self, body: bytes) -> tuple[int, bytes]:

@@ -12,6 +12,7 @@ from heedful.data.fitting import Counts, check_dropped, too_long
 from heedful.data.loading import read_usable
 from heedful.data.rankings import Row
 from heedful.data.schemas import read_demonstrations
+from heedful.errors import DataError
 from heedful.models.reward_model import RewardModel
 
 
@@ -22,7 +23,12 @@ def encode_scored(
 
     Raises DataError, also where more was dropped than ``max_dropped`` allows.
     """
-    demonstrations, refused = read_usable(read_demonstrations, path, replace(options, columns=""))
+    try:
+        demonstrations, refused = read_usable(read_demonstrations, path, replace(options, columns=""))
+    except DataError as error:
+        raise DataError(
+            f"--offset-data: {error} (--columns is for --data and does not rename anything here)"
+        ) from error
     rows = [inputs.encode(d.prompt, d.response, truncated=d.truncated) for d in demonstrations]
     lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
     offenders = set(too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations"))

@@ -86,10 +86,10 @@ def parents(config: OnlineOptions, rewards: Sequence[Reward], *others: str | Non
 
 
 def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: OnlineOptions) -> Tensor:
-    """Scores ``[batch]`` with the penalty of responses that were cut by length.
+    """Scores ``[batch]`` with the penalty of responses that were cut by length, as ``missing_eos`` says.
 
-    subtract    score - penalty                                                       (TRL)
-    replace     -penalty instead of the score       (Ziegler et al. 2019 and Huang et al. 2023, with a penalty of 1)
+    "subtract" takes it off the score (as TRL does), "replace" puts minus the penalty in the score's place (Ziegler et al.
+    2019, Huang et al. 2023, with a penalty of 1).
     """
     if config.missing_eos == "replace":
         return torch.where(truncated, -config.missing_eos_penalty, scores)

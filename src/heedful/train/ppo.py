@@ -229,8 +229,9 @@ def accumulate_critic(models: Models, minibatch: Experience, config: PPOConfig, 
         loss, metrics = critic_loss(values, minibatch.select(rows), config, num_actions=num_actions)
         sums.add(metrics)
         loss.backward()
-    for parameter in models.policy.lm.parameters():
-        parameter.grad = None
+    if models.value_model is None:
+        for parameter in models.policy.lm.parameters():
+            parameter.grad = None
 
 
 def kl_control(config: PPOConfig) -> KLControl:

@@ -113,7 +113,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         total_steps=total_steps,
         shown=SHOWN,
         parents=[config.model],
-        facts={"data": counts} | ({"offset data": offset_counts} if offset_counts else {}),
+        facts={"data": counts} | ({"offset_data": offset_counts} if offset_counts else {}),
         more_data=[config.offset_data] if config.offset_data else [],
     )
 

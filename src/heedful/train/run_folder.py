@@ -18,6 +18,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json, write_json
+from heedful.hub import downloaded_model
 from heedful.models.adapters import adapter_chain
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
@@ -139,6 +140,7 @@ class RunFolder:
 
 def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
+    models = [downloaded_model(name) for name in models]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "command": f"heedful {command}",

@@ -1,0 +1,56 @@
+"""Models and data sets on ModelScope, named ``modelscope:ORG/NAME``: downloaded once, then read from their folder."""
+
+import importlib
+import re
+
+from heedful.errors import CheckpointError, ConfigError, DataError
+
+MODELSCOPE = "modelscope:"
+NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+_folders: dict[tuple[str, str], str] = {}
+"""Where each download of this process lies: a run reads one version, and asks ModelScope for it once."""
+
+
+def local_model(name: str) -> str:
+    """The folder of a model on ModelScope, downloaded or as its cache has it; any other name as it is.
+
+    Raises ConfigError where the name has another form or modelscope is not installed, CheckpointError where the model
+    cannot be downloaded.
+    """
+    return _folder("snapshot_download", name, CheckpointError) if str(name).startswith(MODELSCOPE) else name
+
+
+def local_dataset(name: str) -> str:
+    """As `local_model`, of a data set. Raises ConfigError and DataError."""
+    return _folder("dataset_snapshot_download", name, DataError) if name.startswith(MODELSCOPE) else name
+
+
+def downloaded_model(name: str) -> str:
+    """As `local_model`, but asks nobody: a model that this process has not downloaded keeps its name."""
+    return _folders.get(("snapshot_download", name), name)
+
+
+def _folder(function: str, name: str, failure: type[CheckpointError] | type[DataError]) -> str:
+    if (function, name) not in _folders:
+        _folders[function, name] = _download(function, name, failure)
+    return _folders[function, name]
+
+
+def _download(function: str, name: str, failure: type[CheckpointError] | type[DataError]) -> str:
+    repository = name.removeprefix(MODELSCOPE)
+    if not NAME.fullmatch(repository):
+        raise ConfigError(f"{name}: {repository!r} is no name on ModelScope; write modelscope:ORG/NAME")
+    try:
+        download = getattr(importlib.import_module("modelscope"), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f'{name} needs modelscope 1.20 or later ({error}): pip install "heedful[modelscope]"'
+        ) from error
+    try:
+        return str(download(repository))
+    except Exception as error:  # modelscope raises its own, requests' and OSError
+        raise failure(
+            f"{name}: cannot be downloaded from ModelScope: {type(error).__name__}: {error}. Check the name and the "
+            "network; what is not public needs `modelscope login`"
+        ) from error
