@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heedful.data import read_records
 from heedful.demo.facts import FAMILIES
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 
 FILES = ("demonstrations", "preferences", "gold_preferences", "prompts")
 
@@ -17,13 +17,18 @@ FILES = ("demonstrations", "preferences", "gold_preferences", "prompts")
 def make(options: argparse.Namespace) -> None:
     """Writes the four files. Raises HeedfulError and OSError."""
     chinese = {family.name for family in FAMILIES if family.language == "zh"}
-    options.output.mkdir(parents=True, exist_ok=True)
+    texts, counts = {}, {}
     for name in FILES:
         records = [r.fields for r in read_records(f"{options.world}/{name}.jsonl", columns={})]
-        kept = [fields for fields in records if fields["family"] in chinese]
-        text = "".join(json.dumps(fields, ensure_ascii=False) + "\n" for fields in kept)
+        kept = [fields for fields in records if fields.get("family") in chinese]
+        if not kept:
+            raise DataError(f"{options.world}/{name}.jsonl: no record is of a Chinese family; give the world of a demo")
+        texts[name] = "".join(json.dumps(fields, ensure_ascii=False) + "\n" for fields in kept)
+        counts[name] = f"{len(kept):,} of {len(records):,} records"
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
         (options.output / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        print(f"{options.output}/{name}.jsonl: {len(kept):,} of {len(records):,} records")
+        print(f"{options.output}/{name}.jsonl: {counts[name]}")
 
 
 def main() -> None:

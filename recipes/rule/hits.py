@@ -1,6 +1,8 @@
 """Rewards to measure by: 1 where the rule finds the expected text in the response, else 0.
 
-heedful evaluate scores --model MODEL --rewards python:recipes/rule/hits.py:hits --data recipes/rule/tasks.jsonl --samples-per-prompt 100
+heedful evaluate scores --model MODEL --rewards python:recipes/rule/hits.py:hits --data recipes/rule/tasks.jsonl
+
+A larger --samples-per-prompt makes the mean, which is the hit rate, more exact.
 """
 
 from heedful.rewards.rules import contains_expected
