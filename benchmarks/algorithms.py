@@ -1,0 +1,143 @@
+"""The algorithms side by side in the built-in world, from the SFT and reward models of a finished `heedful demo`.
+
+python benchmarks/algorithms.py runs/demo --output runs/algorithms [--only NAME ...] [--steps 50]
+
+Every algorithm sees the same number of responses and is measured on the held-out prompts as the demo measures PPO. One line
+of JSON each goes to results.jsonl in the output folder.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.a2c import A2CConfig
+from heedful.configs.demo import DemoConfig
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.data import read_prompts, split_by_prompt
+from heedful.demo.judge import gold_judge
+from heedful.demo.pipeline import RECIPE, read_recipe
+from heedful.errors import HeedfulError
+from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
+from heedful.train.dpo import train_dpo
+from heedful.train.grpo import train_grpo
+from heedful.train.ppo import train_ppo
+
+OF_PPO_ALONE = ("gae_lambda", "value_coef", "value_learning_rate", "score_norm_samples")
+GROUP = 8
+"""Responses to a prompt where they are compared with each other."""
+
+
+def ppo(recipe: PPOConfig, **changes: Any) -> tuple[Callable, Any]:
+    return train_ppo, dataclasses.replace(recipe, **changes)
+
+
+def a2c(recipe: PPOConfig) -> tuple[Callable, Any]:
+    known = {field.name for field in dataclasses.fields(A2CConfig)} - {
+        "policy_loss",
+        "ppo_epochs",
+        "minibatch_size",
+        "value_clip_range",
+    }
+    return train_ppo, A2CConfig(**{name: value for name, value in vars(recipe).items() if name in known})
+
+
+def grpo(recipe: PPOConfig, **changes: Any) -> tuple[Callable, Any]:
+    known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"advantage", "kl_in", "ratio"}
+    return train_grpo, GRPOConfig(**{name: value for name, value in vars(recipe).items() if name in known} | changes)
+
+
+def dpo(recipe: PPOConfig) -> tuple[Callable, Any]:
+    """As many pairs as make the responses that the others sample."""
+    known = {field.name for field in dataclasses.fields(DPOConfig)}
+    settings = {name: value for name, value in vars(recipe).items() if name in known}
+    settings |= {"data": recipe.data.replace("prompts.jsonl", "preferences.jsonl"), "batch_size": 64}
+    settings |= {"max_steps": recipe.steps * recipe.rollout_batch_size // 2 // 64, "learning_rate": 3e-4, "beta": 0.1}
+    return train_dpo, DPOConfig(**settings)
+
+
+ALGORITHMS: dict[str, Callable[[PPOConfig], tuple[Callable, Any]]] = {
+    "PPO, critic shared": ppo,
+    "PPO, critic separate": lambda r: ppo(r, critic="separate"),
+    "PPO, critic from reward": lambda r: ppo(r, critic="reward", value_learning_rate=1e-4),
+    "PPO, response-level": lambda r: ppo(r, action="response", gae_lambda=0.95),
+    "A2C": a2c,
+    "GRPO": lambda r: grpo(r, samples_per_prompt=GROUP),
+    "RLOO": lambda r: grpo(r, samples_per_prompt=GROUP, advantage="leave-one-out", ratio="sequence", kl_in="reward"),
+    "REINFORCE": lambda r: grpo(r, samples_per_prompt=1, advantage="batch-mean", kl_in="reward"),
+    "DPO": dpo,
+}
+
+
+def measured(model: str, recipe: PPOConfig) -> dict[str, float]:
+    """Gold score, win rate over the SFT model and KL to it, on the held-out prompts."""
+    settings = held_out_settings(recipe)
+    won = evaluate_win_rate(WinRateConfig(model=model, baseline=recipe.model, **settings), rewards=[gold_judge])
+    kl = evaluate_kl(KLConfig(model=model, reference=recipe.model, **settings))
+    return {
+        "gold": won["score_mean"],
+        "sft gold": won["baseline_score_mean"],
+        "win rate": won["win_rate"],
+        "kl": kl["kl"],
+    }
+
+
+def best_of_4(recipe: PPOConfig) -> dict[str, float]:
+    """The SFT model's best of four responses under the reward model, judged by the gold judge."""
+    started = time.perf_counter()
+    config = BestOfNConfig(model=recipe.model, rewards=recipe.rewards, n=4, **held_out_settings(recipe))
+    found = evaluate_best_of_n(config, judge=[gold_judge])
+    return {
+        "gold": found["judge_score_mean"],
+        "sft gold": found["plain_judge_score_mean"],
+        "win rate": found["win_rate"],
+        "kl": found["kl_bound"],
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def held_out_settings(recipe: PPOConfig) -> dict[str, Any]:
+    held_out = split_by_prompt(read_prompts(recipe.data), recipe.eval_fraction)[1]
+    names = ("data", "eval_fraction", "max_new_tokens", "seed", "device", "dtype")
+    return {name: getattr(recipe, name) for name in names} | {"num_samples": len(held_out)}
+
+
+def run(options: argparse.Namespace) -> None:
+    seed = json.loads((options.demo / "summary.json").read_text(encoding="utf-8"))["seed"]
+    recipe = read_recipe(DemoConfig(output=options.demo, seed=seed, device="cpu"), RECIPE).ppo
+    recipe = dataclasses.replace(recipe, steps=options.steps, eval_every=0, eval_prompts=1, overwrite=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name in options.only or [*ALGORITHMS, "best of 4"]:
+        if name == "best of 4":
+            found = best_of_4(recipe)
+        else:
+            folder = options.output / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+            train, config = ALGORITHMS[name](dataclasses.replace(recipe, output=folder))
+            seconds = train(config)["seconds"]
+            found = measured(f"{folder}/final", recipe) | {"seconds": seconds}
+        line = {"algorithm": name, "seed": seed, **{key: round(value, 4) for key, value in found.items()}}
+        with (options.output / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("demo", type=Path, help="folder of a finished demo")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=[*ALGORITHMS, "best of 4"], help="these algorithms alone")
+    parser.add_argument("--steps", type=int, default=50, help="rollout batches of 256 responses")
+    try:
+        run(parser.parse_args())
+    except (HeedfulError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {type(error).__name__}: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
