@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 
 import pytest
