@@ -56,7 +56,7 @@ def load_critic(
     machine: Any = {"device": device, "compute_dtype": compute_dtype}
     if config.critic == "reward":
         start = first_reward_model(config)
-        critic = value_model_from(load_reward_model(start, load_tokenizer(start), **machine), start)
+        critic = value_model_from(load_reward_model(start, load_tokenizer(start), merged=True, **machine), start)
     else:
         start = config.value_model or config.model
         trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
