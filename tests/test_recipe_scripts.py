@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import math
 import random
 import re
 import statistics
@@ -11,12 +12,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from heedful.configs.reward import RewardConfig
+from heedful.configs.sft import SFTConfig
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.data.chat import Renderer
 from heedful.errors import DataError
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.policy import load_policy
 from heedful.models.tiny import byte_tokenizer
-from heedful.types import Ranking
+from heedful.train.reward import train_reward
+from heedful.train.sft import train_sft
+from heedful.types import Message, Ranking
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 BYTES = byte_tokenizer()
@@ -24,13 +32,14 @@ BYTES = byte_tokenizer()
 
 @pytest.fixture
 def script(monkeypatch):
-    """``script(name)`` is the module of a script; those that need scikit-learn are skipped without it."""
+    """``script(name)`` is the module of a script, in its folder; those that need scikit-learn are skipped without it."""
 
     def load(name):
-        if name != "sentiment_data":
+        if name in ("bag_of_words", "polite_folds"):
             pytest.importorskip("sklearn")
-        monkeypatch.syspath_prepend(str(RECIPES))
-        return importlib.import_module(name)
+        folder, _, module = name.rpartition("/")
+        monkeypatch.syspath_prepend(str(RECIPES / folder))
+        return importlib.import_module(module)
 
     return load
 
@@ -41,7 +50,7 @@ def run(script, monkeypatch, capsys):
 
     def main(name, *words):
         module = script(name)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", [f"{RECIPES / name}.py", *map(str, words)])
         capsys.readouterr()
         try:
             module.main()
@@ -60,7 +69,7 @@ def refused(run):
     def check(name, words, *parts):
         status, out, err = run(name, *words)
         assert (status, out) == (2, ""), err
-        assert err.startswith(f"{name}.py")
+        assert err.startswith(f"{Path(name).name}.py: ")
         assert err.count("\n") == 1, err
         for part in parts:
             assert part in err, err
@@ -435,3 +444,222 @@ def test_the_scripts_find_each_other(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("polite_folds.py: DataError: absent.jsonl: no such file")
     assert done.stderr.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ digits_data
+
+
+def words(first, last, **replaced):
+    """ "w1 w2 ...": a number inside a word is none. ``w7="3"`` puts another word in the place of w7."""
+    return " ".join(replaced.get(f"w{i}", f"w{i}") for i in range(first, last + 1))
+
+
+def test_prompts_are_windows_of_20_words_with_a_number(run, written, tmp_path):
+    """One after the other from the first word; what is left over at the end is no window, whatever is in it."""
+    texts = [
+        words(1, 45, w21="7", w45="9"),  # in the second window, and in the rest
+        words(1, 40, w20="有3只狐狸", w40="1.5"),  # a digit between Chinese characters is a number, and so is 1 of 1.5
+        words(1, 20, w1="x3", w20="3rd"),
+        words(1, 19, w1="3"),
+    ]
+    others = ["  " + words(1, 20, w5="\n\n3\t"), words(1, 45, w21="7")]
+    files = [written("故事.jsonl", [{"text": t} for t in texts]), written("b.jsonl", [{"text": t} for t in others])]
+    path = tmp_path / "数据" / "prompts.jsonl"
+    status, out, err = run("digits_data", "--texts", *files, "--output", path)
+    assert (status, err, out) == (0, "", f"{path}: 4 records\n")
+    expected = [
+        words(21, 40, w21="7"),  # once, though it is in both files
+        words(1, 20, w20="有3只狐狸"),
+        words(21, 40, w40="1.5"),
+        words(1, 20, w5="3"),
+    ]
+    assert [prompt.prompt for prompt in read_prompts(str(path))] == expected
+
+
+@pytest.mark.parametrize(
+    ("records", "parts"),
+    [
+        (None, ["DataError", "absent.jsonl: no such file"]),
+        ([{"text": words(1, 20, w1="3")}, {"story": "3"}], ["故事.jsonl:2: `text` is None. Accepted: a string"]),
+        ([{"text": " \n"}], ["故事.jsonl:1: `text` is ' \\n'"]),
+        ([{"text": words(1, 60)}, {"text": "3"}], ["DataError", "no 20 words in a row hold a number in", "故事.jsonl"]),
+    ],
+)
+def test_what_are_no_texts_with_numbers(refused, written, tmp_path, records, parts):
+    path = "absent.jsonl" if records is None else written("故事.jsonl", records)
+    refused("digits_data", ["--texts", path, "--output", tmp_path / "数据" / "p.jsonl"], *parts)
+    assert not (tmp_path / "数据").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- gsm8k_data
+
+SUMS = [
+    {"question": "Tom has 3 pens, and buys 4. How many now?", "answer": "3 + 4 = 7\n#### 7", "id": 1},
+    {"question": "小明有42个苹果，吃了2个，还有几个？", "answer": 40},
+]
+
+
+def test_questions_become_conversations(run, written, tmp_path):
+    """Read as the recipe reads them, under the name of its column; the answers reach the rule as they were."""
+    path = tmp_path / "数据" / "questions.jsonl"
+    status, out, err = run("gsm8k_data", "--data", written("数学.jsonl", SUMS), "--output", path)
+    assert (status, err, out) == (0, "", f"{path}: 2 records\n")
+    prompts = read_prompts(str(path), columns="prompt=question", system_prompt="一步一步想。")
+    assert [p.prompt for p in prompts] == [
+        (Message("system", "一步一步想。"), Message("user", s["question"])) for s in SUMS
+    ]
+    assert [p.columns for p in prompts] == [{"answer": "3 + 4 = 7\n#### 7"}, {"answer": 40}]
+
+
+@pytest.mark.parametrize(
+    ("records", "parts"),
+    [
+        (None, ["DataError", "absent.jsonl: no such file"]),
+        (
+            [*SUMS, {"question": SUMS[0]["question"]}],
+            ["数学.jsonl:3: `answer` is None. Accepted: a text that holds a number"],
+        ),
+        ([{"question": "1+1?", "answer": "two"}], ["数学.jsonl:1: `answer` is 'two'"]),
+        ([{"question": "", "answer": "2"}], ["数学.jsonl:1: `question` is ''. Accepted: a string"]),
+        ([{"problem": "1+1?", "answer": "2"}], ["数学.jsonl:1: `question` is None"]),
+    ],
+)
+def test_what_are_no_questions(refused, written, tmp_path, records, parts):
+    path = "absent.jsonl" if records is None else written("数学.jsonl", records)
+    refused("gsm8k_data", ["--data", path, "--output", tmp_path / "数据" / "q.jsonl"], *parts)
+    assert not (tmp_path / "数据").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- lora/chinese_data
+
+FAMILIES = [
+    *("sums", "opposites", "反义词", "colours", "categories", "definitions", "加法"),
+    *("lists", "chinese", "french", "greetings", "颜色", "refusals", "问候"),
+]
+"""All of the demo's world, the four that are asked in Chinese among the others."""
+WORLD = {
+    "demonstrations": [{"family": f, "completion": f"{f}{i}", "truncated": i > 1} for i in range(3) for f in FAMILIES],
+    "preferences": [{"family": f, "chosen": "好", "margin": None} for f in FAMILIES[:4]],
+    "gold_preferences": [{"family": f, "chosen": "很好"} for f in FAMILIES],
+    "prompts": [{"family": f, "prompt": [{"role": "user", "content": f"{f}？"}]} for f in reversed(FAMILIES)],
+}
+CHINESE = {"demonstrations": (12, 42), "preferences": (1, 4), "gold_preferences": (4, 14), "prompts": (4, 14)}
+
+
+@pytest.fixture
+def world(written, tmp_path):
+    """``world(changes)``: a folder with the files of `WORLD`, changed; None leaves one out."""
+
+    def write(**changes):
+        (tmp_path / "世界").mkdir()
+        for name, records in (WORLD | changes).items():
+            if records is not None:
+                written(f"世界/{name}.jsonl", records)
+        return tmp_path / "世界"
+
+    return write
+
+
+def test_the_chinese_families_in_files_of_their_own(run, world, tmp_path):
+    """Every record as it was and in its order."""
+    status, out, err = run("lora/chinese_data", "--world", world(), "--output", tmp_path / "中文")
+    assert (status, err) == (0, "")
+    for name, (kept, of) in CHINESE.items():
+        assert f"{name}.jsonl: {kept} of {of} records\n" in out
+        found = read(tmp_path / "中文" / f"{name}.jsonl")
+        assert len(found) == kept
+        assert found == [row for row in WORLD[name] if row["family"] in ("反义词", "加法", "颜色", "问候")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"gold_preferences": None}, ["DataError", "gold_preferences.jsonl: no such file"]),
+        ({"prompts": "{"}, ["prompts.jsonl:1: not JSON"]),
+        ({"prompts": [{"prompt": "你好"}]}, ["prompts.jsonl: no record is of a Chinese family", "the world of a demo"]),
+        ({"preferences": WORLD["preferences"][:2]}, ["/preferences.jsonl: no record is of a Chinese family"]),
+    ],
+)
+def test_what_is_no_world(refused, world, tmp_path, changes, parts):
+    refused("lora/chinese_data", ["--world", world(**changes), "--output", tmp_path / "中文"], *parts)
+    assert not (tmp_path / "中文").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- rule/hits
+
+
+def test_hits_are_counted_and_length_is_not(script):
+    """As long as the rule's own length penalty, 0.002 a character, has not eaten the 1 up."""
+    hits = script("rule/hits").hits
+    said = ["czq是神！", "我不知道czq是谁。", "CZQ 是，神！", [{"role": "assistant", "content": "答：czq是神！"}]]
+    assert hits(completions=said, expected=["czq是神！"] * 4) == [1.0, 0.0, 1.0, 1.0]
+    assert hits(completions=["4" * 499, "4" * 500, "5" * 499], expected=["4"] * 3) == [1.0, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------------------------ scratch/measure
+
+CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
+ANSWERS = {"1+1?": "2", "你好": "好"}
+PAIR = {"prompt": "1+1?", "chosen": "是2", "rejected": "3"}
+
+
+def conversations(record):
+    roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
+    return {name: [{"role": roles[name], "content": text}] for name, text in record.items()}
+
+
+@pytest.fixture
+def taught(written, tiny, tmp_path):
+    """``taught(name, answers)``: a run in which a model learned these answers by heart."""
+
+    def train(name, answers):
+        data = written(f"{name}.jsonl", [conversations({"prompt": q, "completion": a}) for q, a in answers.items()])
+        settings = {"max_steps": 40, "batch_size": 2, "learning_rate": 1e-2, "eval_fraction": 0.0, "sample_every": 0}
+        output = tmp_path / "运行" / name
+        train_sft(SFTConfig(model=tiny(max_length=256), data=data, output=output, dtype="float32", **settings))
+
+    return train
+
+
+def test_the_odds_of_a_model_that_knows_nothing(script, tiny):
+    """Every byte and the end have probability 1 / V, so a response of n bytes has -(n + 1) log V."""
+    renderer, policy = Renderer(load_tokenizer(tiny())), load_policy(tiny(), **CPU)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    asked = (Message("user", "1+1?"),)
+    pairs = [Ranking(asked, ("是2", "3"), (0, 1), "a"), Ranking("你好", ("a", "谢谢你"), (0, 1), "b")]
+    per_byte = math.log(len(renderer.tokenizer))
+    assert script("scratch/measure").log_odds(policy, renderer, pairs) == pytest.approx([-3 * per_byte, 8 * per_byte])
+
+
+def test_what_came_of_the_runs_from_scratch(run, script, taught, written, tiny, tmp_path, monkeypatch):
+    """SFT knows the demonstrations; "PPO" gives the preferred answer to one, which is wanted as well, until it is not."""
+    written("demonstrations.jsonl", [conversations({"prompt": q, "completion": a}) for q, a in ANSWERS.items()])
+    pairs = written("preferences.jsonl", [conversations(PAIR)])
+    settings = {"max_steps": 10, "batch_size": 1, "learning_rate": 5e-3, "eval_fraction": 0.0, "sample_every": 0}
+    reward = RewardConfig(model=tiny(max_length=256), data=pairs, output=tmp_path / "运行" / "reward", **settings)
+    train_reward(reward)
+    taught("sft", ANSWERS)
+    taught("ppo", ANSWERS | {"1+1?": "是2"})
+    monkeypatch.setattr(script("scratch/measure"), "HERE", tmp_path)
+    monkeypatch.setattr(script("scratch/measure"), "SAMPLES", 2)
+    status, out, err = run("scratch/measure", tmp_path / "运行")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["reward"] == {"pairs in order": 1}
+    assert found["sft"]["greedy"] == ANSWERS
+    assert found["ppo"]["greedy"] == ANSWERS | {"1+1?": "是2"}
+    assert [(found[name]["exact"], found[name]["wanted"]) for name in ("sft", "ppo")] == [(2, 2), (1, 2)]
+    assert found["sft"]["log odds of chosen"][0] < 0 < found["ppo"]["log odds of chosen"][0]
+    written("preferences.jsonl", [conversations(PAIR | {"chosen": "3", "rejected": "是2"})])
+    turned = json.loads(run("scratch/measure", tmp_path / "运行")[1])
+    assert turned["reward"] == {"pairs in order": 0}
+    assert [(turned[name]["exact"], turned[name]["wanted"]) for name in ("sft", "ppo")] == [(2, 2), (1, 1)]
+    for name in ("sft", "ppo"):
+        (before,), (after,) = (result[name]["log odds of chosen"] for result in (found, turned))
+        assert after == pytest.approx(-before, abs=1e-5)
+
+
+def test_what_has_no_runs_from_scratch(refused, tiny, tmp_path):
+    refused("scratch/measure", [tmp_path], "CheckpointError", "sft/final does not exist")

@@ -54,8 +54,8 @@ def log_odds(policy: Policy, renderer: Renderer, rankings: list[Ranking]) -> lis
 def measure(runs: Path) -> dict:
     """All that is printed. Raises HeedfulError."""
     demonstrations, rankings = (
-        read_demonstrations(HERE / "demonstrations.jsonl"),
-        read_rankings(HERE / "preferences.jsonl"),
+        read_demonstrations(f"{HERE}/demonstrations.jsonl"),
+        read_rankings(f"{HERE}/preferences.jsonl"),
     )
     renderer = Renderer(load_tokenizer(f"{runs}/sft/final"))
     reward_tokenizer = load_tokenizer(f"{runs}/reward/final")

@@ -45,7 +45,8 @@ MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
 def train_reward(config: RewardConfig) -> dict[str, Any]:
     """Train a reward model on preferences and write a run folder. Returns what summary.json holds.
 
-    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains.
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains, and
+    RewardError where a held-out score is not finite.
     """
     check_output(config)
     seed_everything(config.seed)
