@@ -1,4 +1,4 @@
-"""heedful trains language models that heed human feedback: SFT, reward models, PPO, in one process.
+"""heedful trains language models that heed human feedback: SFT, reward models, PPO, GRPO, DPO, in one process.
 
 >>> import heedful
 >>> config = heedful.PPOConfig(model="runs/sft/final", data="prompts.jsonl", output="runs/ppo")

@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
     "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
-    "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preference pairs"),
+    "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preferences"),
     "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
     "a2c": Command(
         "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step a rollout batch"

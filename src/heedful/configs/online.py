@@ -1,4 +1,4 @@
-"""Settings that PPO and GRPO share: both sample responses, score them, and learn from them."""
+"""Settings that PPO, A2C and GRPO share: all sample responses, score them, and learn from them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -36,7 +36,7 @@ class OnlineOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOp
     kl_coef: float = 0.05
     """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
     missing_eos_penalty: float = 0.0
-    """Taken off the score of a response that was cut by length."""
+    """Taken off the score of a response that was cut by length, or put in its place (see missing-eos)."""
     score_clip: float | None = None
     """Scores are kept within plus and minus this, after normalisation where there is one; None is off."""
     missing_eos: Literal["subtract", "replace"] = "subtract"

@@ -33,11 +33,11 @@ class RunOptions(MachineOptions):
     overwrite: bool = False
     """Replace a run that already lies in the output folder."""
     eval_every: int = 50
-    """Steps between evaluations on held-out data; 0 evaluates at the end alone."""
+    """Steps between evaluations on held-out data; 0 evaluates at the start and the end alone."""
     save_every: int = 0
-    """Steps between saves under checkpoints/; 0 saves at the end alone."""
+    """Steps between saves under checkpoints/; 0 saves none there. best/ and final/ are saved in any case."""
     sample_every: int = 50
-    """Steps between tables of sampled responses; 0 shows none."""
+    """Steps between tables of sampled responses (of a reward model: of scores); 0 shows none."""
     num_samples: int = 4
     """Rows of such a table."""
     patience: int = 0

@@ -1,9 +1,8 @@
 """Data files to records: a dict of fields, and where it was read, for messages about it.
 
 Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub
-or on ModelScope. Text is UTF-8. What
-Python's JSON reader lets through and a training run would trip over later is refused here: duplicate keys, NaN and
-infinity, lone surrogates.
+or on ModelScope. Text is UTF-8. What Python's JSON reader lets through and a training run would trip over later is refused
+here: duplicate keys, NaN and infinity, lone surrogates.
 """
 
 import codecs

@@ -69,7 +69,7 @@ ONLINE = (
     Panel("ppo", "PPO: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
     Panel("ppo", "PPO: entropy", "nats a token", "policy/entropy"),
 )
-"""Of PPO and, under its own name, of GRPO."""
+"""Of PPO and A2C, and under its own name of GRPO."""
 PANELS = (
     Panel("sft", "SFT: loss", "nats a token", "loss/sft", "eval/loss", logarithmic=True),
     Panel("reward", "Reward model: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),

@@ -1,4 +1,4 @@
-"""How well a reward model orders pairs."""
+"""How well a reward model's scores agree with people's preferences."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

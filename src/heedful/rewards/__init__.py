@@ -1,4 +1,4 @@
-"""From text to scores: rule functions, a user's own functions, reward models."""
+"""From text to scores: rules, a user's own functions, reward models here or over HTTP, and several of them as one."""
 
 from heedful.rewards.interface import Completion, Ensemble, Reward, RewardFunction, score, score_tokens
 

@@ -1,7 +1,7 @@
 """The one interface of every reward, and the checks on what comes back.
 
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
-number per response, the signature of TRL's reward functions: prompts and completions are strings where the prompt is raw
+score per response, the signature of TRL's reward functions: prompts and completions are strings where the prompt is raw
 text, and lists of ``{"role": ..., "content": ...}`` where it is a conversation. ``columns`` are the other fields of the
 prompt's record. A function may name only the arguments that it wants. None means "does not apply to this response"; a list
 of numbers, one for each of a response's ``completion_ids``, is a dense score.

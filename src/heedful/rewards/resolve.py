@@ -1,4 +1,4 @@
-"""Rewards named by a string: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://HOST/PATH``."""
+"""Rewards named by a string: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://HOST:PORT/PATH``."""
 
 import importlib.util
 import inspect

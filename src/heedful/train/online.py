@@ -1,4 +1,4 @@
-"""What PPO and GRPO share: prompts and rewards before the first step, a policy's evaluation, its table of samples."""
+"""What PPO, A2C and GRPO share: prompts and rewards before the first step, a policy's evaluation, its table of samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace

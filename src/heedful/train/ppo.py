@@ -1,6 +1,6 @@
 """Proximal policy optimisation on human feedback (Ouyang et al. 2022; Schulman et al. 2017), and A2C by settings.
 
-Left out of the papers: nothing is bootstrapped after the last token.
+Nothing is bootstrapped after the last token, also where a response was cut by length.
 """
 
 import time
@@ -189,7 +189,7 @@ def _minibatches(experience: Experience, config: PPOConfig, generator: torch.Gen
 def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> Tensor:
     """Gradients of one minibatch's loss, ``micro_batch_size`` rows at a time. Returns the minibatch's approx_kl.
 
-        L = L_policy + value_coef * L_value
+        L = L_policy + value_coef * L_value          without the factor where the critic has parameters of its own
 
     Every term is divided by the minibatch's count of tokens (or of responses, where these are the actions): the micro-batch
     size does not change the gradient.
