@@ -19,7 +19,7 @@ def conversation(record: Record) -> dict:
     question, answer = record.fields.get("question"), record.fields.get("answer")
     if not isinstance(question, str) or not question.strip():
         raise DataError(f"{record.source}: `question` is {question!r:.60}. Accepted: a string that is not empty.")
-    if answer is None or final_number(str(answer)) is None:
+    if final_number(str(answer)) is None:
         raise DataError(f"{record.source}: `answer` is {answer!r:.60}. Accepted: a text that holds a number.")
     return {"question": [{"role": "user", "content": question}], "answer": answer}
 

@@ -186,7 +186,7 @@ TEXTS = sorted(
     if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json"}
 )
 PRIVATE = re.compile(
-    r"/(work|home|root|Users|mnt|data|scratch|private|tmp)/[\w.-]+|\b\w+\.(local|internal|lan|corp)\b|[A-Z]:\\\\"
+    r"(?<!\w)/(work|home|root|Users|mnt|data|scratch|private|tmp)/[\w.-]+|\b\w+\.(local|internal|lan|corp)\b|[A-Z]:\\\\"
 )
 ADDRESS = re.compile(r"\b(?:10|172|192)\.\d{1,3}\.\d{1,3}\.\d{1,3}\b")
 

@@ -1,6 +1,6 @@
 """Takes the Chinese families out of the demo's world: demonstrations, pairs and prompts in files of their own.
 
-python recipes/lora/chinese_data.py --world runs/demo/world --output runs/lora-zh/data
+python recipes/lora/chinese_data.py --world runs/demo/world --output runs/lora-zh/world
 """
 
 import argparse

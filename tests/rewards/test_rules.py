@@ -21,11 +21,12 @@ from heedful.types import Message, Prompt
         ("答案是4。", "4", 4, True),
         ("答案是5。", "4", 4, False),
         ("", "4", 0, False),
-        ("我叫通义千问！", "通义千问", 7, True),  # a full-width exclamation mark is a character like any other
+        ("我叫通义千问！", "通义千问", 6, True),
         ("通 义，千\n问。", "通义千问", 4, True),
         ("I LIKE: machine-learning.", "I like machine-learning", 21, True),
         ("I like machine learning", "i LIKE machine learning.", 20, True),
-        ("它说：“你好”", "你好", 6, True),  # curly quotes stay, the colon goes
+        ("它说：“你好”", "你好", 4, True),
+        ("czq是神", "czq是神！", 5, True),
         ("  'ok' ", "OK", 2, True),
         ("通义", "通义千问", 2, False),
         ("北京", "北京。", 2, True),

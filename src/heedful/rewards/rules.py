@@ -10,7 +10,7 @@ from heedful.errors import ConfigError
 from heedful.rewards.interface import RewardFunction
 from heedful.rewards.numbers import final_number
 
-PUNCTUATION = str.maketrans("", "", " \n\t。，,.!?：:\"'")
+PUNCTUATION = str.maketrans("", "", " \n\t。，、；：！？“”,.!?:\"'")
 NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 """A whole number; ASCII word boundaries, so that digits between Chinese characters count."""
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
