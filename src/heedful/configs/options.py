@@ -35,7 +35,7 @@ class RunOptions(MachineOptions):
     eval_every: int = 50
     """Steps between evaluations on held-out data; 0 evaluates at the start and the end alone."""
     save_every: int = 0
-    """Steps between saves under checkpoints/; 0 saves none there. best/ and final/ are saved in any case."""
+    """Steps between saves under checkpoints/; 0 saves best/ and final/ alone."""
     sample_every: int = 50
     """Steps between tables of sampled responses (of a reward model: of scores); 0 shows none."""
     num_samples: int = 4
