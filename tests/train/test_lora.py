@@ -382,6 +382,19 @@ def test_an_overflow_leaves_a_step_out_and_halves_the_scale(tiny):
         step(overflows=True)
 
 
+def test_an_overflow_of_a_second_module_is_counted_too(tiny):
+    """One step for both: where the critic's gradients overflow, the policy's step is left out as well, and told."""
+    policy = float16_policy(tiny("qwen3"))
+    critic = torch.nn.Linear(1, 1, bias=False)
+    optimizer = make_optimizer([(policy, 1e-2), (critic, 1e-2)], SFTConfig(model="m", data="d", output="o"))
+    start = [p.clone() for p in policy.parameters()]
+    sft.accumulate(policy, examples(2), 0, 2)
+    critic.weight.grad = torch.full_like(critic.weight, torch.inf)
+    norm = optimizer_step(optimizer, [policy, critic], 1.0)
+    assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), start, strict=True))
+    assert step_metrics([norm]) == {"optimizer/skipped_steps": 1.0}
+
+
 @pytest.mark.parametrize("kind", list(TRAINERS))
 @pytest.mark.parametrize("flag", ["optimizer", "quantize"])
 def test_what_needs_bitsandbytes_says_so(run, tmp_path, monkeypatch, kind, flag):

@@ -3,6 +3,7 @@
 Left out of the papers: nothing is bootstrapped after the last token.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -170,7 +171,7 @@ def learn(
                 optimizer.zero_grad(set_to_none=True)
                 break
         norms.append(optimizer_step(optimizer, models.trained, config.max_grad_norm))
-        if ema is not None:
+        if ema is not None and math.isfinite(norms[-1]):  # else the step was left out
             ema.update()
     metrics = sums.means(visited)
     if config.approx_kl_limit is not None:
