@@ -45,7 +45,7 @@ class ServeRewardConfig(MachineOptions):
     """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it."""
 
     model: str
-    """The reward model: a folder in Hugging Face format, or a Hub name."""
+    """The reward model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     host: str = "127.0.0.1"
     """Address to listen at. 127.0.0.1 is reached from this machine alone; 0.0.0.0 from every machine, without a password."""
     port: int = 8001
