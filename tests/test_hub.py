@@ -12,10 +12,13 @@ import yaml
 from heedful import hub
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
+from heedful.configs.lora import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.policies import evaluate_scores
+from heedful.models.adapters import adapter_chain
 from heedful.models.checkpoints import check_model_folder, load_causal_lm, load_config, load_tokenizer, load_trunk
+from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy, load_policy, save_policy
 from heedful.models.reward_model import load_reward_model, save_reward_model
 from heedful.models.tiny import make_tiny_model
@@ -102,6 +105,21 @@ def test_every_loader_takes_a_name_on_modelscope(modelscope, folders):
 def test_each_loader_resolves_by_itself(modelscope, load):
     load("modelscope:org/tiny")
     assert modelscope.calls == [("model", "org/tiny")]
+
+
+def test_adapters_find_their_base_on_modelscope(modelscope, folders, tmp_path):
+    """Trained on a name, the adapters keep the name; whoever loads them gets its folder. Fresh ones change nothing."""
+    name, adapters = "modelscope:org/tiny", tmp_path / "adapters"
+    policy = load_policy(name, **CPU)
+    add_adapters(policy.lm, LoRAOptions(lora_rank=2), base=name, seed=0)
+    tokenizer = load_tokenizer(name)
+    save_policy(policy, tokenizer, adapters, stop_ids=[tokenizer.eos_token_id])
+    assert json.loads((adapters / "adapter_config.json").read_text())["base_model_name_or_path"] == name
+    assert adapter_chain(str(adapters)) == (str(folders / "tiny"), [adapters])
+    check_model_folder(str(adapters))
+    assert load_config(str(adapters)).to_dict() == load_config(str(folders / "tiny")).to_dict()
+    for load in (load_causal_lm, load_trunk):
+        same_weights(load(str(adapters)), load(str(folders / "tiny")))
 
 
 def test_a_reward_model_resolves_by_itself(modelscope, folders):

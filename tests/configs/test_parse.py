@@ -109,6 +109,7 @@ def _company(config_class, name):
         "samples_per_prompt": {"rollout_batch_size": 64},
         "lora_dropout": {"lora_rank": 8},
         "reward_std_coef": {"reward_combine": "mean-std"},
+        "kl_horizon": {"kl_target": 6.0},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
     }
     if config_class is A2CConfig:

@@ -192,6 +192,13 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         ),
         (PPOConfig, {"score_norm_samples": 1}, "--score-norm-samples must be 0 or at least 2"),
         (PPOConfig, {"kl_target": 6.0, "kl_coef": 0.0}, "--kl-target .*--kl-coef .* above 0"),
+        (PPOConfig, {"kl_horizon": 500}, "--kl-horizon 500 belongs to --kl-target"),
+        (PPOConfig, {"kl_target": 6.0, "kl_horizon": 12}, "--kl-horizon 12 is too short .*-size 64: .* at least 13"),
+        (
+            PPOConfig,
+            {"action": "response", "rollout_batch_size": 1, "minibatch_size": 1},
+            "--rollout-batch-size is 1, but with --action response .* at least 2",
+        ),
         (PPOConfig, {"value_model": "m"}, "--value-model .* add --critic separate"),
         (
             PPOConfig,
@@ -274,7 +281,8 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
             {"gamma": 0.0, "gae_lambda": 1.0, "kl_coef": 0.0, "value_clip_range": None, "score_norm_samples": 2},
         ),
         (PPOConfig, {"minibatch_size": 64, "samples_per_prompt": 64, "min_new_tokens": 64, "top_p": 1.0}),
-        (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0}),
+        (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0, "kl_horizon": 13}),
+        (PPOConfig, {"action": "response", "rollout_batch_size": 2, "minibatch_size": 2}),
         (PPOConfig, {"critic_warmup_steps": 99, "ema_decay": 0.999, "dual_clip": 1.01, "approx_kl_limit": 1e-9}),
         (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0, "critic": "separate"}),
         (PPOConfig, {"ptx_data": "d", "ptx_coef": 27.8, "kl_in": "loss", "kl_kind": "k2", "kl_coef": 0.0}),

@@ -65,6 +65,15 @@ def test_rankings_count_all_their_pairs_and_no_ties(measure):
     assert result["accuracy"] == pytest.approx(3 / 5)
 
 
+def test_the_pairs_of_a_ranking_are_not_independent(measure):
+    """Two rankings of three: all of one right, all of the other wrong. (3/2)^2 + (3/2)^2 under the root, over 6 pairs."""
+    right = {"prompt": "问", "responses": ["!!", "ab", "??"], "ranks": [0, 1, 2]}
+    wrong = {"prompt": "答", "responses": ["!!", "ab", "??"], "ranks": [2, 1, 0]}
+    result = measure([right, wrong])
+    assert (result["accuracy"], result["pairs"]) == (0.5, 6)
+    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(4.5) / 6, abs=1e-12)
+
+
 def test_calibration_and_length(measure):
     """The scores are a, -a and 0 for the same length; one of three pairs, of unequal length, is in the wrong order."""
     a = measure([pair("!", "ab")])["score_mean"] * 2

@@ -372,12 +372,14 @@ def test_merging_a_reward_model(checkpoints, tmp_path, architecture, task):
     tokenizer = load_tokenizer(base)
     model = load_reward_model(base, tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
     with_adapters(model.classifier, base)
+    model.offset = 0.75
     save_reward_model(model.eval(), tokenizer, tmp_path / "adapters")
     path = tmp_path / "adapters" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"task_type": task}), encoding="utf-8")
     merge_model(MergeConfig(adapter=str(tmp_path / "adapters"), output=tmp_path / "plain"))
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
     plain = load_reward_model(str(tmp_path / "plain"), tokenizer, device=CPU, compute_dtype=torch.float32).eval()
+    assert plain.offset == 0.75
     torch.testing.assert_close(scores(plain, tokenizer), scores(model, tokenizer), rtol=0, atol=1e-5)
 
 

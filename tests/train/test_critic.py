@@ -11,10 +11,11 @@ from heedful.models.policy import VALUE_HEAD
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.reward_model import load_reward_model, save_reward_model
 from heedful.models.tiny import make_tiny_model
+from heedful.rewards import Reward
 from heedful.train import ppo
 from heedful.train.critic import start_from_scores
-from heedful.train.experience import ScoreNorm
 from heedful.train.ppo import train_ppo
+from heedful.train.scores import RunningScoreNorm, ScoreNorm
 
 CPU = torch.device("cpu")
 DIALOGUES = [("你好吗", "我很好，谢谢！"), ("2+2?", "4"), ("name a colour, please", "blue")]
@@ -66,9 +67,9 @@ def test_values_of_normalised_scores(reward_folder):
     folder = reward_folder("qwen3")
     critic = value_model_from(loaded(folder), folder)
     before, _ = values_after(critic, folder, DIALOGUES)
-    normalise_values(critic, mean=0.5, std=4.0)
+    normalise_values(critic, reward_weight=3.0, mean=0.5, std=4.0)
     after, _ = values_after(critic, folder, DIALOGUES)
-    torch.testing.assert_close(after, (before - 0.5) / 4.0, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(after, (3.0 * before - 0.5) / 4.0, rtol=1e-5, atol=1e-6)
 
 
 def test_an_encoder_has_no_head_to_start_from(tiny):
@@ -94,8 +95,13 @@ def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own
     expected = value_model_from(loaded(first), first).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.state_dict().items())
     assert all(parameter.requires_grad for parameter in critic.parameters())
-    start_from_scores(critic, ScoreNorm(mean=1.0, std=2.0), settings)
-    torch.testing.assert_close(critic.value_head.weight, expected["value_head.weight"] / 2.0)
+    weights = {"rule:digits": 7.0, f"model:{first}": -0.5, f"model:{second}": 3.0}
+    rewards = [Reward(name, len, weight=weight) for name, weight in weights.items()]
+    start_from_scores(critic, rewards, ScoreNorm(mean=1.0, std=2.0), settings)
+    torch.testing.assert_close(critic.value_head.weight, -0.5 * expected["value_head.weight"] / 2.0)
+    torch.testing.assert_close(critic.value_head.bias, (-0.5 * expected["value_head.bias"] - 1.0) / 2.0)
+    start_from_scores(critic, rewards, RunningScoreNorm(), settings)
+    torch.testing.assert_close(critic.value_head.weight, 0.25 * expected["value_head.weight"] / 2.0)
     summary = train_ppo(settings)
     assert summary["steps"] == 2
     saved = settings.output / "final" / "value_model"
@@ -109,10 +115,11 @@ def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own
 def test_its_values_are_normalised_as_the_scores_are(config, reward_folder):
     """A critic that hardly learns is saved as it began: the head over the scores' deviation, their mean taken off."""
     folder = reward_folder("gpt2")
-    norm = train_ppo(config(f"model:{folder}", score_norm_samples=16, value_learning_rate=1e-12))["score_norm"]
+    settings = {"reward_weights": (2.0,), "score_norm_samples": 16, "value_learning_rate": 1e-12}
+    norm = train_ppo(config(f"model:{folder}", **settings))["score_norm"]
     assert norm["std"] != 1.0
     head = load_tensors(config().output / "final" / "value_model" / VALUE_HEAD)
-    torch.testing.assert_close(head["weight"], loaded(folder).classifier.score.weight / norm["std"])
+    torch.testing.assert_close(head["weight"], 2.0 * loaded(folder).classifier.score.weight / norm["std"])
     assert head["bias"].item() == pytest.approx(-norm["mean"] / norm["std"], rel=1e-5)
 
 

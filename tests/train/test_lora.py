@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from heedful.models.adapters import is_adapter
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import load_policy
+from heedful.models.quantize import check_bitsandbytes
 from heedful.models.reward_model import load_reward_model
 from heedful.models.tiny import make_tiny_model
 from heedful.models.value_model import load_value_model
@@ -28,7 +30,7 @@ from heedful.rollout.teacher_forced import token_outputs
 from heedful.train import sft
 from heedful.train.dpo import train_dpo
 from heedful.train.grpo import train_grpo
-from heedful.train.memory import load_reference, prepare, reference_device
+from heedful.train.memory import load_reference, prepare, quantized, reference_device
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
 from heedful.train.ppo import _load_models, train_ppo
 from heedful.train.reward import train_reward
@@ -382,6 +384,19 @@ def test_an_overflow_leaves_a_step_out_and_halves_the_scale(tiny):
         step(overflows=True)
 
 
+def test_an_overflow_of_a_second_module_is_counted_too(tiny):
+    """One step for both: where the critic's gradients overflow, the policy's step is left out as well, and told."""
+    policy = float16_policy(tiny("qwen3"))
+    critic = torch.nn.Linear(1, 1, bias=False)
+    optimizer = make_optimizer([(policy, 1e-2), (critic, 1e-2)], SFTConfig(model="m", data="d", output="o"))
+    start = [p.clone() for p in policy.parameters()]
+    sft.accumulate(policy, examples(2), 0, 2)
+    critic.weight.grad = torch.full_like(critic.weight, torch.inf)
+    norm = optimizer_step(optimizer, [policy, critic], 1.0)
+    assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), start, strict=True))
+    assert step_metrics([norm]) == {"optimizer/skipped_steps": 1.0}
+
+
 @pytest.mark.parametrize("kind", list(TRAINERS))
 @pytest.mark.parametrize("flag", ["optimizer", "quantize"])
 def test_what_needs_bitsandbytes_says_so(run, tmp_path, monkeypatch, kind, flag):
@@ -396,3 +411,22 @@ def test_what_needs_bitsandbytes_says_so(run, tmp_path, monkeypatch, kind, flag)
     with pytest.raises(ConfigError, match=f"--{flag} .*CUDA device.* on cpu"):
         run(kind, device="cpu", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_no_adapters_are_merged_into_4_bit_weights(tmp_path, monkeypatch):
+    """Those of a reference or a value model neither; a stand-in for the package, and a device that is only named."""
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text("{}", encoding="utf-8")
+    settings = {"data": "d", "output": "o", "lora_rank": 4, "quantize": "4bit"}
+    plain = SFTConfig(model="m", **settings)
+    check_bitsandbytes(plain, ["m"], torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"holds adapters, .* heedful merge --adapter .*adapters --output"):
+        check_bitsandbytes(plain, ["m", str(adapters)], torch.device("cuda"))
+    assert quantized(plain) == ["m"]
+    ppo = PPOConfig(model="m", reference="r", critic="separate", value_model="v", **settings)
+    assert quantized(ppo) == ["m", "v", "r"]
+    assert quantized(replace(ppo, reference_device="cpu")) == ["m", "v"]

@@ -58,6 +58,18 @@ class PPOConfig(PPOUpdateOptions):
             raise ConfigError(
                 "--kl-target steers --kl-coef by factors, which cannot move it away from 0; set --kl-coef above 0"
             )
+        if self.kl_target is None and changed(self, "kl_horizon"):
+            raise ConfigError(f"--kl-horizon {self.kl_horizon} belongs to --kl-target, which is not set; add it")
+        if self.kl_target is not None and self.rollout_batch_size >= 5 * self.kl_horizon:
+            raise ConfigError(
+                f"--kl-horizon {self.kl_horizon} is too short for --rollout-batch-size {self.rollout_batch_size}: one step "
+                f"could take all of --kl-coef away, or more; make it at least {self.rollout_batch_size // 5 + 1}"
+            )
+        if self.action == "response" and self.rollout_batch_size < 2:
+            raise ConfigError(
+                f"--rollout-batch-size is {self.rollout_batch_size}, but with --action response advantages are whitened over "
+                "responses, and of a single one nothing is left; make it at least 2"
+            )
         if self.value_model is not None and self.critic != "separate":
             raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
         unused = changed(self, "gamma", "gae_lambda") if self.action == "response" else []

@@ -22,6 +22,19 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "interval_95": 1.96 * (variance / n) ** 0.5}
 
 
+def clustered_interval(groups: Sequence[Sequence[float]]) -> float:
+    """Half-width of the 95 % interval of the mean over all values of all groups, each value alike.
+
+        1.96 / n sqrt(sum_g (sum_{i in g} (x_i - mean))^2)
+
+    Values of one group are not independent, groups are. For groups of one value it is ``1.96 sqrt(variance / n)`` with the
+    population variance: of a share p, ``1.96 sqrt(p (1 - p) / n)``.
+    """
+    n = sum(len(group) for group in groups)
+    mean = sum(sum(group) for group in groups) / n
+    return 1.96 / n * sum(sum(value - mean for value in group) ** 2 for group in groups) ** 0.5
+
+
 def prompt_means(values: Sequence[float], samples_per_prompt: int) -> list[float]:
     """Mean of each prompt's consecutive values.
 

@@ -9,6 +9,7 @@ from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import read_usable
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
+from heedful.evaluate.report import clustered_interval
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import freeze
@@ -22,7 +23,8 @@ Item = TypeVar("Item", bound=HasPrompt)
 def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     """Share of pairs whose better response scores strictly higher, with its 95 % interval, and what `agreement` says.
 
-    Rankings of more than two responses count all their pairs; equal ranks make none.
+    Rankings of more than two responses count all their pairs, which are not independent of each other: the interval takes
+    them together (`clustered_interval`). Equal ranks make none.
 
     Raises DataError, CheckpointError, RewardError.
     """
@@ -50,15 +52,14 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     measured = agreement(rankings, by_ranking)
     accuracy, pairs = measured.pop("accuracy"), measured.pop("pairs")
     margins = [
-        better - worse
+        [better - worse for better, worse in ordered_pairs(ranking.ranks, own)]
         for ranking, own in zip(rankings, by_ranking, strict=True)
-        for better, worse in ordered_pairs(ranking.ranks, own)
     ]
     all_scores = [score for own in by_ranking for score in own]
     return {
         "accuracy": accuracy,
-        "interval_95": 1.96 * (accuracy * (1 - accuracy) / pairs) ** 0.5,
-        "margin_mean": sum(margins) / pairs,
+        "interval_95": clustered_interval([[float(margin > 0) for margin in own] for own in margins]),
+        "margin_mean": sum(margin for own in margins for margin in own) / pairs,
         "score_mean": sum(all_scores) / len(all_scores),
         **measured,
         "pairs": pairs,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError
+from heedful.hub import local_model
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -36,7 +37,8 @@ def is_adapter(name: str | Path) -> bool:
 def adapter_chain(name: str) -> tuple[str, list[Path]]:
     """The plain model that ``name`` comes down to, and the adapter folders to merge into it, in that order.
 
-    A plain model has none. Raises CheckpointError for adapters that are no LoRA, incomplete, or their own base.
+    A plain model has none. A base on ModelScope is its folder here, downloaded where it is not yet. Raises CheckpointError
+    for adapters that are no LoRA, incomplete, or their own base.
     """
     folders: list[Path] = []
     while is_adapter(name):
@@ -44,7 +46,7 @@ def adapter_chain(name: str) -> tuple[str, list[Path]]:
         if any(folder.samefile(other) for other in folders):
             raise CheckpointError(f"{folder / ADAPTER_CONFIG}: base_model_name_or_path leads back to these adapters")
         folders.insert(0, folder)
-        name = _base(folder)
+        name = local_model(_base(folder))
     return name, folders
 
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def merge_model(config: MergeConfig) -> None:
     """Write the model that an adapter folder stands for, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
 
-    A policy keeps its value head and generation config, a reward model its head. Weights are float32.
+    A policy keeps its value head and generation config, a reward model its head and offset. Weights are float32.
 
     Raises ConfigError and CheckpointError before anything is written.
     """

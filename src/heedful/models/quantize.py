@@ -10,6 +10,7 @@ from transformers import BitsAndBytesConfig
 
 from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
+from heedful.hub import local_model
 from heedful.models.adapters import is_adapter
 
 
@@ -37,15 +38,16 @@ def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.
     return FourBit(device, compute_dtype) if options.quantize == "4bit" else None
 
 
-def check_bitsandbytes(options: MemoryOptions, model: str, device: torch.device) -> None:
-    """Refuse what cannot work here, before anything is loaded. Raises ConfigError."""
+def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: torch.device) -> None:
+    """Refuse what cannot work here, before anything is loaded; ``models`` are those to load in 4 bits. Raises ConfigError."""
     if options.quantize == "4bit":
         _check(f"--quantize {options.quantize}", device)
-        if is_adapter(model):
-            raise ConfigError(
-                f"--quantize 4bit: {model} holds adapters, which cannot be merged into 4-bit weights without loss; write a "
-                f"plain model first: heedful merge --adapter {model} --output FOLDER"
-            )
+        for model in models:
+            if is_adapter(local_model(model)):
+                raise ConfigError(
+                    f"--quantize 4bit: {model} holds adapters, which cannot be merged into 4-bit weights without loss; write "
+                    f"a plain model first: heedful merge --adapter {model} --output FOLDER"
+                )
     if options.optimizer == "adamw-8bit":
         _check(f"--optimizer {options.optimizer}", device)
 

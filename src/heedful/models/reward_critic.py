@@ -28,7 +28,7 @@ def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
         )
     check_causal(trunk, name)
     model = ValueModel(trunk, head.in_features, compute_dtype=reward_model.compute_dtype)
-    offset = float(getattr(reward_model, "offset", 0.0))
+    offset = reward_model.offset
     with torch.no_grad():
         model.value_head.weight.copy_(head.weight)
         model.value_head.bias.fill_((0.0 if head.bias is None else float(head.bias)) - offset)
@@ -36,8 +36,7 @@ def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
 
 
 @torch.no_grad()
-def normalise_values(model: ValueModel, *, mean: float, std: float) -> None:
-    """Make the values those of normalised scores: ``V <- (V - mean) / std``."""
-    model.value_head.bias.sub_(mean)
-    model.value_head.weight.div_(std)
-    model.value_head.bias.div_(std)
+def normalise_values(model: ValueModel, *, mean: float, std: float, reward_weight: float = 1.0) -> None:
+    """Make the values those of weighted and normalised scores: ``V <- (reward_weight V - mean) / std``."""
+    model.value_head.weight.mul_(reward_weight).div_(std)
+    model.value_head.bias.mul_(reward_weight).sub_(mean).div_(std)

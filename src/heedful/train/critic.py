@@ -1,5 +1,6 @@
 """Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from heedful.models.quantize import four_bit
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.reward_model import load_reward_model
 from heedful.models.value_model import ValueModel, load_value_model
+from heedful.rewards import Reward
 from heedful.train.memory import prepare
 from heedful.train.scores import Norm, ScoreNorm
 
@@ -65,10 +67,17 @@ def load_critic(
     return critic
 
 
-def start_from_scores(critic: ValueModel | None, score_norm: Norm, config: PPOConfig) -> None:
-    """Values of a critic that starts as a reward model are those of scores as training sees them, normalised.
+def start_from_scores(
+    critic: ValueModel | None, rewards: Sequence[Reward], score_norm: Norm, config: PPOConfig
+) -> None:
+    """Values of a critic that starts as a reward model are those of its scores as training sees them.
 
-    A running normalisation has seen nothing yet, so there the values start as the reward model's own scores.
+    That is times the reward's weight, then normalised. A running normalisation has seen nothing yet, so there the values
+    start as the weighted scores.
     """
-    if critic is not None and config.critic == "reward" and isinstance(score_norm, ScoreNorm):
-        normalise_values(critic, mean=score_norm.mean, std=score_norm.std)
+    if critic is None or config.critic != "reward":
+        return
+    name = f"model:{first_reward_model(config)}"
+    weight = next(reward.weight for reward in rewards if reward.name == name)
+    norm = score_norm if isinstance(score_norm, ScoreNorm) else ScoreNorm()
+    normalise_values(critic, reward_weight=weight, mean=norm.mean, std=norm.std)

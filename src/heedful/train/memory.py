@@ -22,8 +22,16 @@ Config = SFTConfig | RewardConfig | DPOConfig | OnlineOptions
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError where the options ask for what is not here."""
     device = resolve_device(config.device)
-    check_bitsandbytes(config, config.model, device)
+    check_bitsandbytes(config, quantized(config), device)
     return device, resolve_dtype(config.dtype, device)
+
+
+def quantized(config: Config) -> list[str]:
+    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU stays whole."""
+    names = ["model", "value_model"]
+    if getattr(config, "reference_device", "cpu") == "same":
+        names.append("reference")
+    return [name for name in (getattr(config, field, None) for field in names) if name]
 
 
 def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False) -> Policy:

@@ -67,30 +67,33 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
     """Clip the gradient norm of each module, step, and clear. Returns the first module's norm before clipping.
 
     Raises TrainingError where a norm is not finite; the weights are then those before the step. In float16 such a step is
-    left out instead, its norm returned as it is, and the scale of the gradients halved: that is how the scale is found.
+    left out instead, for every module, the norm that is not finite returned as it is, and the scale of the gradients
+    halved: that is how the scale is found.
     When a scale below 1 has not helped, that is an error too.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
     if scaler is not None:
         scaler.unscale_(optimizer)
     norms = [
-        torch.nn.utils.clip_grad_norm_(
-            [p for p in module.parameters() if p.grad is not None], max_grad_norm or math.inf
+        float(
+            torch.nn.utils.clip_grad_norm_(
+                [p for p in module.parameters() if p.grad is not None], max_grad_norm or math.inf
+            )
         )
         for module in modules
     ]
-    for norm in norms:
-        if not math.isfinite(float(norm)) and (scaler is None or scaler.get_scale() < 1):
-            raise TrainingError(
-                f"the gradient norm is {float(norm)}, so training cannot go on; lower --learning-rate, or try --dtype float32"
-            )
+    broken = next((norm for norm in norms if not math.isfinite(norm)), None)
+    if broken is not None and (scaler is None or scaler.get_scale() < 1):
+        raise TrainingError(
+            f"the gradient norm is {broken}, so training cannot go on; lower --learning-rate, or try --dtype float32"
+        )
     if scaler is None:
         optimizer.step()
     else:
         scaler.step(optimizer)  # or not, where a gradient is not finite
         scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    return float(norms[0])
+    return norms[0] if broken is None else broken
 
 
 def step_metrics(norms: Sequence[float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 Nothing is bootstrapped after the last token, also where a response was cut by length.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -86,7 +87,7 @@ def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction
     optimizer = _make_optimizer(models, config)
     ema = WeightAverage(models.policy, config.ema_decay) if config.ema_decay else None
     score_norm = make_score_norm(models, train, rewards=functions, sampler=sampler, config=config, generator=generator)
-    start_from_scores(models.value_model, score_norm, config)
+    start_from_scores(models.value_model, functions, score_norm, config)
     try_rewards(functions, models.policy, train[:2] + held_out[:2], sampler, config.seed)
     sample_batch = partial(
         collect, models, rewards=functions, sampler=sampler, score_norm=score_norm, config=config, generator=generator
@@ -170,7 +171,7 @@ def learn(
                 optimizer.zero_grad(set_to_none=True)
                 break
         norms.append(optimizer_step(optimizer, models.trained, config.max_grad_norm))
-        if ema is not None:
+        if ema is not None and math.isfinite(norms[-1]):  # else the step was left out
             ema.update()
     metrics = sums.means(visited)
     if config.approx_kl_limit is not None:
