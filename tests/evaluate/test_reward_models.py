@@ -10,7 +10,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
-from heedful.errors import CheckpointError, DataError, RewardError
+from heedful.errors import CheckpointError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy, held_out
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.policy import freeze
@@ -164,10 +164,16 @@ def test_a_fraction_that_holds_nothing_out(measure):
 
 def test_too_long_for_the_reward_model(measure):
     """The remedy must be one that this command has."""
-    with pytest.raises(RewardError) as error:
-        measure([pair("好" * 200, "坏")])
+    long, short = pair("好" * 200, "坏"), pair("好", "坏")
+    with pytest.raises(DataError) as error:
+        measure([long])
     assert "128 tokens" in str(error.value)
+    assert "--too-long drop" in str(error.value)
     assert "--max-new-tokens" not in str(error.value)
+    dropped = measure([long, short], too_long="drop", max_dropped=0.5)
+    assert (dropped["pairs"], dropped["dropped_too_long"]) == (1, 1)
+    cut = measure([long, short], too_long="truncate", max_dropped=0.5)
+    assert (cut["pairs"], cut["truncated"]) == (2, 1)
 
 
 def test_a_language_model_is_refused(tiny, written, cpu):

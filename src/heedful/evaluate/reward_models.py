@@ -7,15 +7,17 @@ from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import read_usable
+from heedful.data.rankings import encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
+from heedful.errors import DataError
 from heedful.evaluate.report import clustered_interval
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.policy import freeze
 from heedful.models.reward_model import load_reward_model
 from heedful.rewards.agreement import agreement, ordered_pairs
-from heedful.rewards.model import score_texts
+from heedful.rewards.model import score_rows
 
 Item = TypeVar("Item", bound=HasPrompt)
 
@@ -25,6 +27,8 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
 
     Rankings of more than two responses count all their pairs, which are not independent of each other: the interval takes
     them together (`clustered_interval`). Equal ranks make none.
+    What the model cannot read whole is treated as ``too_long`` says; rankings that prefer a response to an equal one are
+    left out and counted.
 
     Raises DataError, CheckpointError, RewardError.
     """
@@ -35,16 +39,18 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
     )
     freeze(model)
-    prompts = [ranking.prompt for ranking in rankings for _ in ranking.responses]
-    responses = [response for ranking in rankings for response in ranking.responses]
-    truncated = [ranking.truncated for ranking in rankings for _ in ranking.responses]
+    encoded, left = encode_rankings(
+        rankings, RewardInputs(tokenizer), max_length=model.max_length, action=config.too_long, equal_pairs="drop"
+    )
+    counts |= left
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
+    rankings = [one.ranking for one in encoded if one.has_pairs]
+    if not rankings:
+        raise DataError(f"{config.data}: nothing is left to order: {left_out(counts)}")
     scores = iter(
-        score_texts(
+        score_rows(
             model,
-            RewardInputs(tokenizer),
-            prompts,
-            responses,
-            truncated,
+            [row for one in encoded if one.has_pairs for row in one.rows],
             micro_batch_size=config.micro_batch_size,
         )
     )

@@ -37,13 +37,18 @@ def score_texts(
             f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
             "use shorter prompts and responses, or a reward model that reads more"
         )
-    order = sorted(range(len(rows)), key=lengths.__getitem__)
+    return score_rows(model, rows, micro_batch_size=micro_batch_size)
+
+
+@torch.no_grad()
+def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch_size: int) -> list[float]:
+    """Scores of encoded rows, computed in batches of similar length and returned in the order given."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     scores = [0.0] * len(rows)
-    with torch.no_grad():
-        for start in range(0, len(rows), micro_batch_size):
-            chosen = order[start : start + micro_batch_size]
-            for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
-                scores[i] = one
+    for start in range(0, len(rows), micro_batch_size):
+        chosen = order[start : start + micro_batch_size]
+        for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
+            scores[i] = one
     return scores
 
 
