@@ -10,4 +10,5 @@ from heedful.rewards.rules import contains_expected
 
 def hits(completions, expected):
     """The sign of the rule's score says whether it was a hit, while responses are shorter than 500 characters."""
-    return [float(score > 0) for score in contains_expected(completions=completions, expected=expected)]
+    scores = contains_expected(completions=completions, expected=expected)
+    return [None if score is None else float(score > 0) for score in scores]

@@ -214,6 +214,11 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             for config_class in (PPOConfig, GRPOConfig, ScoresConfig)
             for how in ("sum", "min")
         ),
+        (
+            PPOConfig,
+            {"critic": "reward", "quantize": "4bit", "lora_rank": 8},
+            "--quantize 4bit does not reach .*--critic shared",
+        ),
         (PPOConfig, {"value_model": "m", "critic": "reward"}, "--value-model .* add --critic separate"),
         (PPOConfig, {"action": "response", "gamma": 0.9}, "--gamma 0.9 spreads .* --action response"),
         (PPOConfig, {"action": "response", "gae_lambda": 1.0}, "--gae-lambda 1.0 spreads .* --action response"),

@@ -40,6 +40,11 @@ def test_contains_expected(response, expected, length, hit):
     assert value == pytest.approx((1 if hit else -1) - 0.002 * length, abs=1e-12)
 
 
+def test_contains_expected_of_numbers_and_of_nothing():
+    """Columns of numbers and with gaps; a gap means that the rule does not apply."""
+    assert contains_expected(["42", "41", "随便"], expected=[42, 42, None]) == [1 - 0.004, -1 - 0.004, None]
+
+
 def test_contains_expected_by_hand():
     assert contains_expected(["答案是4。", "不知道"], expected=["4", "4"]) == pytest.approx([0.992, -1.006], abs=1e-12)
 

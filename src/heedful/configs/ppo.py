@@ -72,6 +72,11 @@ class PPOConfig(PPOUpdateOptions):
             )
         if self.value_model is not None and self.critic != "separate":
             raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
+        if self.quantize != "none" and self.critic == "reward":
+            raise ConfigError(
+                f"--quantize {self.quantize} does not reach a critic that starts as a reward model; use --critic shared or "
+                "--critic separate"
+            )
         unused = changed(self, "gamma", "gae_lambda") if self.action == "response" else []
         if unused:
             raise ConfigError(

@@ -7,6 +7,7 @@ import torch
 from heedful.configs.merge import MergeConfig
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import blocking_file, complete_or_absent
+from heedful.hub import local_model
 from heedful.models.adapters import adapter_chain, is_adapter, read_adapter_config, whole_weights
 from heedful.models.checkpoints import check_model_folder, load_causal_lm, load_tensors, load_tokenizer, save_tensors
 from heedful.models.policy import VALUE_HEAD
@@ -23,26 +24,25 @@ def merge_model(config: MergeConfig) -> None:
 
     Raises ConfigError and CheckpointError before anything is written.
     """
-    if not is_adapter(config.adapter):
-        check_model_folder(config.adapter)
+    folder = local_model(config.adapter)
+    if not is_adapter(folder):
+        check_model_folder(folder)
         raise CheckpointError(f"{config.adapter} holds no adapters (adapter_config.json), so there is nothing to merge")
     _check_output(config)
-    tokenizer = load_tokenizer(config.adapter)
+    tokenizer = load_tokenizer(folder)
     with complete_or_absent(config.output) as partial:
-        match _kind(Path(config.adapter)):
+        match _kind(Path(folder)):
             case "SEQ_CLS":
-                model = load_reward_model(
-                    config.adapter, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True
-                )
+                model = load_reward_model(folder, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True)
                 save_reward_model(model, tokenizer, partial)
             case "FEATURE_EXTRACTION":
-                critic = load_value_model(config.adapter, device=CPU, compute_dtype=torch.float32)
+                critic = load_value_model(folder, device=CPU, compute_dtype=torch.float32)
                 save_value_model(critic, tokenizer, partial)
             case _:
-                load_causal_lm(config.adapter).save_pretrained(partial)
+                load_causal_lm(folder).save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                if (Path(config.adapter) / VALUE_HEAD).is_file():
-                    save_tensors(load_tensors(Path(config.adapter) / VALUE_HEAD), partial / VALUE_HEAD)
+                if (Path(folder) / VALUE_HEAD).is_file():
+                    save_tensors(load_tensors(Path(folder) / VALUE_HEAD), partial / VALUE_HEAD)
 
 
 def _kind(folder: Path) -> str:

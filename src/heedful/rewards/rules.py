@@ -24,16 +24,19 @@ def response_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def contains_expected(completions: Sequence[Any], expected: Sequence[str], **_: Any) -> list[float]:
-    """1 where the response contains the record's ``expected`` text, -1 where not, minus 0.002 a character.
+def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: Any) -> list[float | None]:
+    """1 where the response contains the record's ``expected`` text or number, -1 where not, minus 0.002 a character.
 
-    Raises ValueError where nothing of ``expected`` is left to look for.
+    None where the record expects nothing. Raises ValueError where nothing of ``expected`` is left to look for.
 
     Case, spaces and common punctuation, Chinese too, are removed from both first; the length is counted after that.
     """
-    scores = []
+    scores: list[float | None] = []
     for completion, wanted in zip(completions, expected, strict=True):
-        response, searched = _normalised(response_text(completion)), _normalised(wanted)
+        if wanted is None:
+            scores.append(None)
+            continue
+        response, searched = _normalised(response_text(completion)), _normalised(str(wanted))
         if not searched:
             raise ValueError(f"the expected text {wanted!r} is nothing but spaces and punctuation")
         scores.append((1.0 if searched in response else -1.0) - 0.002 * len(response))

@@ -78,7 +78,7 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         reference.value_head = None
     else:
         device = reference_device(config, policy.device)
-        dtype = resolve_dtype(config.dtype, device)
+        dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
     freeze(reference)

@@ -64,7 +64,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
-    """Clip the gradient norm of each module, step, and clear. Returns the first module's norm before clipping.
+    """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
 
     Raises TrainingError where a norm is not finite; the weights are then those before the step. In float16 such a step is
     left out instead, for every module, the norm that is not finite returned as it is, and the scale of the gradients
@@ -74,13 +74,11 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
     if scaler is not None:
         scaler.unscale_(optimizer)
+    with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
     norms = [
-        float(
-            torch.nn.utils.clip_grad_norm_(
-                [p for p in module.parameters() if p.grad is not None], max_grad_norm or math.inf
-            )
-        )
-        for module in modules
+        float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
+        for parameters in with_gradients
+        if parameters  # a policy stands still while its critic warms up
     ]
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)
     if broken is not None and (scaler is None or scaler.get_scale() < 1):
