@@ -35,7 +35,7 @@ def script(monkeypatch):
     """``script(name)`` is the module of a script, in its folder; those that need scikit-learn are skipped without it."""
 
     def load(name):
-        if name in ("bag_of_words", "polite_folds"):
+        if name in ("bag_of_words", "polite_folds", "lora/pair_baselines"):
             pytest.importorskip("sklearn")
         folder, _, module = name.rpartition("/")
         monkeypatch.syspath_prepend(str(RECIPES / folder))
@@ -663,3 +663,44 @@ def test_what_came_of_the_runs_from_scratch(run, script, taught, written, tiny, 
 
 def test_what_has_no_runs_from_scratch(refused, tiny, tmp_path):
     refused("scratch/measure", [tmp_path], "CheckpointError", "sft/final does not exist")
+
+
+def chinese_pair(number):
+    """The chosen response has 好 and is the shorter one; in every third pair by one character of nine, which is similar."""
+    length = 9 if number % 3 == 0 else 18
+    return {"prompt": f"问题 {number}", "chosen": "好" + "。" * 7, "rejected": "坏" + "。" * (length - 1)}
+
+
+def test_what_a_reward_model_has_to_beat(run, written):
+    """The longer response is always wrong here, and one character is always right; ties count one half."""
+    records = [chinese_pair(number) for number in range(90)]
+    status, out, err = run(
+        "lora/pair_baselines", "--data", written("pairs.jsonl", records), "--eval-fraction", 0.3, "--characters"
+    )
+    assert (status, err) == (0, "")
+    numbers = json.loads(out)
+    held_out = [p.prompt for p in split_by_prompt(read_rankings(written("pairs.jsonl", records)), 0.3)[1]]
+    similar = sum(int(prompt.split()[1]) % 3 == 0 for prompt in held_out)
+    assert (numbers.pop("pairs"), numbers.pop("pairs_similar_length")) == (len(held_out), similar)
+    assert 0 < similar < len(held_out)
+    assert numbers == {
+        "longer_accuracy": 0.0,
+        "longer_accuracy_similar_length": 0.0,
+        "bag_accuracy": 1.0,
+        "bag_accuracy_similar_length": 1.0,
+    }
+    tied = [record | {"rejected": "坏" + "。" * 7} for record in records]
+    _, out, _ = run(
+        "lora/pair_baselines", "--data", written("tied.jsonl", tied), "--eval-fraction", 0.3, "--characters"
+    )
+    assert json.loads(out)["longer_accuracy"] == 0.5
+
+
+def test_what_is_no_pair_for_the_baselines(refused, written):
+    """A longer ranking, and nothing held out."""
+    ranking = {"prompt": "问", "responses": ["一", "二", "三"], "ranks": [1, 2, 2]}
+    pairs = [chinese_pair(number) for number in range(40)]
+    refused("lora/pair_baselines", ["--data", written("r.jsonl", [ranking, *pairs])], "a ranking of 3 responses", ":1")
+    refused(
+        "lora/pair_baselines", ["--data", written("few.jsonl", pairs[:3]), "--eval-fraction", 0.001], "--eval-fraction"
+    )

@@ -16,19 +16,29 @@ from sklearn.pipeline import make_pipeline
 
 from heedful.data import read_rankings, split_by_prompt
 from heedful.errors import DataError, HeedfulError
+from heedful.types import Ranking
 
 SIMILAR = 0.25
 """Lengths this close, as a share of the longer one, are similar, as in `heedful evaluate accuracy`."""
 
 
+def _best_first(pair: Ranking) -> tuple[str, str]:
+    """The chosen response and the rejected one. Raises DataError for a ranking of more than two."""
+    if len(pair.responses) != 2:
+        raise DataError(f"{pair.source}: a ranking of {len(pair.responses)} responses; only pairs are read here")
+    best = pair.ranks.index(min(pair.ranks))
+    return pair.responses[best], pair.responses[1 - best]
+
+
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """Accuracy of both baselines over all held-out pairs and over those of similar length. Raises HeedfulError."""
+    """Accuracy of both baselines over all held-out pairs and over those of similar length, ties one half.
+
+    Raises HeedfulError.
+    """
     train, held_out = (
-        [[p.responses[p.ranks.index(rank)] for rank in sorted(p.ranks)] for p in part if len(set(p.ranks)) == 2]
+        [_best_first(pair) for pair in part]
         for part in split_by_prompt(read_rankings(options.data), options.eval_fraction)
     )
-    if not train or not held_out:
-        raise DataError(f"{options.data}: no pairs on one side of the split; give more, or another --eval-fraction")
     pattern = r"\S" if options.characters else r"\w+|[^\w\s]"
     bag = make_pipeline(CountVectorizer(binary=True, token_pattern=pattern), LogisticRegression(max_iter=5000))
     bag.fit([text for pair in train for text in pair], [1, 0] * len(train))
