@@ -45,7 +45,7 @@ def options(**settings):
 
 
 def with_adapters(model, base, *, trained=True, dropout=0.0, **settings):
-    """Adapters on a model; trained ones are far from where they start."""
+    """Adapters on a model; trained ones change its weights as much as the weights are large."""
     add_adapters(model, options(**settings), base=str(base), seed=3, dropout=dropout)
     if trained:
         randomise(model)
@@ -57,7 +57,7 @@ def randomise(model):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator))
 
 
 def logits(model, ids=IDS):
