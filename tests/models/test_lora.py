@@ -268,15 +268,15 @@ def scores(model, tokenizer):
         return model([inputs.encode(question, answer) for question, answer in QUESTIONS])
 
 
-@pytest.mark.parametrize("pad", ["own", "eos"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "deberta-v2"])
+@pytest.mark.parametrize(
+    ("architecture", "pad"),
+    [("llama", "own"), ("llama", "eos"), ("gpt2", "own"), ("gpt2", "eos"), ("deberta-v2", "own")],
+)
 def test_a_reward_model_comes_back_exactly(checkpoints, tmp_path, architecture, pad):
     """The head, and where there is one the pooler, are trained whole. Scores equal bit for bit, for PEFT nearly."""
     base = str(checkpoints[architecture])
     tokenizer = load_tokenizer(base)
     if pad == "eos":
-        if architecture == "deberta-v2":
-            pytest.skip("an encoder has a padding token of its own")
         tokenizer.pad_token = tokenizer.eos_token
     model = load_reward_model(base, tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
     with_adapters(model.classifier, base)

@@ -7,6 +7,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.checkpoints import load_causal_lm, load_tensors, load_tokenizer
+from heedful.models.lora import add_adapters
 from heedful.models.policy import VALUE_HEAD
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.reward_model import load_reward_model, save_reward_model
@@ -110,6 +111,28 @@ def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own
     torch.testing.assert_close(head, expected["value_head.weight"], atol=1e-2, rtol=0)
     again = loaded(first).classifier.state_dict()
     assert all(torch.equal(again[f"transformer.{n}"], expected[f"trunk.{n}"]) for n in ("wte.weight", "ln_f.weight"))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(config, reward_folder, tmp_path, lora_rank):
+    """Its old adapters are plain weights then; with LoRA the critic's own come on top, and change no value at the start."""
+    base = reward_folder("gpt2")
+    model = loaded(base)
+    add_adapters(model.classifier, config(f"model:{base}", lora_rank=4), base=base, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    folder = tmp_path / "适配器"
+    save_reward_model(model, load_tokenizer(base), folder)
+    critic = ppo._load_models(config(f"model:{folder}", lora_rank=lora_rank)).value_model
+    adapted = [name for name, _ in critic.named_parameters() if "lora_" in name]
+    assert bool(adapted) == bool(lora_rank)
+    assert all(parameter.requires_grad for name, parameter in critic.named_parameters() if name in adapted)
+    values, rows = values_after(critic.eval(), base, DIALOGUES)
+    with torch.no_grad():
+        scores = model.eval()([{"input_ids": row} for row in rows])
+    torch.testing.assert_close(values, scores, rtol=0, atol=1e-5)
 
 
 def test_its_values_are_normalised_as_the_scores_are(config, reward_folder):

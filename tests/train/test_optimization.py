@@ -75,6 +75,14 @@ def test_gradients_are_clipped_to_the_norm_module_by_module():
     assert big.weight.grad is None
 
 
+def test_the_norm_is_of_the_first_module_that_learns():
+    """A policy stands still while its critic warms up; 0 would read as a critic that has converged."""
+    still, learning = nn.Linear(2, 1), nn.Linear(1, 1, bias=False)
+    learning.weight.grad = torch.tensor([[3.0]])
+    optimizer = torch.optim.SGD([*still.parameters(), *learning.parameters()], lr=0.0)
+    assert optimizer_step(optimizer, [still, learning], 1.0) == pytest.approx(3.0)
+
+
 def test_no_clipping_at_0():
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
