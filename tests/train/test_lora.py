@@ -112,13 +112,9 @@ def test_sft_learns_through_adapters_and_leaves_the_base_as_it_was(run, tmp_path
 
 def test_dropout_of_adapters_changes_what_sft_learns(run):
     """B is 0 in the first step, so that dropping inputs of A shows in the second: the same seed, other losses."""
-    plain, dropped = (
-        [
-            line["loss/sft"]
-            for line in steps(run(SFTConfig, f"dropout-{rate}", max_steps=4, lora_rank=4, lora_dropout=rate)[0])
-        ]
-        for rate in (0.0, 0.5)
-    )
+    settings = {"max_steps": 4, "lora_rank": 4}
+    folders = [run(SFTConfig, f"dropout-{rate}", lora_dropout=rate, **settings)[0] for rate in (0.0, 0.5)]
+    plain, dropped = ([line["loss/sft"] for line in steps(folder)] for folder in folders)
     assert plain[0] == dropped[0]
     assert abs(plain[-1] - dropped[-1]) > 1e-4
 
