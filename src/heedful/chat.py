@@ -59,7 +59,7 @@ class Conversation:
         sampled: list[int] = []
         said = ""
         for step in steps:
-            token, _ = step[0]
+            token = int(step.tokens[0])
             if token in self.stop_ids:
                 break
             sampled.append(token)

@@ -25,7 +25,8 @@ from heedful.errors import CheckpointError, ConfigError
 from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
 from heedful.models.checkpoints import check_model_folder, load_causal_lm, load_config, load_tokenizer, load_trunk
 from heedful.models.heads import checkpoint_layers, disable_dropout
-from heedful.models.lora import add_adapters, same_weights
+from heedful.models.inference import same_weights
+from heedful.models.lora import add_adapters
 from heedful.models.merge import merge_model
 from heedful.models.policy import Policy, load_policy, save_policy
 from heedful.models.reward_model import load_reward_model, save_reward_model

@@ -6,11 +6,9 @@ B is zero, so fresh adapters change nothing. They are put on in place: the model
 on it (trunk, head, sampling, a value head) goes on working.
 """
 
-import copy
 import difflib
 import warnings
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -21,16 +19,6 @@ from transformers.pytorch_utils import Conv1D
 from heedful.configs.lora import LoRAOptions
 from heedful.errors import ConfigError
 from heedful.models.adapters import ADAPTER
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def same_weights(model: M) -> M:
-    """A module with the structure of ``model`` and its very parameters and buffers, not a copy of them.
-
-    Adapters put on ``model`` afterwards are not on it, so it is the model as it was, for no memory.
-    """
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:

@@ -1,20 +1,21 @@
 """The sampling loop: prompts in, responses out, one token a step on the key-value cache."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
-from heedful.core.masking import at_least_float32
 from heedful.data.collate import collate
-from heedful.models.device import autocast
-from heedful.models.heads import positions
 from heedful.models.policy import Policy
+from heedful.rollout.decoder import Decoder
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.sampling import draw, filter_logits
+
+CHECK_EVERY = 16
+"""Steps between looks, on a GPU, at which rows have ended: each look waits for the device."""
 
 
 def sample(
@@ -38,13 +39,12 @@ def sample(
     if sampling.response_length == "drawn":
         lengths = torch.randint(sampling.min_new_tokens, sampling.max_new_tokens + 1, (rows,), generator=generator)
     stops = stop_ids if sampling.response_length == "stop" else ()
-    responses: list[list[int]] = []
-    logprobs: list[list[float]] = []
+    tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
+    logprobs = torch.zeros(tokens.shape, device=policy.device)
+    counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
     for start in range(0, rows, micro_batch_size):
         part = slice(start, start + micro_batch_size)
-        block_ids: list[list[int]] = [[] for _ in prompts[part]]
-        block_logprobs: list[list[float]] = [[] for _ in prompts[part]]
-        for step in decode(
+        steps = decode(
             policy,
             prompts[part],
             sampling,
@@ -52,21 +52,31 @@ def sample(
             lengths=lengths[part],
             stop_ids=stops,
             pad_id=pad_id,
-        ):
-            for row, (token, logprob) in step.items():
-                block_ids[row].append(token)
-                block_logprobs[row].append(logprob)
-        responses += block_ids
-        logprobs += block_logprobs
-    batch = collate(prompts, responses, pad_id=pad_id)
-    sampler_logprobs = torch.zeros(batch.response_mask.shape)
-    sampler_logprobs[batch.response_mask] = torch.tensor([x for row in logprobs for x in row])
+        )
+        for i, step in enumerate(steps):
+            places = start + step.rows
+            tokens[places, i] = step.tokens
+            logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+            counts[places] += step.active
+    responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+    batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     return Rollouts(
         batch=batch,
-        lengths=batch.response_mask.sum(dim=1),
-        truncated=torch.tensor([response[-1] not in stops for response in responses]),
-        sampler_logprobs=sampler_logprobs,
-    ).to(policy.device)
+        lengths=counts,
+        truncated=torch.tensor([response[-1] not in stops for response in responses], device=policy.device),
+        sampler_logprobs=torch.where(batch.response_mask, logprobs[:, : batch.response_mask.shape[1]], 0.0),
+    )
+
+
+class Step(NamedTuple):
+    """What one step of `decode` sampled, a number each row that is still held."""
+
+    rows: Tensor
+    """Where the row stands among the prompts."""
+    tokens: Tensor
+    logprobs: Tensor
+    active: Tensor
+    """False = the row had ended before; its token means nothing."""
 
 
 @torch.no_grad()
@@ -79,50 +89,32 @@ def decode(
     lengths: Tensor,
     stop_ids: Sequence[int],
     pad_id: int,
-) -> Iterator[dict[int, tuple[int, float]]]:
-    """Yield, step by step, the token and log-prob that each unfinished row sampled.
+) -> Iterator[Step]:
+    """Yield, step by step, what each row sampled.
 
-    Row i stops after ``lengths[i]`` tokens or at one of ``stop_ids``; the loop ends when all rows have. Finished rows are fed
-    padding that nothing reads.
+    Row i stops after ``lengths[i]`` tokens or at one of ``stop_ids``; the loop ends when all rows have. Rows that have
+    ended are let go when they are an eighth of those held; until then they read padding.
     """
     device = policy.device
-    prompt = collate(prompts, [[]] * len(prompts), pad_id=pad_id).to(device)
-    ids, attention_mask = prompt.ids, prompt.attention_mask
-    position_ids = positions(attention_mask)
-    cache = DynamicCache(config=policy.lm.config)
-    lengths = lengths.to(device)
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+    uniforms, lengths = uniforms.to(device), lengths.to(device)
+    decoder = Decoder(policy, prompts, pad_id=pad_id)
+    rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    was_training = policy.training
-    policy.eval()
-    try:
-        for step in range(int(lengths.max())):
-            with autocast(device, policy.compute_dtype):
-                output = policy.lm(
-                    input_ids=ids,
-                    attention_mask=attention_mask.long(),
-                    position_ids=position_ids,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-            logits = at_least_float32(output.logits[:, -1])
-            tokens, logprobs = _next_tokens(logits, sampling, uniforms[:, step])
-            yield {
-                row: (token, logprob)
-                for row, (token, logprob, is_active) in enumerate(
-                    zip(tokens.tolist(), logprobs.tolist(), active.tolist(), strict=True)
-                )
-                if is_active
-            }
-            active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths)
-            if not bool(active.any()):
+    logits = decoder.read_prompts()
+    for step in range(int(lengths.max())):
+        tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows, step])
+        yield Step(rows, tokens, logprobs, active)
+        active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
+        if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
+            num_active = int(active.sum())
+            if num_active == 0:
                 return
-            ids = torch.where(active, tokens, pad_id).unsqueeze(1)
-            position_ids = position_ids[:, -1:] + 1
-            attention_mask = torch.cat([attention_mask, torch.ones_like(attention_mask[:, :1])], dim=1)
-    finally:
-        policy.train(was_training)
+            if num_active <= len(rows) * 7 // 8:
+                kept = active.nonzero().squeeze(1)
+                rows, tokens, active = rows[kept], tokens[kept], active[kept]
+                decoder.keep(kept)
+        logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
 
 
 def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor]:

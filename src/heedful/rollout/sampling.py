@@ -1,8 +1,10 @@
 """Drawing the next token from logits."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
@@ -31,8 +33,16 @@ def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]
     """
     if logits.device.type == "mps":  # has no float64
         return draw(logits.cpu(), uniforms.cpu()).to(logits.device)
-    uniforms = uniforms.to(logits.device)
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    rows, vocab = logits.shape
+    size = max(1, math.isqrt(vocab))
+    probabilities = logits.softmax(dim=-1)
+    blocks = nn.functional.pad(probabilities, (0, -vocab % size)).view(rows, -1, size)
+    cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    target = torch.minimum(uniforms.double().unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    uniforms = uniforms.to(logits.device).double().unsqueeze(1)
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    block = torch.searchsorted(cumulative, target, right=True)
+    before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
+    inside = blocks[torch.arange(rows, device=logits.device), block.squeeze(1)].double().cumsum(dim=-1) + before
+    target = torch.minimum(target, torch.nextafter(inside[:, -1:], torch.zeros_like(total)))  # the sums round apart
+    return (block * size + torch.searchsorted(inside, target, right=True)).squeeze(1)

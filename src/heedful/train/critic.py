@@ -10,7 +10,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError
 from heedful.models.checkpoints import check_companion, load_tokenizer
-from heedful.models.lora import same_weights
+from heedful.models.inference import same_weights
 from heedful.models.policy import Policy
 from heedful.models.quantize import four_bit
 from heedful.models.reward_critic import normalise_values, value_model_from

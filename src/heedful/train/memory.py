@@ -9,7 +9,8 @@ from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import checkpoint_layers
-from heedful.models.lora import add_adapters, same_weights
+from heedful.models.inference import same_weights
+from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy, freeze, load_policy
 from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.models.reward_model import RewardModel

@@ -1,0 +1,34 @@
+"""A language model as sampling runs it: the weights of the one in training, its matrices in the compute dtype."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+M = TypeVar("M", bound=nn.Module)
+HALF = (torch.float16, torch.bfloat16)
+
+
+def same_weights(model: M) -> M:
+    """A module with the structure of ``model`` and its very parameters and buffers, not a copy of them.
+
+    Adapters put on ``model`` afterwards are not on it, so it is the model as it was, for no memory.
+    """
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+
+
+def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTrainedModel:
+    """The model in evaluation mode, for forward passes under autocast; its weights are those of this moment.
+
+    In half precision the matrices of linear layers are copied once, where autocast would cast each of them again at every
+    token. Everything else (embeddings, norms, biases) is shared, so results are those of the model in training.
+    """
+    inference = same_weights(lm).eval()
+    if compute_dtype in HALF:
+        for module in inference.modules():
+            if isinstance(module, (nn.Linear, Conv1D)) and module.weight.dtype == torch.float32:
+                module.weight = nn.Parameter(module.weight.detach().to(compute_dtype), requires_grad=False)
+    return inference
