@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.core.logprobs import KLKind, kl_estimate
 from heedful.core.masking import at_least_float32, first_in_mask
@@ -75,16 +75,20 @@ def gae(
     the returns. Nothing is bootstrapped after a response that was cut by length.
     """
     rewards, values = at_least_float32(rewards), at_least_float32(values)
-    next_value = values.new_zeros(values.shape[0])
-    next_advantage = torch.zeros_like(next_value)
-    advantages = torch.zeros_like(values)
-    for t in reversed(range(values.shape[1])):
-        inside = response_mask[:, t]
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = delta + gamma * gae_lambda * next_advantage
-        next_value = torch.where(inside, values[:, t], next_value)
-        next_advantage = torch.where(inside, advantage, next_advantage)
-        advantages[:, t] = torch.where(inside, advantage, 0.0)
+    place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # among the row's tokens inside the mask
+
+    def compact(x: Tensor) -> Tensor:
+        return torch.zeros_like(values).scatter_add(1, place, torch.where(response_mask, x, 0.0))
+
+    v = compact(values)
+    advantages = compact(rewards) + gamma * nn.functional.pad(v[:, 1:], (0, 1)) - v
+    decay, span = gamma * gae_lambda, 1
+    while (
+        span < advantages.shape[1]
+    ):  # the sum over 2 * span steps is that over span, and, decayed, the one that follows it
+        advantages[:, :-span] += decay**span * advantages[:, span:].clone()
+        span *= 2
+    advantages = torch.where(response_mask, advantages.gather(1, place), 0.0)
     return advantages, torch.where(response_mask, advantages + values, 0.0)
 
 

@@ -23,6 +23,7 @@ from transformers import (
 from heedful.errors import CheckpointError, ConfigError
 from heedful.hub import local_model
 from heedful.models.adapters import ADAPTER_CONFIG, adapter_chain, merge_adapters
+from heedful.models.attention import use_attention
 from heedful.models.quantize import FourBit
 
 PLAIN_TEMPLATE = (
@@ -120,7 +121,7 @@ def load_causal_lm(name: str, four_bit: FourBit | None = None) -> PreTrainedMode
             f"{name}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
-    return learn_every_embedding(model)
+    return use_attention(learn_every_embedding(model))
 
 
 def load_trunk(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
@@ -136,7 +137,7 @@ def load_trunk(name: str, four_bit: FourBit | None = None) -> PreTrainedModel:
         model = merge_adapters(model, adapters)
     if info["missing_keys"]:
         raise CheckpointError(f"{name}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
-    return learn_every_embedding(model)
+    return use_attention(learn_every_embedding(model))
 
 
 def load_config(name: str) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from heedful.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = (torch.float16, torch.bfloat16)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -53,7 +54,7 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
     """Compute in ``dtype`` on float32 weights; nothing changes for float32 and float64."""
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in HALF:
         return torch.autocast(device.type, dtype=dtype)
     return contextlib.nullcontext()
 

@@ -50,25 +50,27 @@ def positions(attention_mask: Tensor) -> Tensor:
     return mask.cumsum(dim=1) - mask
 
 
-def hidden_states(trunk: nn.Module, ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states ``[batch, time, hidden]`` of a trunk, without building a cache."""
-    optional = {"position_ids": positions(attention_mask), "use_cache": False}
-    accepted = inspect.signature(trunk.forward).parameters
-    arguments = {name: value for name, value in optional.items() if name in accepted}
-    return trunk(input_ids=ids, attention_mask=attention_mask.long(), **arguments).last_hidden_state
+def hidden_states(trunk: nn.Module, ids: Tensor) -> Tensor:
+    """Last hidden states ``[batch, time, hidden]`` of a causal trunk, without building a cache.
+
+    Padding must be behind a row's tokens (see `packed`): no token then sees any, so no mask is needed, and attention without
+    one is faster. The states at padding mean nothing.
+    """
+    optional = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
+    return trunk(input_ids=ids, **optional).last_hidden_state
 
 
-def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of a batch with all padding behind them, as long as the longest row.
 
-    Returns ids, attention mask and the mask of response tokens, all ``[batch, length]``. A batch's columns are its longest
+    Returns ids and the mask of response tokens, both ``[batch, length]``. A batch's columns are its longest
     prompt and its longest response together; the same rows packed are often half as long, and the results are the same.
     """
     responses = torch.zeros_like(attention_mask, dtype=torch.bool)
     responses[:, -response_mask.shape[1] :] = response_mask
     length = int(attention_mask.sum(dim=1).max())
     order = (~attention_mask.bool()).byte().argsort(dim=1, stable=True)[:, :length]
-    return ids.gather(1, order), attention_mask.gather(1, order), responses.gather(1, order)
+    return ids.gather(1, order), responses.gather(1, order)
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:
@@ -92,9 +94,8 @@ def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     # Logits a thousand times larger, so that a cap shows in fresh weights too.
     hook = head.register_forward_hook(lambda _module, _inputs, output: 1000 * output)
     with torch.no_grad():
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        whole = lm(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
-        parts = head(hidden_states(trunk, ids, mask)).float()
+        whole = lm(input_ids=ids, use_cache=False).logits.float()
+        parts = head(hidden_states(trunk, ids)).float()
     hook.remove()
     lm.train(was_training)
     if not torch.allclose(whole, parts, rtol=1e-3, atol=1.0):
@@ -110,9 +111,8 @@ def check_causal(trunk: PreTrainedModel, name: str) -> None:
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1
-    mask = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
-        before = hidden_states(trunk.eval(), ids, mask)[:, :-1]
-        after = hidden_states(trunk, changed, mask)[:, :-1]
+        before = hidden_states(trunk.eval(), ids)[:, :-1]
+        after = hidden_states(trunk, changed)[:, :-1]
     if not torch.allclose(before, after, atol=1e-4):
         raise CheckpointError(f"{name}: {type(trunk).__name__} reads tokens to come; a value model must be causal")

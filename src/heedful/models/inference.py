@@ -8,8 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from heedful.models.device import HALF
+
 M = TypeVar("M", bound=nn.Module)
-HALF = (torch.float16, torch.bfloat16)
 
 
 def same_weights(model: M) -> M:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
@@ -18,13 +17,9 @@ from heedful.errors import CheckpointError
 from heedful.hub import local_model
 from heedful.models.adapters import has_adapters, save_model
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
-from heedful.models.device import autocast, scale_gradient
+from heedful.models.device import HALF, autocast, scale_gradient
 from heedful.models.heads import hidden_states, packed, scalar_head, scatter, split_language_model
 from heedful.models.quantize import FourBit
-
-LOGITS_BUDGET = 2**24
-"""How many logits exist at a time: 64 MiB in float32. More tokens are taken in chunks, recomputed in the backward pass."""
-
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
 """Where a saved model's value head lies in its folder."""
@@ -74,15 +69,15 @@ class Policy(nn.Module):
 
         ``ids`` and ``attention_mask`` are ``[batch, prompt + time]``, prompts padded on the left, responses on the right;
         ``response_mask`` is ``[batch, time]``. The prediction for token t is read one position before it, and so is its
-        value: the state before the token. Logits exist only at the positions inside the mask, and only
-        `LOGITS_BUDGET` of them at a time. Entropy is zeros unless ``with_entropy``.
+        value: the state before the token. Logits exist only at the positions inside the mask, and only for a chunk of them at
+        a time. Entropy is zeros unless ``with_entropy``.
         """
-        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
+        ids, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
-            hidden = hidden_states(self.lm.base_model, ids, attention_mask)
+            hidden = hidden_states(self.lm.base_model, ids)
             before = hidden[:, :-1][responses[:, 1:]]
             tokens = ids[responses]
-            logprobs, entropy = self._chunked_logprobs(before, tokens, temperature, with_entropy)
+            logprobs, entropy = self._logprobs(before, tokens, temperature, with_entropy)
         values = None
         if self.value_head is not None:
             values = self._per_token(
@@ -94,25 +89,25 @@ class Policy(nn.Module):
         """Numbers of the masked positions back in their places, zeros elsewhere."""
         return scale_gradient(scatter(numbers, mask), self.grad_scaler)
 
-    def _chunked_logprobs(
+    def _logprobs(
         self, hidden: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
-        rows = max(1, LOGITS_BUDGET // head.weight.shape[0])
-
-        def one_chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            logits = head(hidden)
-            logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
-            entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)
-            return logprobs, entropy
-
-        if tokens.shape[0] <= rows:
-            return one_chunk(hidden, tokens)
-        parts = [
-            checkpoint(one_chunk, hidden[i : i + rows], tokens[i : i + rows], use_reentrant=False)
-            for i in range(0, tokens.shape[0], rows)
-        ]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        if type(head) is nn.Linear:
+            return core.head_logprobs(
+                hidden,
+                head.weight,
+                tokens,
+                bias=head.bias,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                compute_dtype=self.compute_dtype if self.compute_dtype in HALF else None,
+            )
+        # A head of another kind: quantised, or with adapters.
+        logits = head(hidden)
+        logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
+        entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)
+        return logprobs, entropy
 
 
 def load_policy(

@@ -13,6 +13,7 @@ from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
 from heedful.hub import local_model
 from heedful.models.adapters import adapter_chain, attach_adapter, merge_adapters, save_model, whole_weights
+from heedful.models.attention import use_attention
 from heedful.models.checkpoints import (
     check_model_folder,
     context_length,
@@ -138,7 +139,7 @@ def load_reward_model(
         if tokenizer.pad_token_id is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         classifier.config.pad_token_id = tokenizer.pad_token_id
-    learn_every_embedding(classifier)
+    use_attention(learn_every_embedding(classifier))
     return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
 
 

@@ -27,9 +27,9 @@ class ValueModel(nn.Module):
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
         """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
-        ids, attention_mask, responses = packed(ids, attention_mask, response_mask)
+        ids, responses = packed(ids, attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
-            hidden = hidden_states(self.trunk, ids, attention_mask)
+            hidden = hidden_states(self.trunk, ids)
         before = hidden[:, :-1][responses[:, 1:]]
         values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
         return scale_gradient(scatter(values, response_mask), self.grad_scaler)

@@ -1,4 +1,4 @@
-"""The key-value cache of sampling: written in place, rows dropped when they have finished; and attention for one token."""
+"""The key-value cache of sampling, written in place."""
 
 from typing import Any
 
@@ -6,14 +6,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from heedful.core.masking import at_least_float32
+from heedful.models.attention import ATTENTION
 
-ATTENTION = "heedful_decode"
-"""The name that `one_token_attention` has in transformers."""
 BLOCK = 32
 """Tokens that the cache grows by: seldom enough to cost nothing, and few places are read in vain."""
 
@@ -29,6 +24,10 @@ class InPlaceLayer(DynamicLayer):
     What is returned for one token has all the capacity. Places that were not written yet hold zeros; the attention mask
     must leave them out.
     """
+
+    keys: Any
+    values: Any
+    is_initialized: bool
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -61,43 +60,12 @@ class InPlaceLayer(DynamicLayer):
 def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicCache, bool]:
     """An empty cache for a model, and whether it is one of `InPlaceLayer`, which keep ``dtype`` (None: the states' own).
 
-    It is where every layer attends to all tokens by "sdpa"; the model then does by `one_token_attention` (and is changed).
-    Layers of other kinds (sliding windows, states) and other attentions keep transformers' own cache.
+    It is where every layer attends to all tokens by `heedful.models.attention`. Layers of other kinds (sliding windows,
+    states) and other attentions keep transformers' own cache.
     """
     cache = DynamicCache(config=lm.config)
-    in_place = lm.config._attn_implementation == "sdpa" and all(type(layer) is DynamicLayer for layer in cache.layers)
+    in_place = lm.config._attn_implementation in {ATTENTION, "sdpa"}
+    in_place &= all(type(layer) is DynamicLayer for layer in cache.layers)
     if in_place:
-        lm.set_attn_implementation(ATTENTION)
         cache.layers = [InPlaceLayer(dtype) for _ in cache.layers]
     return cache, in_place
-
-
-def one_token_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one query token a row by plain matrix products, ``softmax(q k^T scaling + mask) v``.
-
-    On a CPU torch's fused attention is several times slower for a single query, most of all in bfloat16. Longer queries
-    (the prompt) and other devices have the fused one. ``attention_mask`` is additive.
-    """
-    if query.shape[2] > 1 or query.device.type != "cpu" or options.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    rows, heads, _, size = query.shape
-    kv_heads = key.shape[1]
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)  # query heads that share a key
-    scores = (grouped @ key.transpose(2, 3)) * (size**-0.5 if scaling is None else scaling)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    mixed = at_least_float32(scores).softmax(dim=-1).to(value.dtype) @ value
-    return mixed.reshape(rows, 1, heads, value.shape[3]), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, one_token_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)

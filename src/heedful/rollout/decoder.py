@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from heedful.core.masking import at_least_float32
 from heedful.data.collate import collate
-from heedful.models.device import autocast
+from heedful.models.device import HALF, autocast
 from heedful.models.heads import positions
-from heedful.models.inference import HALF, inference_copy
+from heedful.models.inference import inference_copy
 from heedful.models.policy import Policy
 from heedful.rollout.cache import capacity, make_cache
 

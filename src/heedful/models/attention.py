@@ -1,0 +1,82 @@
+"""Attention by plain matrix products where torch's fused kernel is slower: on a CPU, for short texts and single tokens."""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from heedful.core.masking import at_least_float32
+from heedful.models.device import HALF
+
+M = TypeVar("M", bound=PreTrainedModel)
+ATTENTION = "heedful"
+"""The name that `attention` has in transformers."""
+MOST_SCORES = 2**22
+"""Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
+
+
+def use_attention(model: M) -> M:
+    """Let a model that attends by "sdpa" attend by `attention`; others stay as they are. Nothing of it is saved."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(ATTENTION)
+    return model
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """``softmax(q k^T scaling + mask) v`` of queries ``[rows, heads, queries, size]``, as ``[rows, queries, heads, size]``.
+
+    ``attention_mask`` is boolean (True: attend) or additive; with None each query of a causal model attends to the keys up
+    to its own place. On a CPU torch's fused attention is several times slower for a single query, and in bfloat16 for
+    learning. It is called everywhere else, for many scores, and with what only it knows.
+    """
+    if not _is_faster(query, key) or _is_beyond(attention_mask, options):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
+        )
+    rows, heads, queries, size = query.shape
+    kv_heads = key.shape[1]
+    grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, one below the other
+    scores = at_least_float32(grouped @ key.transpose(2, 3)) * (size**-0.5 if scaling is None else scaling)
+    if queries > 1 or attention_mask is not None:
+        scores = scores.view(rows, heads, queries, -1)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and queries > 1:
+        attention_mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1).to(value.dtype).view(rows, kv_heads, -1, key.shape[2])
+    mixed = (weights @ value).view(rows, heads, queries, value.shape[3])
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _is_faster(query: Tensor, key: Tensor) -> bool:
+    rows, heads, queries, _ = query.shape
+    half = query.dtype in HALF or torch.is_autocast_enabled("cpu")
+    few = rows * heads * queries * key.shape[2] <= MOST_SCORES
+    return query.device.type == "cpu" and (queries == 1 or (half and few))
+
+
+def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """True with what the fused attention alone computes: dropout, biases of positions, masks that differ by head."""
+    by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
+    return by_head or bool(options.get("dropout")) or options.get("position_bias") is not None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
