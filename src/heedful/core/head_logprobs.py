@@ -4,16 +4,17 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.core.masking import at_least_float32
 
-CHUNK_OF_LOGITS = {"cpu": 2**22}
-"""Logits computed at a time, by kind of device: as many float32 numbers as a CPU's cache holds; 2^26 elsewhere."""
+CHUNK = 2**22
+"""Logits that a matrix product makes at a time; at least `SMALLEST_CHUNK` tokens, as each adds to the whole gradient."""
 SMALLEST_CHUNK = 256
-"""Tokens a chunk at least: each adds to the gradient of the whole output head."""
-KEPT_LOGITS = 2**24
-"""Logits kept for the backward pass, 64 MiB in float32; more are computed again there."""
+BLOCK = {"cpu": 2**19}
+"""Logits that leave it for float32 at a time, by kind of device: what a CPU's nearer caches hold. Elsewhere the chunk."""
+KEPT = 2**24
+"""Logits kept for the backward pass; more are computed again there."""
 
 
 def head_logprobs(
@@ -59,63 +60,71 @@ class _HeadLogprobs(torch.autograd.Function):
         ids: Tensor,
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        temperature, with_entropy, compute_dtype = options
-        states, matrix = hidden.to(compute_dtype), weight.to(compute_dtype)
-        shift = None if bias is None else bias.to(compute_dtype)
-        vocab = weight.shape[0]
-        chunk = max(SMALLEST_CHUNK, CHUNK_OF_LOGITS.get(hidden.device.type, 2**26) // vocab)
-        parts = [slice(start, start + chunk) for start in range(0, ids.shape[0], chunk)]
-        is_kept = any(ctx.needs_input_grad) and ids.shape[0] * vocab <= KEPT_LOGITS
+        dtype = options.compute_dtype
+        states, matrix, shift = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        is_kept = any(ctx.needs_input_grad) and ids.shape[0] * weight.shape[0] <= KEPT
         kept = []
-        logsumexp = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
-        logprobs, entropy = torch.empty_like(logsumexp), torch.zeros_like(logsumexp)
-        for part in parts:
-            logits = torch.nn.functional.linear(states[part], matrix, shift)
-            scaled = _scaled(logits, temperature)
-            logsumexp[part] = scaled.logsumexp(-1)
-            logprobs[part] = scaled.gather(-1, ids[part].unsqueeze(-1)).squeeze(-1) - logsumexp[part]
-            if with_entropy:
-                logp = scaled - logsumexp[part].unsqueeze(-1)
-                p = logp.exp()
-                entropy[part] = -p.mul_(logp.masked_fill_(p == 0, 0.0)).sum(-1)
+        logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
+        entropy = torch.zeros_like(logprobs)
+        for chunk in _chunks(ids, weight.shape[0]):
+            logits = nn.functional.linear(states[chunk], matrix, shift)
+            for block in _blocks(logits):
+                logp = _log_softmax(logits[block], options.temperature)
+                logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
+                if options.with_entropy:
+                    entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
             if is_kept:
                 kept.append(logits)
-        ctx.save_for_backward(states, matrix, shift, ids, logsumexp, entropy, *kept)
-        ctx.parts, ctx.options = parts, options
-        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
+        ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor, upstream_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        states, matrix, shift, ids, logsumexp, entropy, *kept = ctx.saved_tensors
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.empty_like(states, dtype=ctx.dtypes[0]) if for_hidden else None
-        d_weight = torch.zeros_like(matrix, dtype=ctx.dtypes[1]) if for_weight else None
-        d_bias = torch.zeros_like(shift, dtype=ctx.dtypes[2]) if for_bias else None
-        for i, part in enumerate(ctx.parts):
-            logits = kept[i] if kept else torch.nn.functional.linear(states[part], matrix, shift)
-            logp = _scaled(logits, ctx.options.temperature) - logsumexp[part].unsqueeze(-1)
-            p = logp.exp()
-            g = upstream[part].unsqueeze(-1)
-            if ctx.options.with_entropy:
-                logp = logp.masked_fill_(p == 0, 0.0).add_(entropy[part].unsqueeze(-1))
-                d_logits = p.mul_(logp.mul_(upstream_entropy[part].unsqueeze(-1)).add_(g)).neg_()
-            else:
-                d_logits = p.mul_(-g)
-            d_logits.scatter_add_(-1, ids[part].unsqueeze(-1), g)
-            d_logits = (d_logits if ctx.options.temperature == 1 else d_logits.div_(ctx.options.temperature)).to(
-                states.dtype
-            )
+        states, matrix, shift, ids, entropy, *kept = ctx.saved_tensors
+        like = [
+            torch.zeros_like(x, dtype=dtype) if wanted else None
+            for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
+        ]
+        d_hidden, d_weight, d_bias = like
+        for i, chunk in enumerate(_chunks(ids, matrix.shape[0])):
+            logits = kept[i] if kept else nn.functional.linear(states[chunk], matrix, shift)
+            d_logits = torch.empty_like(logits)
+            for block in _blocks(logits):
+                logp = _log_softmax(logits[block], ctx.options.temperature)
+                g = (upstream[chunk][block] / ctx.options.temperature).unsqueeze(-1)
+                d = logp.exp()
+                if ctx.options.with_entropy:
+                    g_entropy = (upstream_entropy[chunk][block] / ctx.options.temperature).unsqueeze(-1)
+                    d.mul_((_finite(logp) + entropy[chunk][block].unsqueeze(-1)).mul_(g_entropy).add_(g)).neg_()
+                else:
+                    d.mul_(-g)
+                d_logits[block] = d.scatter_add_(-1, ids[chunk][block].unsqueeze(-1), g)
             if d_hidden is not None:
-                d_hidden[part] = d_logits @ matrix
+                d_hidden[chunk] = d_logits @ matrix
             if d_weight is not None:
-                d_weight += d_logits.t() @ states[part]
+                d_weight += d_logits.t() @ states[chunk]
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
         return d_hidden, d_weight, d_bias, None, None
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
+def _chunks(ids: Tensor, vocab: int) -> list[slice]:
+    size = max(SMALLEST_CHUNK, CHUNK // vocab)
+    return [slice(start, start + size) for start in range(0, ids.shape[0], size)]
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    size = max(1, BLOCK.get(logits.device.type, logits.numel()) // logits.shape[1])
+    return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     scaled = at_least_float32(logits)
-    return scaled if temperature == 1 else scaled / temperature
+    return (scaled if temperature == 1 else scaled / temperature).log_softmax(-1)
+
+
+def _finite(logp: Tensor) -> Tensor:
+    """With a log-prob of -inf as a finite number, so that times its probability of 0 it is 0; in place."""
+    return logp.clamp_(min=-1e30)
