@@ -1,6 +1,7 @@
 """A language model as sampling runs it: the weights of the one in training, its matrices in the compute dtype."""
 
 import copy
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -25,11 +26,18 @@ def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTraine
     """The model in evaluation mode, for forward passes under autocast; its weights are those of this moment.
 
     In half precision the matrices of linear layers are copied once, where autocast would cast each of them again at every
-    token. Everything else (embeddings, norms, biases) is shared, so results are those of the model in training.
+    token. Everything else (embeddings, norms, biases) is shared.
     """
-    inference = same_weights(lm).eval()
-    if compute_dtype in HALF:
-        for module in inference.modules():
-            if isinstance(module, (nn.Linear, Conv1D)) and module.weight.dtype == torch.float32:
-                module.weight = nn.Parameter(module.weight.detach().to(compute_dtype), requires_grad=False)
-    return inference
+    return halve_matrices(same_weights(lm).eval(), compute_dtype)
+
+
+def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
+    """Linear layers with their matrices in the half precision that autocast casts them to, in place: no result changes.
+
+    For what is not trained. Modules in ``but`` stay as they are, and nothing changes where ``compute_dtype`` is not half.
+    """
+    kept = {id(module) for module in but}
+    for module in model.modules() if compute_dtype in HALF else ():
+        if isinstance(module, (nn.Linear, Conv1D)) and id(module) not in kept and module.weight.dtype == torch.float32:
+            module.weight = nn.Parameter(module.weight.detach().to(compute_dtype), requires_grad=False)
+    return model

@@ -42,7 +42,7 @@ class RewardModel(nn.Module):
         self.classifier = classifier
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
-        _head(classifier).register_forward_hook(_recompute_in_float32)
+        score_head(classifier).register_forward_hook(_recompute_in_float32)
 
     @property
     def max_length(self) -> int:
@@ -143,7 +143,7 @@ def load_reward_model(
     return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
 
 
-def _head(classifier: PreTrainedModel) -> nn.Linear:
+def score_head(classifier: PreTrainedModel) -> nn.Linear:
     """The last linear layer. Raises CheckpointError where a classifier has none of the usual names."""
     for name in HEADS:
         head = getattr(classifier, name, None)
@@ -163,7 +163,7 @@ def _recompute_in_float32(head: nn.Module, inputs: tuple[Tensor, ...], output: T
 
 
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
-    head = _head(classifier)
+    head = score_head(classifier)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)

@@ -127,7 +127,7 @@ def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFuncti
         step=step,
         save=save,
         evaluate=evaluate if held_out else None,
-        samples=lambda: sample_rows(latest[0], config),
+        samples=lambda: sample_rows(latest[0], config, with_kl=config.kl_coef > 0),
         objective="eval/score_mean",
         higher_is_better=True,
         note=lambda metrics: TIED if config.samples_per_prompt > 1 and metrics["reward/tied_frac"] == 1 else None,
@@ -158,7 +158,8 @@ def collect(
 
         shaped score = score [within score_clip] - missing_eos_penalty [cut] - kl_coef KL (with kl_in "reward")
 
-    With ``missing_eos`` replace, the first two are -missing_eos_penalty where a response was cut.
+    With ``missing_eos`` replace, the first two are -missing_eos_penalty where a response was cut. With ``kl_coef`` 0 the
+    reference has no part in anything, so its pass is left out and the KL is not among the metrics.
 
     Raises RewardError.
     """
@@ -167,17 +168,14 @@ def collect(
     sampled = time.perf_counter()
     scores, means = score(rewards, completions)
     batch = rollouts.batch
-    old, reference_outputs = (
-        token_outputs(
-            model,
-            batch,
-            temperature=config.temperature,
-            micro_batch_size=config.micro_batch_size,
-            with_entropy=model is policy,
-        )
-        for model in (policy, reference)
+    old = token_outputs(
+        policy, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size, with_entropy=True
     )
-    ref_logprobs = reference_outputs.logprobs
+    ref_logprobs = old.logprobs
+    if config.kl_coef > 0:
+        ref_logprobs = token_outputs(
+            reference, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+        ).logprobs
     kl = torch.where(batch.response_mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
     clipped = clip_scores(torch.tensor(scores, device=kl.device), config.score_clip)
     shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
@@ -195,6 +193,8 @@ def collect(
         "time/rollout": sampled - started,
         "time/score": time.perf_counter() - sampled,
     }
+    if config.kl_coef == 0:
+        del metrics["reference/kl"]  # not measured
     return groups, metrics
 
 

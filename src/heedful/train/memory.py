@@ -9,7 +9,7 @@ from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import checkpoint_layers
-from heedful.models.inference import same_weights
+from heedful.models.inference import halve_matrices, same_weights
 from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy, freeze, load_policy
 from heedful.models.quantize import check_bitsandbytes, four_bit
@@ -82,6 +82,11 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
+        head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
+        is_tied = (
+            head.weight is embeddings.weight
+        )  # a copy in half precision beside it would take more memory, not less
+        halve_matrices(reference.lm, dtype, but=[head] if is_tied else [])
     freeze(reference)
     return reference
 

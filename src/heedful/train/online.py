@@ -52,7 +52,7 @@ def reward_functions(
         config,
         device=policy.device,
         compute_dtype=policy.compute_dtype,
-        micro_batch_size=config.rollout_micro_batch_size,
+        micro_batch_size=config.micro_batch_size,
     )
 
 
@@ -138,14 +138,14 @@ class Scored(Protocol):
     def kl(self) -> Tensor: ...
 
 
-def sample_rows(scored: Scored, config: OnlineOptions) -> list[dict[str, Any]]:
+def sample_rows(scored: Scored, config: OnlineOptions, *, with_kl: bool = True) -> list[dict[str, Any]]:
     """Rows for the table of samples, from the latest rollout batch: one of the responses to each prompt."""
     return [
         {
             "prompt": plain_text(scored.completions[row].prompt.prompt),
             "response": scored.completions[row].response,
             "score": scored.scores[row],
-            "kl": float(scored.kl[row]),
+            **({"kl": float(scored.kl[row])} if with_kl else {}),
         }
         for row in range(0, len(scored.completions), config.samples_per_prompt)[: config.num_samples]
     ]

@@ -212,6 +212,8 @@ def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: M
         approx_kl = approx_kl + metrics.get("policy/approx_kl", 0.0)
         values = outputs.values
         if models.value_model is not None:
+            loss.backward()  # now, so that what it needed is free before the critic's pass
+            loss = torch.zeros_like(loss)
             values = models.value_model(batch.ids, batch.attention_mask, batch.response_mask)
         value_loss, metrics = critic_loss(values, part, config, num_actions=num_actions)
         sums.add(metrics)
