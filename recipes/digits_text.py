@@ -4,7 +4,8 @@ python recipes/digits_text.py --models BASE runs/digits-ppo/final ... --data run
 
 The first model is the base. To each prompt every model writes one response of --max-new-tokens, at temperature 1. Printed
 for each: the mean score of rule:digits, the share of responses with a number, the mean log-prob a token that the base gives
-the responses, and distinct bigrams: different pairs of neighbouring tokens over all pairs, of all responses together. Noise has a low log-prob; one phrase again and again has few distinct bigrams.
+the responses, and distinct bigrams: different pairs of neighbouring tokens over all pairs, of all responses together.
+Noise has a low log-prob; one phrase again and again has few distinct bigrams.
 """
 
 import argparse
