@@ -108,9 +108,9 @@ def test_rows_that_are_done_leave_the_rest_as_it_was(policy):
 
 
 def test_one_decoder_serves_batch_after_batch(policy):
-    """Fewer rows and shorter ones in the memory of the batch before, then more of both than it holds."""
+    """Fewer rows and shorter ones in the memory of the batch before; then longer ones, then more, than it holds."""
     decoder = GraphDecoder(policy.lm, torch.float32)
-    for prompts, new_tokens in ((PROMPTS * 2, 20), (PROMPTS[:2], 7), (PROMPTS * 4, POSITIONS + 3)):
+    for prompts, new_tokens in ((PROMPTS, 20), (PROMPTS[:2], 7), (PROMPTS[:2], POSITIONS + 3), (PROMPTS * 2, 7)):
         assert torch.equal(decode(decoder, prompts, new_tokens), generate(policy.lm, prompts, new_tokens))
 
 
