@@ -14,7 +14,6 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from heedful.models.device import autocast
 from heedful.models.heads import positions
 from heedful.rollout.fixed_batch import FixedBatch
 
@@ -26,6 +25,8 @@ POSITIONS = 128
 
 class GraphDecoder:
     """Decodes a batch after its prefill: `start`, then `step` by `step`, with `keep` where rows are done.
+
+    ``compute_dtype`` half precision runs matrix products under autocast, unless the model's weights have it already.
 
     Graphs are captured when first needed and stay good while the weights keep their places: a copy of the policy that is
     refreshed in place is decoded with the graphs of the first batch. Where capturing fails, and on devices without graphs,
@@ -104,10 +105,7 @@ class GraphDecoder:
         return min(num_rows, batch.num_rows), num_positions
 
     def _forward(self, bucket: tuple[int, int]) -> Tensor:
-        half = self.compute_dtype in (torch.bfloat16, torch.float16)
-        dtype = self.compute_dtype if half else None
-        # Autocast would cast a weight once and keep it, and a graph would read that one for ever.
-        with torch.autocast(self.lm.device.type, dtype=dtype, enabled=half, cache_enabled=False):
+        with _uncached_autocast(self.lm, self.compute_dtype):
             return self._started().forward(self.lm, *bucket)
 
     def _try_capture(self, bucket: tuple[int, int]) -> None:
@@ -161,7 +159,7 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
     prompt = {"attention_mask": mask[:, :4], "position_ids": positions(mask[:, :4])}
     decoder = GraphDecoder(lm, compute_dtype, capture=False)
     try:
-        with autocast(lm.device, compute_dtype):
+        with _uncached_autocast(lm, compute_dtype):
             whole = lm(input_ids=ids, attention_mask=mask, position_ids=positions(mask), use_cache=False)
             lm(input_ids=ids[:, :4], **prompt, past_key_values=cache, use_cache=True)
         decoder.start(cache, mask[:, :4], max_new_tokens=1)
@@ -171,6 +169,12 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
         return _first_line(error)
     limit = 0.1 if whole.logits.dtype in (torch.bfloat16, torch.float16) else 1e-3
     return None if difference < limit else f"its logits change by {difference:.2g} of their standard deviation"
+
+
+def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch.autocast:
+    """Autocast keeps what it cast of a weight, and a graph would read that for ever. A model in half precision needs none."""
+    casts = compute_dtype in (torch.bfloat16, torch.float16) and lm.dtype != compute_dtype
+    return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)
 
 
 def _first_line(error: Exception) -> str:
