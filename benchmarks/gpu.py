@@ -282,7 +282,7 @@ class Bench:
         work, report = self.work, self.report
         write_workload(folder, self.config, self.renderer.tokenizer, self.prompts, report.device)
         for kind, python in pythons.items():
-            what = f"TRL {kind.upper()}, tuned"
+            what = f"TRL {kind.upper()}{', E=4' * (kind == 'ppo')}, tuned"
             found = run_peer(kind, python, folder, work, max(1.0, report.deadline - time.monotonic()))
             if "why" in found:
                 report.leave_out(self.name, what, found["why"])

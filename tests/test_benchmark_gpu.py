@@ -56,7 +56,7 @@ def test_every_measurement_is_made_and_written_down(tmp_path):
         assert min(value for value in row.values() if not isinstance(value, str)) > 0
         assert row["percent_of_limit"] == pytest.approx(100 * row["limit_seconds"] / row["seconds"], rel=1e-2)
     assert all(f"| {row['shape']} | {row['what']} | " in done.stdout for row in rows)
-    assert all(f"Left out: {toy}, TRL PPO, tuned: FileNotFoundError" in done.stdout for toy in toys)
+    assert all(f"Left out: {toy}, TRL PPO, E=4, tuned: FileNotFoundError" in done.stdout for toy in toys)
 
 
 def test_what_no_longer_fits_is_left_out_and_named(tmp_path):
@@ -113,3 +113,13 @@ def test_a_group_reads_its_prompt_once_and_has_no_critic(limits, shapes):
     decode = 2 * (2 * (body + head) + attention[3] - attention[2])
     one_pass = 2 * (2 * body * 3 + attention[3] + 2 * head)
     assert cost.iteration(work, rates, epochs=1, critic=False) == prefill + decode + one_pass + 3 * one_pass
+
+
+def test_weights_cache_and_optimizer_are_what_is_moved(limits, shapes):
+    """FLOPs being free, in bytes: weights read for prefill and one step, three tokens' keys and values a row, AdamW twice."""
+    work, rates = limits.Workload(batch=2, prompt=2, response=1), limits.Rates(1e30, 1.0)
+    cost = limits.Cost(shapes["Qwen2.5 0.5B"])
+    weights = cost.body + cost.head
+    cache = 2 * 3 * (2 * 24 * 2 * 64) * 2
+    assert cost.iteration(work, rates, epochs=2, critic=False) == 2 * 2 * weights + cache + 2 * 30 * weights
+    assert cost.iteration(work, rates, epochs=2, critic=True) == 2 * 2 * weights + cache + 2 * 2 * 30 * weights
