@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
@@ -12,8 +13,10 @@ from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.models.checkpoints import load_causal_lm
+from heedful.models.heads import positions
 from heedful.models.policy import freeze, load_policy
 from heedful.models.tiny import make_tiny_model
+from heedful.rollout.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.rollout.generate import sample
 from heedful.rollout.teacher_forced import token_outputs
 from heedful.train.grpo import train_grpo
@@ -137,3 +140,98 @@ def test_what_bitsandbytes_does_runs(tmp_path, settings):
             **common,
         )
         assert abs(train_ppo(config)["first_evaluation"]["eval/kl"]) < 1e-3
+
+
+RAGGED = [[10, 11, 12], [40], [77, 78, 79, 80, 81], [20, 21]] * 5
+
+
+def cuda_model(tmp_path, architecture):
+    make_tiny_model(architecture, tmp_path / "m", hidden_size=32, initializer_range=0.1)
+    return load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=torch.float32).lm.eval()
+
+
+def prompts_read(lm):
+    """Cache, mask and next token of the ragged prompts."""
+    batch = collate(RAGGED, [[]] * len(RAGGED), pad_id=0).to(lm.device)
+    cache = DynamicCache(config=lm.config)
+    ids, mask = batch.ids, batch.attention_mask.long()
+    with torch.no_grad():
+        output = lm(
+            input_ids=ids, attention_mask=mask, position_ids=positions(mask), past_key_values=cache, use_cache=True
+        )
+    return cache, mask, output.logits[:, -1].argmax(-1)
+
+
+def greedy(decoder, steps, kept):
+    """Greedy tokens; halfway, the rows ``kept`` go on alone."""
+    cache, mask, ids = prompts_read(decoder.lm)
+    decoder.start(cache, mask, steps)
+    tokens = []
+    for step in range(steps):
+        if step == steps // 2:
+            decoder.keep(kept)
+            ids = ids[kept]
+            tokens = [earlier[kept] for earlier in tokens]
+        tokens.append(ids)
+        ids = decoder.step(ids).argmax(-1)
+    return torch.stack(tokens, dim=1).tolist()
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2", "qwen3"])
+def test_a_graph_decodes_what_the_kernels_decode(tmp_path, architecture):
+    """Token for token, with rows that leave and with another length of attention on the way; a warning is an error."""
+    lm = cuda_model(tmp_path, architecture)
+    graphs, kept = graph_decoder(lm, torch.float32), torch.tensor([6, 1, 17], device="cuda")
+    expected = greedy(GraphDecoder(lm, torch.float32, capture=False), POSITIONS + 20, kept)
+    assert greedy(graphs, POSITIONS + 20, kept) == expected
+    assert greedy(graphs, POSITIONS + 20, kept) == expected
+    assert len(graphs._graphs) == 3  # twenty rows; three, and then three over more positions
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_an_old_graph_reads_weights_changed_in_place(tmp_path, compute_dtype):
+    """Under autocast too, which would keep what it cast; tensors that took the weights' place are found as well."""
+    lm = cuda_model(tmp_path, "qwen2")
+    decoder, kept = graph_decoder(lm, compute_dtype), torch.arange(20, device="cuda")
+    before = greedy(decoder, 12, kept)
+    old = dict(decoder._graphs)
+    saved = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    after = greedy(decoder, 12, kept)
+    assert decoder._graphs == old
+    assert after == greedy(GraphDecoder(lm, compute_dtype, capture=False), 12, kept)
+    assert after != before
+    lm.load_state_dict(saved, assign=True)
+    lm.tie_weights()
+    assert greedy(decoder, 12, kept) == before
+
+
+def test_nothing_waits_for_the_device_in_a_step(tmp_path):
+    lm = cuda_model(tmp_path, "qwen3")
+    decoder = graph_decoder(lm, torch.float32)
+    cache, mask, ids = prompts_read(lm)
+    rows = torch.arange(20, device="cuda")
+    decoder.start(cache, mask, 20, rows)
+    ids = decoder.step(ids).argmax(-1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            ids = decoder.step(ids).argmax(-1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_model_that_waits_for_the_device_is_decoded_without_graphs(tmp_path):
+    lm = cuda_model(tmp_path, "llama")
+    kept = torch.arange(20, device="cuda")
+    expected = greedy(GraphDecoder(lm, torch.float32, capture=False), 12, kept)
+
+    def wait(_module, _inputs, output):
+        output.logits.sum().item()
+
+    lm.register_forward_hook(wait)
+    decoder = GraphDecoder(lm, torch.float32)
+    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
+        assert greedy(decoder, 12, kept) == expected

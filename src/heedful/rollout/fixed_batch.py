@@ -1,0 +1,113 @@
+"""A step of decoding that always touches the same memory: ids, positions, mask and a key-value cache of fixed length."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values of a layer, ``[rows, heads, positions, head_dim]``, written in place at ``write_position`` ``[1]``."""
+
+    def __init__(self, keys: Tensor, values: Tensor, write_position: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.write_position = keys, values, write_position
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of one token a row. Returns those of all positions, written or not."""
+        self.keys.index_copy_(2, self.write_position, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.write_position, value_states.to(self.values.dtype))
+        return self.keys, self.values
+
+
+@dataclass(frozen=True)
+class FixedBatch:
+    """What steps read and write besides the weights, for the largest batch and the longest row.
+
+    The number of tokens is a tensor too: a recorded step must find it in memory.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    ids: Tensor
+    """``[rows, 1]``: the tokens that the next step feeds."""
+    position_ids: Tensor
+    """``[rows, 1]``: their positions, padding not counted."""
+    mask: Tensor
+    """``[rows, 1, 1, positions]``, added to the attention's scores: 0 for what a row reads, else the smallest number."""
+    write_position: Tensor
+    """``[1]``: where the next step writes in the cache, the same for all rows."""
+
+    @classmethod
+    def like(cls, cache: Cache, num_rows: int, num_positions: int) -> "FixedBatch":
+        """Room for rows of the shape, dtype and device that a prefilled cache has."""
+
+        def room(tensor: Tensor) -> Tensor:
+            return tensor.new_zeros(num_rows, tensor.shape[1], num_positions, tensor.shape[3])
+
+        first = cache.layers[0].keys
+        ids = torch.zeros(num_rows, 1, dtype=torch.long, device=first.device)
+        return cls(
+            keys=[room(layer.keys) for layer in cache.layers],
+            values=[room(layer.values) for layer in cache.layers],
+            ids=ids,
+            position_ids=ids.clone(),
+            mask=first.new_zeros(num_rows, 1, 1, num_positions),
+            write_position=ids[0].clone(),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return self.mask.shape[0]
+
+    @property
+    def num_positions(self) -> int:
+        return self.mask.shape[-1]
+
+    def fill(self, cache: Cache, attention_mask: Tensor, rows: Tensor) -> None:
+        """Row i goes on from the prompt ``rows[i]`` of a prefill, real where ``attention_mask`` ``[prompts, time]`` is 1."""
+        count, width = len(rows), attention_mask.shape[1]
+        for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
+            keys[:count, :, :width] = layer.keys[rows, :, :width]
+            values[:count, :, :width] = layer.values[rows, :, :width]
+        self.mask.fill_(torch.finfo(self.mask.dtype).min)
+        self.mask[:count, 0, 0, :width].masked_fill_(attention_mask[rows].bool(), 0.0)
+        self.position_ids.zero_()  # rows that only fill up a batch must not walk out of the model's context
+        self.position_ids[:count, 0] = attention_mask.sum(dim=1)[rows]
+        self.write_position.fill_(width)
+
+    def keep(self, rows: Tensor, written: int) -> None:
+        """Move these rows to the front, with the ``written`` positions of their cache."""
+        for tensor in (*self.keys, *self.values):
+            tensor[: len(rows), :, :written] = tensor[rows, :, :written]
+        for tensor in (self.mask, self.position_ids):
+            tensor[: len(rows)] = tensor[rows]
+
+    def forward(self, lm: PreTrainedModel, num_rows: int, num_positions: int) -> Tensor:
+        """Logits ``[num_rows, vocab]`` after feeding ``ids``; attention reads the first ``num_positions`` alone.
+
+        Until `advance`, doing it again does the same again.
+        """
+        self.mask.index_fill_(-1, self.write_position, 0.0)
+        here = (slice(0, num_rows), slice(None), slice(0, num_positions))
+        layers = [
+            FixedLayer(keys[here], values[here], self.write_position)
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
+        output = lm(
+            input_ids=self.ids[:num_rows],
+            attention_mask=self.mask[:num_rows, :, :, :num_positions],
+            position_ids=self.position_ids[:num_rows],
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def advance(self) -> None:
+        """On to the next token."""
+        self.position_ids.add_(1)
+        self.write_position.add_(1)
