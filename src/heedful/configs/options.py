@@ -148,6 +148,9 @@ class SamplingOptions:
     """Sample among the k most likely tokens; 0 is all."""
     top_p: float = 1.0
     """Sample among the most likely tokens that together have this probability; 1 is all."""
+    cuda_graphs: bool = False
+    """On a CUDA device, record the kernels of a token once and launch them together: faster for small models, for the
+    memory of the recordings. Other devices have none."""
 
     def check_sampling(self) -> None:
         positive(self, "max_new_tokens", "min_new_tokens", "top_p")

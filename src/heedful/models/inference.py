@@ -31,6 +31,13 @@ def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTraine
     return halve_matrices(same_weights(lm).eval(), compute_dtype)
 
 
+def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:
+    """Give an `inference_copy` of a model its weights of this moment, in the memory that it has."""
+    for module, trained in zip(inference.modules(), lm.modules(), strict=True):
+        if isinstance(module, (nn.Linear, Conv1D)) and module.weight is not trained.weight:
+            module.weight.data.copy_(trained.weight.data)
+
+
 def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
     """Linear layers with their matrices in the half precision that autocast casts them to, in place: no result changes.
 

@@ -2,29 +2,45 @@
 
 import math
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
 from heedful.data.collate import collate
 from heedful.models.device import HALF, autocast
 from heedful.models.heads import positions
-from heedful.models.inference import inference_copy
+from heedful.models.inference import inference_copy, refresh
 from heedful.models.policy import Policy
 from heedful.rollout.cache import capacity, make_cache
+from heedful.rollout.cuda_graph import GraphDecoder, graph_decoder
 
 
 class Decoder:
     """The cache of a batch of rows, one a prompt, and the model that fills it; its weights are those of this moment.
 
-    Rows with the same prompt share one reading of it.
+    Rows with the same prompt share one reading of it. With ``cuda_graphs``, at most ``max_new_tokens`` can be read after it.
     """
 
-    def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], *, pad_id: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        max_new_tokens: int,
+        cuda_graphs: bool = False,
+    ) -> None:
         self.device, self.compute_dtype = policy.device, policy.compute_dtype
+        self.max_new_tokens = max_new_tokens
         half = self.compute_dtype if self.compute_dtype in HALF else None
-        self.lm = inference_copy(policy.lm, self.compute_dtype)
+        self.graph: GraphDecoder | None = None
+        if cuda_graphs and self.device.type == "cuda":
+            self.lm, self.graph = _recorded(policy)
+        else:
+            self.lm = inference_copy(policy.lm, self.compute_dtype)
         self.cache, self.in_place = make_cache(self.lm, half)
         self.mask_dtype = half or self.lm.dtype
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
@@ -36,6 +52,9 @@ class Decoder:
         mask = self.prompt.attention_mask
         position_ids = positions(mask)
         logits = self._forward(self.prompt.ids, mask.long(), position_ids)
+        if self.graph is not None:
+            self.graph.start(self.cache, mask, self.max_new_tokens, rows=self.prompt_of_row)
+            return logits[self.prompt_of_row]
         self.position_ids = position_ids[:, -1:]
         self.length = mask.shape[1]
         self.mask = self._additive(mask) if self.in_place else mask.long()
@@ -44,6 +63,8 @@ class Decoder:
 
     def read_tokens(self, tokens: Tensor) -> Tensor:
         """Logits ``[rows, vocab]`` after one more token ``[rows]``."""
+        if self.graph is not None:
+            return at_least_float32(self.graph.step(tokens))
         self.position_ids = self.position_ids + 1
         self.length += 1
         if self.in_place:
@@ -57,6 +78,8 @@ class Decoder:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with the given rows alone, in the given order; a row may be given more than once."""
+        if self.graph is not None:
+            return self.graph.keep(rows)
         self.cache.batch_select_indices(rows)
         self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
 
@@ -77,3 +100,17 @@ class Decoder:
                 logits_to_keep=1,
             )
         return at_least_float32(output.logits[:, -1])
+
+
+_RECORDED: WeakKeyDictionary[PreTrainedModel, tuple[PreTrainedModel, GraphDecoder | None]] = WeakKeyDictionary()
+"""Of each model, the copy whose addresses its recordings read: recording for every batch would cost more than it saves."""
+
+
+def _recorded(policy: Policy) -> tuple[PreTrainedModel, GraphDecoder | None]:
+    """The policy's inference copy with the weights of this moment, and its recordings, None where it can have none."""
+    if policy.lm not in _RECORDED:
+        copied = inference_copy(policy.lm, policy.compute_dtype)
+        _RECORDED[policy.lm] = copied, graph_decoder(copied, policy.compute_dtype)
+    copied, graph = _RECORDED[policy.lm]
+    refresh(copied, policy.lm)
+    return copied, graph

@@ -98,11 +98,12 @@ def decode(
     device = policy.device
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     uniforms, lengths = uniforms.to(device), lengths.to(device)
-    decoder = Decoder(policy, prompts, pad_id=pad_id)
+    most = int(lengths.max())
+    decoder = Decoder(policy, prompts, pad_id=pad_id, max_new_tokens=most, cuda_graphs=sampling.cuda_graphs)
     rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()
-    for step in range(int(lengths.max())):
+    for step in range(most):
         tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows, step])
         yield Step(rows, tokens, logprobs, active)
         active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
