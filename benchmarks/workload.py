@@ -71,7 +71,7 @@ def make_workload(
     response_length: int = 64,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write all folders and files; returns what they are. ``response_length`` is the maximum that policy-natural is made for."""
+    """Write all folders and files; returns what they are. ``response_length`` is the maximum of policy-natural's."""
     tokenizer = make_tokenizer(shape.vocabulary)
     prompts = make_prompts(shape.vocabulary, num_prompts, prompt_length, seed)
     folder.mkdir(parents=True, exist_ok=True)
