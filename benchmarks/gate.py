@@ -84,7 +84,7 @@ def main() -> None:
             theirs = run_peer(algorithm, python, case)
             mine = ours(case, rollouts, prompts, theirs, options)
             for name, (value, mask) in mine.items():
-                error = largest_error(value, torch.from_numpy(theirs[name]), mask)
+                error = largest_error(value, torch.as_tensor(theirs[name]), mask)
                 verdict = "" if error <= TOLERANCE else "OUTSIDE"
                 failed |= bool(verdict)
                 print(f"| {kind} | {algorithm} | {name.replace('_', ' ')} | {error:.1e} | {verdict} |", flush=True)
@@ -304,7 +304,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--response-length", type=int, default=64)
     parser.add_argument(
-        "--perturbation", type=float, default=0.03, help="relative noise on the other policies' weights"
+        "--perturbation", type=float, default=0.02, help="relative noise on the other policies' weights"
     )
     return parser.parse_args()
 

@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
 
     import torch
-    import transformers.models.qwen3.modeling_qwen3  # loaded late by transformers, and no part of a run's memory
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401 (loaded late, else it would count as a run's memory)
 
     if options.side == "heedful":
         import heedful.rollout.generate  # noqa: F401

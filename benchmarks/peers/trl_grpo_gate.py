@@ -72,13 +72,11 @@ plain_loss, plain_backward = trainer._compute_loss, trainer.accelerator.backward
 
 def recorded_experience(inputs):
     experience = plain_experience(inputs)
+    rows = torch.cat([experience["prompt_ids"], experience["completion_ids"]], dim=1)
+    mask = torch.cat([experience["prompt_mask"], experience["completion_mask"]], dim=1)
     with torch.no_grad():
-        found["old_logprobs"], _, _ = plain_logprobs(
-            behaviour,
-            torch.cat([experience["prompt_ids"], experience["completion_ids"]], dim=1),
-            torch.cat([experience["prompt_mask"], experience["completion_mask"]], dim=1),
-            experience["completion_ids"].shape[1],
-        )
+        logprobs = behaviour(input_ids=rows, attention_mask=mask).logits[:, prompt_length - 1 : -1].log_softmax(dim=-1)
+    found["old_logprobs"] = logprobs.gather(2, experience["completion_ids"].unsqueeze(2)).squeeze(2)
     found["advantages"] = experience["advantages"]
     return {**experience, "old_per_token_logps": found["old_logprobs"], "row": torch.arange(len(ids))}
 
