@@ -76,7 +76,8 @@ def recorded_experience(inputs):
     mask = torch.cat([experience["prompt_mask"], experience["completion_mask"]], dim=1)
     with torch.no_grad():
         logprobs = behaviour(input_ids=rows, attention_mask=mask).logits[:, prompt_length - 1 : -1].log_softmax(dim=-1)
-    found["old_logprobs"] = logprobs.gather(2, experience["completion_ids"].unsqueeze(2)).squeeze(2)
+    logprobs = logprobs.gather(2, experience["completion_ids"].unsqueeze(2)).squeeze(2)
+    found["old_logprobs"] = logprobs * experience["completion_mask"]  # 0 at padding, as TRL's own are
     found["advantages"] = experience["advantages"]
     return {**experience, "old_per_token_logps": found["old_logprobs"], "row": torch.arange(len(ids))}
 
