@@ -8,6 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.models.checkpoints import load_tokenizer
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PROMPTS, RESPONSES = (5, 3, 4), (4, 1, 6)
 LENGTHS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
@@ -167,3 +170,51 @@ def test_behind_every_product_are_two_of_its_size(flops):
 )
 def test_sizes_in_steps(flops, number, nearest):
     assert flops.near(number) == nearest
+
+
+@pytest.fixture
+def machine(monkeypatch, flops):
+    """A machine of known rates: 200 FLOP/s of products of three rows, 500 of large ones, 40 bytes a second of 1 MiB."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("machine")
+    known = module.Machine(torch.device("cpu"), torch.float32)
+    known.rates = dict.fromkeys(module.LARGE, 500.0) | {flops.Product(1, 3, 5, 7): 200.0}
+    known.bandwidths = {2**20: 40.0, 2**21: 20.0}
+    return known
+
+
+def test_limits_of_known_rates(flops, machine):
+    """Products at the best rate or at their own, or all bytes from the memory that holds them, whichever takes longer."""
+    products = {flops.Product(1, 3, 5, 7): 1000.0}
+    work = flops.Work(products, bytes=40.0, held=9.0)
+    assert (machine.hard(work), machine.attainable(work)) == (1000 / 500, 1000 / 200)
+    work = flops.Work(products, bytes=400.0, held=2.0**21)
+    assert (machine.hard(work), machine.attainable(work)) == (400 / 20, 400 / 20)
+    machine.rates[flops.Product(1, 3, 5, 7)] = 800.0
+    assert machine.hard(flops.Work(products)) == 1000 / 800, "a product that is better than large ones is the best"
+    machine.maker = (4000.0, 4000.0)
+    assert machine.hard(work) == 1000 / 4000
+
+
+def test_rates_are_measured_once(flops, machine, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("machine"), "SECONDS", 0.0)
+    for product in (flops.Product(1, 3, 5, 7, weights=4), flops.Product(6, 3, 5, 7)):
+        assert machine.rate(product) == machine.rates[product] == machine.rate(product) > 0
+    assert machine.bandwidth(3 * 2.0**20) == machine.bandwidths[3 * 2**20] > 0
+
+
+def test_lengths_of_rows(monkeypatch, flops, tiny):
+    """As tokens of each model: the end counts where there is one, and a reward model's template adds its own."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    limits = importlib.import_module("limits")
+    tokenizer = load_tokenizer(tiny())
+    recorder = limits.LengthRecorder(Renderer(tokenizer), RewardInputs(tokenizer))
+    given = recorder(
+        prompts=["问", "abc"], completions=["好", "de"], completion_ids=[[1, 2], [3]], truncated=[False, True]
+    )
+    assert given == [None, None]
+    assert recorder.batches == [limits.Lengths(prompts=[3, 3], responses=[3, 1], read_by_reward=[3 + 3 + 1, 3 + 2])]
+    said = [{"role": "user", "content": "问"}], [{"role": "assistant", "content": "好"}]
+    recorder(prompts=[said[0]], completions=[said[1]], completion_ids=[[1, 2]], truncated=[False])
+    chat = limits.Lengths(prompts=[3 + 3], responses=[3], read_by_reward=[3 + 3 + 3 + 1])
+    assert recorder.batches[1:] == [chat]
