@@ -8,7 +8,7 @@ limits of the work that benchmarks/flops.py counts (real tokens, each once; the 
 - hard: at the rate of the best product of matrices that was found here, large ones included, or at the rate at which memory
   is read (weights and cache once a token, what the optimizer touches once a step); of known GPUs at the maker's figures.
 - attainable: every product at the rate that was measured for its own shape: as many rows as there are unfinished responses
-  or tokens in a micro-batch. What lies between the two, no program with these shapes can get back.
+  or tokens in a micro-batch. What lies between the two is the price of small products, whoever multiplies them.
 
 Also writes limits.json into the output folder. Nothing else should run at the same time.
 """
