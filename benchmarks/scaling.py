@@ -4,14 +4,13 @@ python benchmarks/scaling.py --output runs/scaling [--only vocabulary] [--smoke]
 python benchmarks/scaling.py --output runs/scaling --memory
 
 The first prints a table an axis and draws scaling.png; about 10 minutes on two cores. Every point is a process of its own
-(benchmarks/scaling_point.py) with random weights of Qwen3's shape, one PPO epoch and the critic on the policy's trunk;
-around a batch of 64, a response of 64, a vocabulary of 8192 and 7 million parameters. Prompts have 32 tokens.
+(benchmarks/scaling_point.py) with random weights of Qwen3's shape, around a batch of 64, a response of 64, a vocabulary of
+8192 and 7 million parameters. Prompts have 32 tokens. By default there is one PPO epoch, and the policy carries the critic.
 
 The second compares the peak memory of responses of 128 and 32 tokens: batch 32, vocabulary 151,936, 19 million parameters
 beside the embedding.
 
-The numbers are also in scaling.json or memory.json. Further flags are those of scaling_point.py, such as --critic separate,
---ppo-epochs 4 or --device cuda. Nothing else should run at the same time.
+The numbers are also in scaling.json or memory.json. Nothing else should run at the same time.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 PHASES = ("rollout", "score", "update")
 Sizes = tuple[int, int]
@@ -79,6 +79,8 @@ LABELS = {
 }
 MEMORY = Point(batch=32, vocabulary=151_936, model=(11, 384))
 RESPONSES = (32, 128)
+SETTINGS = ("critic", "micro-batch-size", "ppo-epochs", "warmup", "iterations", "device", "dtype")
+"""Flags of scaling_point.py that are the same for all points."""
 AIM = 1.15
 """What the longer response may cost over the shorter one."""
 
@@ -112,7 +114,7 @@ def table(axis: str, points: Sequence[Point], found: dict[Point, dict[str, float
     for point in points:
         seconds = [found[point][phase] for phase in PHASES]
         peak, imports = found[point]["peak_gb"], found[point]["imports_gb"]
-        cells = [tick(point, axis), *(f"{one:.2f} s" for one in (*seconds, sum(seconds)))]
+        cells = [tick(point, axis), *(f"{one:.3g} s" for one in (*seconds, sum(seconds)))]
         cells += [f"{point.batch * point.response / sum(seconds):.0f}", f"{peak:.2f}", f"{peak - imports:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -148,9 +150,10 @@ def draw_panel(panel: Axes, axis: str, points: Sequence[Point], found: dict[Poin
         panel.plot(values, [found[point][phase] for point in points], marker="o", markersize=4, label=f"{phase}, s")
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.set_xticks(values, [tick(point, axis) for point in points])
     panel.minorticks_off()
-    panel.yaxis.set_major_formatter("{x:g}")
     panel.set_xlabel(LABELS[axis])
     panel.set_ylabel("seconds an iteration")
     panel.grid(alpha=0.25, linewidth=0.6)
@@ -202,7 +205,11 @@ def main() -> None:
     parser.add_argument("--only", choices=list(AXES), help="this axis alone")
     parser.add_argument("--memory", action="store_true", help="the memory of a long response over that of a short one")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
-    options, settings = parser.parse_known_args()
+    for name in SETTINGS:
+        parser.add_argument(f"--{name}", help="as of scaling_point.py")
+    options = parser.parse_args()
+    given = [(name, getattr(options, name.replace("-", "_"))) for name in SETTINGS]
+    settings = [word for name, value in given if value is not None for word in (f"--{name}", value)]
     options.output.mkdir(parents=True, exist_ok=True)
     (run_memory if options.memory else run_axes)(options, settings)
 

@@ -1,6 +1,7 @@
 """The counts of benchmarks/flops.py against what PyTorch counts in real models, and against numbers worked out by hand."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from heedful import PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.models.checkpoints import load_tokenizer
 
@@ -130,6 +132,8 @@ def test_decoding_shrinks_with_the_rows_that_are_left(flops, small):
     work = flops.decode(small, (5, 3, 4, 2), (4, 1, 6, 2), width=2)
     head = {p.rows: f for p, f in work.flops.items() if p.columns == 7}
     assert head == {rows: 2 * 6 * 7 * steps * rows for rows, steps in ((3, 1), (2, 2), (1, 2))}
+    two_heads_a_cache = {flops.Product(3, 2, 2, 4, weights=3), flops.Product(3, 2, 4, 2, weights=3)}
+    assert two_heads_a_cache <= set(work.flops), "in step 1: three caches of 14 / 3 tokens in the mean"
     keys = (6 + 5 + 3) + (7 + 6) + (8 + 7) + 8 + 9
     cache = 2 * 3 * 1 * 2 * 2
     weights = 2 * (BODY + 6 * 7)
@@ -173,6 +177,12 @@ def test_sizes_in_steps(flops, number, nearest):
 
 
 @pytest.fixture
+def limits(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("limits")
+
+
+@pytest.fixture
 def machine(monkeypatch, flops):
     """A machine of known rates: 200 FLOP/s of products of three rows, 500 of large ones, 40 bytes a second of 1 MiB."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -203,10 +213,8 @@ def test_rates_are_measured_once(flops, machine, monkeypatch):
     assert machine.bandwidth(3 * 2.0**20) == machine.bandwidths[3 * 2**20] > 0
 
 
-def test_lengths_of_rows(monkeypatch, flops, tiny):
+def test_lengths_of_rows(limits, tiny):
     """As tokens of each model: the end counts where there is one, and a reward model's template adds its own."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    limits = importlib.import_module("limits")
     tokenizer = load_tokenizer(tiny())
     recorder = limits.LengthRecorder(Renderer(tokenizer), RewardInputs(tokenizer))
     given = recorder(
@@ -218,3 +226,50 @@ def test_lengths_of_rows(monkeypatch, flops, tiny):
     recorder(prompts=[said[0]], completions=[said[1]], completion_ids=[[1, 2]], truncated=[False])
     chat = limits.Lengths(prompts=[3 + 3], responses=[3], read_by_reward=[3 + 3 + 3 + 1])
     assert recorder.batches[1:] == [chat]
+
+
+def test_parts_of_an_iteration(limits, flops, small):
+    """Two responses a prompt, which is read once; a reward model reads tokens of its own; two updates an epoch."""
+    settings = {"rollout_batch_size": 4, "minibatch_size": 2, "samples_per_prompt": 2, "ppo_epochs": 3}
+    config = PPOConfig(model="m", data="d", output="o", **settings)
+    lengths = limits.Lengths(prompts=[5, 5, 3, 3], responses=[4, 1, 6, 2], read_by_reward=[9, 8, 7, 6])
+    tiny = replace(small, layers=1)
+    models = {"policy": small, "reward": tiny, "width": 2}
+    shared = limits.parts_of(lengths, config, critic=None, **models)
+    separate = limits.parts_of(lengths, config, critic=tiny, **models)
+    assert shared["prefill"].total_flops == flops.prefill(small, [5, 3], width=2).total_flops
+    body, attention = 2 * BODY // 3 * (9 + 8 + 7 + 6), sum(tiny.attention(0, length) for length in (9, 8, 7, 6))
+    assert shared["reward"].total_flops == body + attention
+    value = 2 * BODY // 3 * 29 + sum(tiny.attention(0, length) for length in (9, 6, 9, 5))
+    assert (shared["value"].total_flops, separate["value"].total_flops) == (0, value)
+    assert separate["train"].total_flops - shared["train"].total_flops == 3 * 3 * value
+    updates = 2 * 3
+    assert shared["optimizer"].bytes == updates * 30 * small.parameters(head=True)
+    assert separate["optimizer"].bytes == updates * 30 * (small.parameters(head=True) + tiny.parameters(head=False))
+
+
+def test_shares_of_the_limits(limits, flops, machine):
+    """Every part moves 20 bytes at 40 a second, train in one iteration 100 and in others 60: three, three and two parts."""
+    names = [part for parts in limits.PHASES.values() for part in parts]
+    works = [
+        {name: flops.Work(bytes=20.0) for name in names} | {"train": flops.Work(bytes=b)} for b in (60.0, 100.0, 60.0)
+    ]
+    seconds = [{"rollout": x, "score": 1.5, "update": 8.0} for x in (3.0, 60.0, 2.5)]
+    rows = {row["phase"]: row for row in limits.rows_of(machine, seconds, works)}
+    expected = {
+        "rollout": (3.0, 1.5, 50.0),
+        "score": (1.5, 1.5, 100.0),
+        "update": (8.0, 2.0, 25.0),
+        "iteration": (12.5, 5.0, 40.0),
+    }
+    for limit in ("hard", "attainable"):
+        found = {
+            name: (row["seconds"], row[limit], row[f"{limit}_percent"])
+            for name, row in rows.items()
+            if "seconds" in row
+        }
+        assert found == expected
+        assert {row[limit] for name, row in rows.items() if name.startswith("- ")} == {0.5, 1.5}
+    lines = limits.table(list(rows.values())).splitlines()
+    assert len(lines) == 2 + 4 + 8
+    assert lines[2] == "| rollout | 0.0 | 0.00 | 3.000 | 1.5000 | 50 % | 1.5000 | 50 % |"
