@@ -79,9 +79,10 @@ class Decoder:
     def keep(self, rows: Tensor) -> None:
         """Go on with the given rows alone, in the given order; a row may be given more than once."""
         if self.graph is not None:
-            return self.graph.keep(rows)
-        self.cache.batch_select_indices(rows)
-        self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
+            self.graph.keep(rows)
+        else:
+            self.cache.batch_select_indices(rows)
+            self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
 
     def _additive(self, mask: Tensor) -> Tensor:
         """``[rows, 1, 1, capacity]``, 0 at the prompt's tokens, -inf at padding and at places still to be written."""
