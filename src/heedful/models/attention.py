@@ -20,8 +20,11 @@ MOST_SCORES = 2**22
 
 
 def use_attention(model: M) -> M:
-    """Let a model that attends by "sdpa" attend by `attention`; others stay as they are. Nothing of it is saved."""
-    if model.config._attn_implementation == "sdpa":
+    """Let a model that attends by "sdpa", and can by another, attend by `attention`; others stay as they are.
+
+    Nothing of it is saved with the model.
+    """
+    if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
         model.set_attn_implementation(ATTENTION)
     return model
 
