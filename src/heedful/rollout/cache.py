@@ -64,8 +64,9 @@ def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicC
     states) and other attentions keep transformers' own cache.
     """
     cache = DynamicCache(config=lm.config)
-    in_place = lm.config._attn_implementation in {ATTENTION, "sdpa"}
-    in_place &= all(type(layer) is DynamicLayer for layer in cache.layers)
+    in_place = lm.config._attn_implementation == ATTENTION and all(
+        type(layer) is DynamicLayer for layer in cache.layers
+    )
     if in_place:
         cache.layers = [InPlaceLayer(dtype) for _ in cache.layers]
     return cache, in_place
