@@ -248,6 +248,27 @@ def test_identity_gae_equals_the_double_sum_of_its_docstring():
     close(gae(rewards, values, inside, gamma=0.9, gae_lambda=0.8)[0], torch.stack(unrolled, 1))
 
 
+@pytest.mark.parametrize("time", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65])
+def test_identity_gae_of_any_length_is_its_recursion(time):
+    """Lengths at powers of two and beside them, where a sum by doubling would lose its ends."""
+    rewards, values, inside = random_episode(rows=2, time=time, ragged=False)
+    advantages, _ = gae(rewards, values, inside, gamma=0.99, gae_lambda=0.9)
+    following = advantage = torch.zeros(2, dtype=torch.float64)
+    for t in reversed(range(time)):
+        advantage = rewards[:, t] + 0.99 * following - values[:, t] + 0.99 * 0.9 * advantage
+        following = values[:, t]
+        close(advantages[:, t], advantage)
+
+
+def test_golden_gae_of_two_dtypes():
+    """Scores in float32 and a critic in float64, or the reverse: the wider one counts."""
+    a1 = 2.0 - -0.25
+    for rewards, values in ((REWARDS.float(), VALUES), (REWARDS, VALUES.float())):
+        advantages, returns = gae(rewards, values, mask("xx."), gamma=0.5, gae_lambda=0.5)
+        assert advantages.dtype == returns.dtype == torch.float64
+        close(advantages, [[1.0 + 0.5 * -0.25 - 0.5 + 0.5 * 0.5 * a1, a1, 0]])
+
+
 def test_identity_gae_is_linear_in_rewards_and_values():
     (r1, v1, inside), (r2, v2, _) = random_episode(), random_episode()
     combined = gae(2 * r1 - 3 * r2, 2 * v1 - 3 * v2, inside)[0]

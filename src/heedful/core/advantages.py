@@ -78,7 +78,7 @@ def gae(
     place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # among the row's tokens inside the mask
 
     def compact(x: Tensor) -> Tensor:
-        return torch.zeros_like(values).scatter_add(1, place, torch.where(response_mask, x, 0.0))
+        return torch.zeros_like(x).scatter_add(1, place, torch.where(response_mask, x, 0.0))
 
     v = compact(values)
     advantages = compact(rewards) + gamma * nn.functional.pad(v[:, 1:], (0, 1)) - v
