@@ -114,10 +114,11 @@ CHUNKS = {"one kept": (64, True), "one recomputed": (64, False), "five kept": (5
 
 
 def chunked(monkeypatch, tokens, is_kept, vocab=VOCAB):
-    """As many tokens a chunk, and logits kept for the backward pass or not."""
+    """As many tokens a chunk, in blocks of two, and logits kept for the backward pass or not."""
     monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", 1)
-    monkeypatch.setattr(MODULE, "CHUNK_OF_LOGITS", {"cpu": tokens * vocab})
-    monkeypatch.setattr(MODULE, "KEPT_LOGITS", 2**24 if is_kept else 0)
+    monkeypatch.setattr(MODULE, "CHUNK", tokens * vocab)
+    monkeypatch.setattr(MODULE, "BLOCK", {"cpu": 2 * vocab})
+    monkeypatch.setattr(MODULE, "KEPT", 2**24 if is_kept else 0)
 
 
 @pytest.fixture(params=CHUNKS)
@@ -285,12 +286,14 @@ class Sizes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sizes, self.logits = [], []
+        self.sizes, self.float32, self.logits = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self.sizes.append(result.numel())
+            if result.dtype == torch.float32 and not func.is_view:
+                self.float32.append(result.numel())
             if func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm} and result.shape[1] == VOCAB:
                 self.logits.append(len(result))
         return result
@@ -311,6 +314,13 @@ def test_no_operation_makes_the_logits_of_all_tokens(monkeypatch, with_entropy):
     seen = passes(with_entropy=with_entropy, temperature=0.7)
     assert max(seen.sizes) == max(30 * VOCAB, 200 * 2)
     assert seen.logits == [30] * 6 + [20] + [30] * 6 + [20], "once forward and once again for the backward pass"
+
+
+def test_no_operation_makes_more_float32_than_a_block(monkeypatch):
+    """In bfloat16 a chunk's logits are made at once, and leave it for float32 two tokens at a time."""
+    chunked(monkeypatch, 30, is_kept=True)
+    seen = passes(90, with_entropy=True, compute_dtype=torch.bfloat16)
+    assert max(seen.float32) == 90 * 2 < 30 * VOCAB
 
 
 def test_kept_logits_are_not_computed_again(monkeypatch):
@@ -339,7 +349,7 @@ def largest_saved(tokens, *, learns=True):
 
 def test_logits_are_kept_up_to_the_limit_alone(monkeypatch):
     """Of 40 tokens all 520 logits, of 41 none: the states, 2 numbers a token, are then the largest."""
-    monkeypatch.setattr(MODULE, "KEPT_LOGITS", 40 * VOCAB)
+    monkeypatch.setattr(MODULE, "KEPT", 40 * VOCAB)
     assert largest_saved(40) == 40 * VOCAB
     assert largest_saved(41) == 41 * 2
     assert largest_saved(40, learns=False) == 0
