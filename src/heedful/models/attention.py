@@ -73,9 +73,12 @@ def _is_faster(query: Tensor, key: Tensor) -> bool:
 
 
 def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """True with what the fused attention alone computes: dropout, biases of positions, masks that differ by head."""
+    """True with what the fused attention alone computes: dropout, biases of positions, masks that differ by head; or refuses."""
     by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
-    return by_head or bool(options.get("dropout")) or options.get("position_bias") is not None
+    known_there = (
+        options.get("position_bias") is not None or options.get("softcap") is not None
+    )  # the latter, to refuse
+    return by_head or bool(options.get("dropout")) or known_there
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
