@@ -95,6 +95,59 @@ def test_a_tail_of_rare_tokens_is_drawn_in_proportion():
     assert torch.equal(draw_all(logits, (1 + (wanted.double() + 0.5) * rare) / (1 + 1000 * rare)), wanted + 1)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 8, 9, 10, 15, 16, 17, 99, 100, 101, 1000])
+def test_every_token_of_any_vocabulary_is_drawn_in_its_place(vocabulary):
+    """Tokens are searched in blocks of the root of their number; squares, their neighbours, and a last block half full."""
+    logits = torch.linspace(-2, 2, vocabulary).unsqueeze(0)
+    borders = torch.cat([torch.zeros(1).double(), logits[0].double().softmax(-1).cumsum(-1)])
+    middles = (borders[1:] + borders[:-1]) / 2
+    assert draw_all(logits, middles).tolist() == list(range(vocabulary))
+    inside = 1e-6 * borders.diff()
+    assert draw_all(logits.double(), borders[:-1] + inside).tolist() == list(range(vocabulary))
+    assert draw_all(logits.double(), borders[1:] - inside).tolist() == list(range(vocabulary))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("possible", [[0], [3], [4], [15], [3, 4], [0, 15], [7, 12], [4, 5, 6, 7]])
+def test_tokens_of_probability_zero_beside_the_borders_of_blocks(possible, dtype):
+    """Sixteen tokens in blocks of four, whole blocks of zeros among them; sixteen more numbers lie on the borders."""
+    logits = torch.full((1, 16), -torch.inf, dtype=dtype)
+    logits[0, possible] = 0.0
+    edges = [edge for i in range(len(possible)) for edge in (i / len(possible), (i + 1) / len(possible) - 2**-50)]
+    wanted = [token for token in possible for _ in range(2)]
+    assert draw_all(logits, torch.tensor(edges, dtype=torch.float64)).tolist() == wanted
+    ends = torch.tensor([0.0, LARGEST, 1.0], dtype=torch.float64)
+    assert draw_all(logits, ends).tolist() == [possible[0], possible[-1], possible[-1]]
+
+
+@given(
+    st.lists(st.sampled_from([-torch.inf, -12.0, -3.0, 0.0, 0.5, 4.0]), min_size=1, max_size=70),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+)
+def test_the_search_in_blocks_is_that_of_the_plain_sum(values, numbers):
+    """Equal, or the possible token next to it where the number lies within 1e-6 of the border between them."""
+    values = values if max(values) > -torch.inf else [*values, 0.0]
+    uniforms = torch.tensor(numbers, dtype=torch.float64)
+    drawn = draw_all(torch.tensor([values]), uniforms)
+    borders = torch.tensor(values, dtype=torch.float64).softmax(-1).cumsum(-1)
+    possible = [i for i, value in enumerate(values) if value > -torch.inf]
+    for number, token in zip(numbers, drawn.tolist(), strict=True):
+        plain = next((i for i in possible if borders[i] > number), possible[-1])
+        assert token in possible
+        between = possible[min(possible.index(token), possible.index(plain))]
+        assert token == plain or (
+            abs(possible.index(token) - possible.index(plain)) == 1 and abs(float(borders[between]) - number) < 1e-6
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_drawn_from_as_float32(dtype):
+    """Probabilities rounded to 8 bits would be off by more than a token of a large vocabulary has."""
+    logits = (torch.randn(1, 5000) * 2).to(dtype)
+    uniforms = midpoints(3000)
+    assert torch.equal(draw_all(logits, uniforms), draw_all(logits.float(), uniforms))
+
+
 @pytest.mark.parametrize("uniform", [LARGEST, 1.0])
 def test_the_far_end_never_leaves_the_vocabulary(uniform):
     """Not where the sum rounds to more or less than 1 either, nor where a device rounds a uniform number up to 1."""

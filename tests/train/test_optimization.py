@@ -1,5 +1,6 @@
 """Schedules, clipping, metrics and patience, against values worked out by hand."""
 
+import copy
 import math
 
 import pytest
@@ -54,6 +55,30 @@ def test_golden_adam_beta2():
     first_moment = (0.9 * 0.1 * 1 + 0.1 * 3) / (1 - 0.9**2)
     expected = -0.1 - 0.1 * first_moment / math.sqrt((9 + 0.5) / (1 + 0.5))
     assert module.weight.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.3, "adam_beta2": 0.9, "adam_eps": 1e-3}])
+def test_adamw_is_one_kernel_and_its_update_the_plain_one(changes):
+    """Ten steps beside torch's plain AdamW of the same settings, to float rounding."""
+    module = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    plain = copy.deepcopy(module)
+    fused = make_optimizer([(module, 0.05)], options(**changes))
+    assert all(group["fused"] for group in fused.param_groups)
+    settings = options(**changes)
+    decayed = [
+        {"params": [p for p in plain.parameters() if p.dim() == 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in plain.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    betas = (0.9, settings.adam_beta2)
+    reference = torch.optim.AdamW(decayed, lr=0.05, betas=betas, eps=settings.adam_eps, fused=False, foreach=False)
+    for _ in range(10):
+        for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        fused.step()
+        reference.step()
+    for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 def test_shared_parameters_are_optimised_once():

@@ -76,9 +76,11 @@ def _is_faster(query: Tensor, key: Tensor) -> bool:
 
 
 def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """True with what the fused attention alone computes: dropout, biases of positions, masks that differ by head."""
+    """True with what the fused attention alone computes, dropout, biases of positions, masks by head; or refuses, a cap."""
     by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
-    return by_head or bool(options.get("dropout")) or options.get("position_bias") is not None
+    return (
+        by_head or bool(options.get("dropout")) or any(options.get(k) is not None for k in ("position_bias", "softcap"))
+    )
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.core.masking import at_least_float32
+
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
     """Keep the ``top_k`` most likely tokens (0: all), then the smallest set with probability ``top_p``; others get -inf.
@@ -35,7 +37,7 @@ def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]
         return draw(logits.cpu(), uniforms.cpu()).to(logits.device)
     rows, vocab = logits.shape
     size = max(1, math.isqrt(vocab))
-    probabilities = logits.softmax(dim=-1)
+    probabilities = at_least_float32(logits).softmax(dim=-1)
     blocks = nn.functional.pad(probabilities, (0, -vocab % size)).view(rows, -1, size)
     cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total = cumulative[:, -1:]
