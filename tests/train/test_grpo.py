@@ -369,3 +369,21 @@ def test_rewards_are_needed(config):
     with pytest.raises(ConfigError, match="--rewards is missing"):
         train_grpo(config())
     assert not config().output.exists()
+
+
+def test_without_a_price_on_kl_the_reference_has_no_pass(config):
+    """And no KL is made up: neither among the metrics nor in the table of samples. Evaluations still measure it."""
+    settings = config(kl_coef=0.0, num_samples=1, sample_every=1, eval_every=1)
+    policy, reference = model(settings.model), freeze(model(settings.model))
+    passes = []
+    reference.register_forward_hook(lambda *_: passes.append(1))
+    _, metrics = groups_of(policy, reference, settings)
+    assert not passes
+    assert "reference/kl" not in metrics
+    groups_of(policy, reference, replace(settings, kl_coef=0.1))
+    assert passes
+    summary = train_grpo(settings, rewards=[length])
+    assert "eval/kl" in summary["last_evaluation"]
+    rows = [json.loads(line) for line in (settings.output / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert rows
+    assert all("kl" not in row for row in rows)

@@ -83,10 +83,8 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
         head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
-        is_tied = (
-            head.weight is embeddings.weight
-        )  # a copy in half precision beside it would take more memory, not less
-        halve_matrices(reference.lm, dtype, but=[head] if is_tied else [])
+        # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
+        halve_matrices(reference.lm, dtype, but=[head] if head.weight is embeddings.weight else [])
     freeze(reference)
     return reference
 

@@ -1,0 +1,52 @@
+"""Frozen models in the compute dtype: less memory, and every number as it was."""
+
+import pytest
+import torch
+
+from heedful.configs.ppo import PPOConfig
+from heedful.data.collate import collate
+from heedful.models.checkpoints import load_tokenizer
+from heedful.models.policy import load_policy
+from heedful.models.reward_model import load_reward_model, save_reward_model
+from heedful.models.tiny import make_tiny_model
+from heedful.rewards.resolve import load_model_reward
+from heedful.rollout.teacher_forced import token_outputs
+from heedful.train.memory import load_reference
+
+CPU = torch.device("cpu")
+HALF = {"device": CPU, "compute_dtype": torch.bfloat16}
+MATRICES = {"gpt2": "transformer.h.0.mlp.c_fc", "qwen3": "model.layers.0.mlp.up_proj"}
+
+
+@pytest.mark.parametrize("architecture", MATRICES)
+def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, architecture):
+    """Its tied head stays float32: a copy of it would take more memory, not less."""
+    make_tiny_model(architecture, tmp_path / "m", hidden_size=32, num_layers=2)
+    policy = load_policy(str(tmp_path / "m"), **HALF)
+    config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
+    reference = load_reference(config, policy)
+    assert reference.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.bfloat16
+    assert policy.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.float32
+    assert reference.lm.get_output_embeddings().weight is reference.lm.get_input_embeddings().weight
+    batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
+    ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch_size=2).logprobs for m in (reference, policy))
+    assert torch.equal(ours, theirs)
+    assert ours.any()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
+def test_a_reward_in_half_precision_gives_the_same_scores(tmp_path, architecture):
+    make_tiny_model(architecture, tmp_path / "base", hidden_size=32, num_layers=2)
+    tokenizer = load_tokenizer(str(tmp_path / "base"))
+    fresh = load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF)
+    save_reward_model(fresh, tokenizer, tmp_path / "m")
+    whole = load_reward_model(str(tmp_path / "m"), tokenizer, **HALF)
+    reward = load_model_reward(str(tmp_path / "m"), micro_batch_size=2, **HALF)
+    dtypes = {name: p.dtype for name, p in reward.model.classifier.named_parameters()}
+    assert torch.bfloat16 in dtypes.values()
+    assert {dtype for name, dtype in dtypes.items() if name.startswith(("score", "classifier"))} == {torch.float32}
+    prompts, responses = ["你好", "a b"], ["再见", "no"]
+    rows = [reward.inputs.encode(p, r, truncated=False) for p, r in zip(prompts, responses, strict=True)]
+    expected = whole.eval()(rows).tolist()
+    assert reward(prompts, responses, [False, False]) == expected
+    assert expected[0] != expected[1]
