@@ -124,7 +124,7 @@ def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass(monkeypatch):
     batch = collate([[1, 2]] * 6, [list(range(40))] * 6, pad_id=0)
 
     def largest_saved(kept):
-        monkeypatch.setattr(HEAD_LOGPROBS, "KEPT_LOGITS", kept)
+        monkeypatch.setattr(HEAD_LOGPROBS, "KEPT", kept)
         sizes = []
 
         def note(tensor):

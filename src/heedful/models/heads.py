@@ -53,11 +53,11 @@ def positions(attention_mask: Tensor) -> Tensor:
 def hidden_states(trunk: nn.Module, ids: Tensor) -> Tensor:
     """Last hidden states ``[batch, time, hidden]`` of a causal trunk, without building a cache.
 
-    Padding must be behind a row's tokens (see `packed`): no token then sees any, so no mask is needed, and attention without
-    one is faster. The states at padding mean nothing.
+    Padding must be behind a row's tokens (see `packed`): no token then sees any, so it needs no mask, and attention without
+    one is faster. The mask of ones says so to transformers. The states at padding mean nothing.
     """
     optional = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
-    return trunk(input_ids=ids, **optional).last_hidden_state
+    return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **optional).last_hidden_state
 
 
 def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     # Logits a thousand times larger, so that a cap shows in fresh weights too.
     hook = head.register_forward_hook(lambda _module, _inputs, output: 1000 * output)
     with torch.no_grad():
-        whole = lm(input_ids=ids, use_cache=False).logits.float()
+        whole = lm(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
         parts = head(hidden_states(trunk, ids)).float()
     hook.remove()
     lm.train(was_training)
