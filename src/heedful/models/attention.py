@@ -78,9 +78,8 @@ def _is_faster(query: Tensor, key: Tensor) -> bool:
 def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
     """True with what the fused attention alone computes, dropout, biases of positions, masks by head; or refuses, a cap."""
     by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
-    return (
-        by_head or bool(options.get("dropout")) or any(options.get(k) is not None for k in ("position_bias", "softcap"))
-    )
+    others = [options.get(name) for name in ("position_bias", "softcap")]
+    return by_head or bool(options.get("dropout")) or any(other is not None for other in others)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
