@@ -104,7 +104,9 @@ def test_what_is_stored_has_the_layers_dtype():
     keys, values = layer.update(*torch.randn(2, 1, 2, 1, 4))
     assert keys.dtype == values.dtype == torch.bfloat16
     assert torch.equal(torch.stack([keys, values])[..., :3, :], states.bfloat16())
-    assert InPlaceLayer(None).update(*states.double())[0].dtype == torch.float64
+    layer = InPlaceLayer(None)
+    layer.update(*states.double())
+    assert layer.keys.dtype == layer.values.dtype == torch.float64
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
