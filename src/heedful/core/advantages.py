@@ -83,10 +83,8 @@ def gae(
     v = compact(values)
     advantages = compact(rewards) + gamma * nn.functional.pad(v[:, 1:], (0, 1)) - v
     decay, span = gamma * gae_lambda, 1
-    while (
-        span < advantages.shape[1]
-    ):  # the sum over 2 * span steps is that over span, and, decayed, the one that follows it
-        advantages[:, :-span] += decay**span * advantages[:, span:].clone()
+    while span < advantages.shape[1]:  # a sum over 2 span steps is one over span and, decayed, the one after it
+        advantages[:, :-span] += decay**span * advantages[:, span:]
         span *= 2
     advantages = torch.where(response_mask, advantages.gather(1, place), 0.0)
     return advantages, torch.where(response_mask, advantages + values, 0.0)
