@@ -147,7 +147,7 @@ def attending(request, policies):
     lm = copy.deepcopy(policies["llama"].lm)
     if request.param != "in place":
         lm.set_attn_implementation(request.param)
-    return Policy(lm), request.param != "eager"
+    return Policy(lm), request.param == "in place"
 
 
 def test_the_cache_is_in_place_where_every_layer_attends_to_all(attending):

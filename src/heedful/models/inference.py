@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -29,6 +29,40 @@ def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTraine
     token. Everything else (embeddings, norms, biases) is shared.
     """
     return halve_matrices(same_weights(lm).eval(), compute_dtype)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose matrix lies as oneDNN, torch's library for CPUs, multiplies it: a copy for inference.
+
+    For few rows a product is up to twice as fast as where the library puts the matrix in that order at each call.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(self.dtype)
+
+    @staticmethod
+    def is_possible(module: nn.Linear) -> bool:
+        return (
+            module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.bfloat16
+            and torch.backends.mkldnn.is_available()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
+
+
+def pack_linears(model: M) -> M:
+    """Every linear layer in bfloat16 on a CPU as a `PackedLinear`, in place."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.Linear and PackedLinear.is_possible(module):
+                setattr(parent, name, PackedLinear(module))
+    return model
 
 
 def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:

@@ -12,7 +12,7 @@ from heedful.core.masking import at_least_float32
 from heedful.data.collate import collate
 from heedful.models.device import HALF, autocast
 from heedful.models.heads import positions
-from heedful.models.inference import inference_copy, refresh
+from heedful.models.inference import inference_copy, pack_linears, refresh
 from heedful.models.policy import Policy
 from heedful.rollout.cache import capacity, make_cache
 from heedful.rollout.cuda_graph import GraphDecoder, graph_decoder
@@ -21,7 +21,7 @@ from heedful.rollout.cuda_graph import GraphDecoder, graph_decoder
 class Decoder:
     """The cache of a batch of rows, one a prompt, and the model that fills it; its weights are those of this moment.
 
-    Rows with the same prompt share one reading of it. With ``cuda_graphs``, at most ``max_new_tokens`` can be read after it.
+    Rows with the same prompt share one reading of it. ``cuda_graphs`` needs to know how many tokens follow at most.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Decoder:
         prompts: Sequence[Sequence[int]],
         *,
         pad_id: int,
-        max_new_tokens: int,
+        max_new_tokens: int = 0,
         cuda_graphs: bool = False,
     ) -> None:
         self.device, self.compute_dtype = policy.device, policy.compute_dtype
@@ -40,7 +40,7 @@ class Decoder:
         if cuda_graphs and self.device.type == "cuda":
             self.lm, self.graph = _recorded(policy)
         else:
-            self.lm = inference_copy(policy.lm, self.compute_dtype)
+            self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
         self.cache, self.in_place = make_cache(self.lm, half)
         self.mask_dtype = half or self.lm.dtype
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}

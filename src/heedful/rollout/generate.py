@@ -12,7 +12,7 @@ from heedful.data.collate import collate
 from heedful.models.policy import Policy
 from heedful.rollout.decoder import Decoder
 from heedful.rollout.rollouts import Rollouts
-from heedful.rollout.sampling import draw, filter_logits
+from heedful.rollout.sampling import draw, draw_from, filter_logits
 
 CHECK_EVERY = 16
 """Steps between looks, on a GPU, at which rows have ended: each look waits for the device."""
@@ -79,7 +79,7 @@ class Step(NamedTuple):
     """False = the row had ended before; its token means nothing."""
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def decode(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
@@ -97,14 +97,15 @@ def decode(
     """
     device = policy.device
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
-    uniforms, lengths = uniforms.to(device), lengths.to(device)
+    lengths = lengths.to(device)
+    uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
     most = int(lengths.max())
     decoder = Decoder(policy, prompts, pad_id=pad_id, max_new_tokens=most, cuda_graphs=sampling.cuda_graphs)
     rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()
     for step in range(most):
-        tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows, step])
+        tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
         yield Step(rows, tokens, logprobs, active)
         active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
         if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
@@ -121,8 +122,13 @@ def decode(
 def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Sampled tokens and their log-probs under the unfiltered distribution at the sampling temperature."""
     temperature = sampling.temperature or 1.0
+    scaled = logits if temperature == 1 else logits / temperature
+    if sampling.temperature > 0 and sampling.top_k == 0 and sampling.top_p == 1:  # one softmax does for both
+        probabilities = scaled.softmax(dim=-1)
+        tokens = draw_from(probabilities, uniforms)
+        return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
-        tokens = draw(filter_logits(logits / temperature, top_k=sampling.top_k, top_p=sampling.top_p), uniforms)
-    return tokens, token_logprobs(logits, tokens, temperature=temperature)
+        tokens = draw(filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p), uniforms)
+    return tokens, token_logprobs(scaled, tokens)

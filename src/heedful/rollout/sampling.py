@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from heedful.core.masking import at_least_float32
 
+BLOCK = 64
+"""Tokens whose probabilities are added up before the search among all of them."""
+
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
     """Keep the ``top_k`` most likely tokens (0: all), then the smallest set with probability ``top_p``; others get -inf.
@@ -33,18 +36,23 @@ def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]
     The result is a function of the row's logits and its own uniform number: what else is in the batch changes nothing,
     and a token of probability 0 is never drawn. The distribution is summed in float64.
     """
-    if logits.device.type == "mps":  # has no float64
-        return draw(logits.cpu(), uniforms.cpu()).to(logits.device)
-    rows, vocab = logits.shape
-    size = max(1, math.isqrt(vocab))
-    probabilities = at_least_float32(logits).softmax(dim=-1)
+    return draw_from(at_least_float32(logits).softmax(dim=-1), uniforms)
+
+
+def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """The same from probabilities: first the block of tokens in which the cumulative distribution passes, then the token."""
+    if probabilities.device.type == "mps":  # has no float64
+        return draw_from(probabilities.cpu(), uniforms.cpu()).to(probabilities.device)
+    rows, vocab = probabilities.shape
+    size = math.gcd(vocab, BLOCK)  # most vocabularies are multiples of it; others are padded
+    size = size if size >= 8 else BLOCK
     blocks = nn.functional.pad(probabilities, (0, -vocab % size)).view(rows, -1, size)
     cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    uniforms = uniforms.to(logits.device).double().unsqueeze(1)
+    uniforms = uniforms.to(probabilities.device).double().unsqueeze(1)
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     block = torch.searchsorted(cumulative, target, right=True)
     before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
-    inside = blocks[torch.arange(rows, device=logits.device), block.squeeze(1)].double().cumsum(dim=-1) + before
+    inside = blocks[torch.arange(rows, device=blocks.device), block.squeeze(1)].double().cumsum(dim=-1) + before
     target = torch.minimum(target, torch.nextafter(inside[:, -1:], torch.zeros_like(total)))  # the sums round apart
     return (block * size + torch.searchsorted(inside, target, right=True)).squeeze(1)
