@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from heedful.configs.sft import SFTConfig
-from heedful.models.inference import inference_copy
+from heedful.models.inference import PackedLinear, inference_copy, pack_linears
 from heedful.models.lora import add_adapters
 from heedful.models.policy import load_policy
 from heedful.models.tiny import DECODERS, byte_tokenizer
@@ -165,3 +165,15 @@ def test_layers_in_four_bits_are_left_alone(checkpoints):
     packed = [name for name, p in theirs.items() if p.dtype == torch.uint8]
     assert packed
     assert all(ours[name] is theirs[name] for name in packed)
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_packed_matrices_give_the_same_logits_and_leave_adapters_alone(decoder, with_adapters):
+    """To a rounding of bfloat16; PEFT's layers read the matrices that they lie on, so those stay."""
+    lm = load(decoder).lm
+    if with_adapters:
+        add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(decoder), seed=3)
+    expected = logits(inference_copy(lm, torch.bfloat16), torch.bfloat16)
+    packed = pack_linears(inference_copy(lm, torch.bfloat16))
+    assert any(isinstance(module, PackedLinear) for module in packed.modules()) != with_adapters
+    torch.testing.assert_close(logits(packed, torch.bfloat16), expected, rtol=2**-7, atol=2**-7)

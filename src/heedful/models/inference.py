@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from heedful.models.adapters import has_adapters
 from heedful.models.device import HALF
 
 M = TypeVar("M", bound=nn.Module)
@@ -56,9 +57,10 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
 
 
-def pack_linears(model: M) -> M:
-    """Every linear layer in bfloat16 on a CPU as a `PackedLinear`, in place."""
-    for parent in list(model.modules()):
+def pack_linears(model: PreTrainedModel) -> PreTrainedModel:
+    """Every linear layer in bfloat16 on a CPU as a `PackedLinear`, in place. A model with adapters stays as it is: PEFT's
+    layers read the matrices of those that they lie on."""
+    for parent in list(model.modules()) if not has_adapters(model) else ():
         for name, module in list(parent.named_children()):
             if type(module) is nn.Linear and PackedLinear.is_possible(module):
                 setattr(parent, name, PackedLinear(module))
