@@ -1,5 +1,7 @@
 """Frozen models in the compute dtype: less memory, and every number as it was."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -16,6 +18,37 @@ from heedful.train.memory import load_reference
 CPU = torch.device("cpu")
 HALF = {"device": CPU, "compute_dtype": torch.bfloat16}
 MATRICES = {"gpt2": "transformer.h.0.mlp.c_fc", "qwen3": "model.layers.0.mlp.up_proj"}
+
+
+def weights_in_files(module):
+    """Names of the tensors that lie in a mapped checkpoint, as those of a model do that was loaded."""
+    ranges = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(".safetensors"):
+            ranges.append([int(end, 16) for end in line.split()[0].split("-")])
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return [name for name, t in tensors.items() if any(start <= t.data_ptr() < end for start, end in ranges)]
+
+
+needs_maps = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells mapped files by Linux's /proc")
+
+
+@needs_maps
+def test_a_reference_in_half_precision_holds_no_file_in_memory(tmp_path):
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, num_layers=2)
+    policy = load_policy(str(tmp_path / "m"), **HALF)
+    config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
+    assert weights_in_files(policy)
+    assert not weights_in_files(load_reference(config, policy))
+
+
+@needs_maps
+def test_a_reward_in_half_precision_holds_no_file_in_memory(tmp_path):
+    make_tiny_model("qwen3", tmp_path / "base", hidden_size=32, num_layers=2)
+    tokenizer = load_tokenizer(str(tmp_path / "base"))
+    save_reward_model(load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
+    assert weights_in_files(load_reward_model(str(tmp_path / "m"), tokenizer, **HALF))
+    assert not weights_in_files(load_model_reward(str(tmp_path / "m"), micro_batch_size=2, **HALF).model)
 
 
 @pytest.mark.parametrize("architecture", MATRICES)

@@ -74,6 +74,21 @@ def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:
             module.weight.data.copy_(trained.weight.data)
 
 
+def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
+    """`halve_matrices` of a model that is never trained, in no more memory than its weights need.
+
+    On a CPU the weights as loaded are parts of a mapped file, and a single one that is left keeps all its pages: what was not
+    halved gets memory of its own.
+    """
+    if compute_dtype not in HALF:
+        return model
+    halve_matrices(model, compute_dtype, but=but)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
+    return model
+
+
 def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
     """Linear layers with their matrices in the half precision that autocast casts them to, in place: no result changes.
 

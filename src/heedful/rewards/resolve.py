@@ -14,7 +14,7 @@ from heedful.configs.rewards import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.models.checkpoints import load_tokenizer
-from heedful.models.inference import halve_matrices
+from heedful.models.inference import halve_frozen
 from heedful.models.policy import freeze
 from heedful.models.reward_model import load_reward_model, score_head
 from heedful.rewards.http import HTTPReward, check_url
@@ -131,7 +131,7 @@ def load_model_reward(
         tokenizer = load_tokenizer(name, chat_template="plain")
     model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
     freeze(model)
-    halve_matrices(model.classifier, compute_dtype, but=[score_head(model.classifier)])
+    halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
     return ModelReward(model, RewardInputs(tokenizer), micro_batch_size=micro_batch_size)
 
 

@@ -9,7 +9,7 @@ from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import checkpoint_layers
-from heedful.models.inference import halve_matrices, same_weights
+from heedful.models.inference import halve_frozen, same_weights
 from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy, freeze, load_policy
 from heedful.models.quantize import check_bitsandbytes, four_bit
@@ -84,7 +84,7 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
         head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
         # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
-        halve_matrices(reference.lm, dtype, but=[head] if head.weight is embeddings.weight else [])
+        halve_frozen(reference.lm, dtype, but=[head] if head.weight is embeddings.weight else [])
     freeze(reference)
     return reference
 
