@@ -22,7 +22,6 @@ from transformers import (
 
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
-from heedful.models.heads import packed
 from heedful.models.policy import VALUE_HEAD, Policy, freeze, load_policy, save_policy
 from heedful.models.tiny import byte_tokenizer
 
@@ -329,21 +328,3 @@ def test_the_end_of_sequence_embedding_learns_where_it_is_also_the_padding(tmp_p
     torch.nn.init.normal_(policy.value_head.weight)
     run(policy, collate([[1, 5]], [[1, 6]], pad_id=1)).values.sum().backward()
     assert policy.lm.get_input_embeddings().weight.grad[1].any()
-
-
-def test_packed_rows_have_their_padding_behind_and_no_column_more():
-    """Prompts of 1 and 3 tokens, responses of 3 and 1, one with a hole: 6 columns as a batch, 4 packed."""
-    ids = torch.tensor([[0, 0, 11, 12, 13, 14], [21, 22, 23, 24, 0, 0]])
-    attention = ids > 0
-    responses = torch.tensor([[True, False, True], [True, False, False]])
-    packed_ids, packed_responses = packed(ids, attention, responses)
-    assert packed_ids.tolist() == [[11, 12, 13, 14], [21, 22, 23, 24]]
-    assert packed_responses.tolist() == [[False, True, False, True], [False, False, False, True]]
-
-
-def test_packing_a_packed_batch_changes_nothing():
-    ids = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0]])
-    responses = torch.tensor([[False, True, False], [True, False, False]])
-    packed_ids, packed_responses = packed(ids, ids > 0, responses)
-    assert packed_ids.tolist() == [[1, 2, 3], [4, 5, 0]]
-    assert packed_responses[:, 1:].tolist() == responses[:, :2].tolist()

@@ -218,7 +218,10 @@ def test_a_distinct_padding_token_is_added(without_pad, tmp_path):
     rows = [inputs.encode(prompt, response) for prompt, response in (("你好", "很好！"), ("a", "bcd" * 20), ("问", ""))]
     scores = model(rows)
     again, tokenizer = load(tmp_path / "rm")
-    assert torch.equal(again(rows), scores)
+    saved, loaded = model.state_dict(), again.state_dict()
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    torch.testing.assert_close(again(rows), scores)  # matrices that lie elsewhere in memory may round differently
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32)
     for side in ("right", "left"):
         tokenizer.padding_side = side

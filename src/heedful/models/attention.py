@@ -1,9 +1,12 @@
 """Attention by plain matrix products where torch's fused kernel is slower: on a CPU, for short texts and single tokens."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -29,6 +32,19 @@ def use_attention(model: M) -> M:
     return model
 
 
+class Segments:
+    """The texts that lie one after the other in a packed row, given to a model as ``segments``."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self.uses = 0
+        """Attention layers that have been called with them."""
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Neighbours of one length, which a call of the kernel takes together: that length, and how many they are."""
+        return [(length, len(list(group))) for length, group in itertools.groupby(self.lengths)]
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -38,6 +54,7 @@ def attention(
     *,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    segments: Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """``softmax(q k^T scaling + mask) v`` of queries ``[rows, heads, queries, size]``, as ``[rows, queries, heads, size]``.
@@ -45,7 +62,14 @@ def attention(
     ``attention_mask`` is boolean (True: attend) or additive; with None each query of a causal model attends to the keys up
     to its own place. On a CPU torch's fused attention is several times slower for a single query, and in bfloat16 for
     learning. It is called everywhere else, for many scores, and with what only it knows.
+
+    With ``segments`` there is one row, and a query attends to keys of its own text alone.
     """
+    if segments is not None:
+        segments.uses += 1
+        options |= {"scaling": scaling, "is_causal": is_causal}
+        attend = _packed_on_cuda if query.is_cuda else _packed
+        return attend(module, query, key, value, attention_mask, segments, **options), None
     if not _is_faster(query, key) or _is_beyond(attention_mask, options):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
@@ -66,6 +90,57 @@ def attention(
     weights = scores.softmax(dim=-1).to(value.dtype).view(rows, kv_heads, -1, key.shape[2])
     mixed = (weights @ value).view(rows, heads, queries, value.shape[3])
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _packed(  # noqa: PLR0917
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    segments: Segments,
+    **options: Any,
+) -> Tensor:
+    """Texts of equal length side by side, as rows of a batch; a mask is of the distance between tokens, so of one all.
+
+    The fused kernel in full precision: one call for a few texts, where plain products are many and in half precision it is
+    slow.
+    """
+    runs, parts = segments.runs(), []
+    with torch.autocast(query.device.type, enabled=False):
+        pieces = [
+            at_least_float32(x[0]).split([length * count for length, count in runs], dim=1) for x in (query, key, value)
+        ]
+        for (length, _), *piece in zip(runs, *pieces, strict=True):
+            q, k, v = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in piece)
+            mask = None if attention_mask is None else attention_mask[..., :length, :length]
+            parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0].flatten(0, 1))
+    return torch.cat(parts).to(value.dtype).unsqueeze(0)
+
+
+def _packed_on_cuda(  # noqa: PLR0917
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    segments: Segments,
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> Tensor:
+    """The same by torch's kernel for texts of any length, which knows half precision and causal attention alone."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None or not causal or _is_beyond(None, options):
+        raise NotImplementedError("packed texts: causal attention without a mask, dropout or a cap")
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    ends = torch.tensor([0, *itertools.accumulate(segments.lengths)], dtype=torch.int32).to(query.device)
+    longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
+    mixed = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=grouped)
+    assert isinstance(mixed, Tensor)
+    return mixed.unsqueeze(0)
 
 
 def _is_faster(query: Tensor, key: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Scalar heads, dropout, and the parts of a causal language model."""
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,27 +51,24 @@ def positions(attention_mask: Tensor) -> Tensor:
     return mask.cumsum(dim=1) - mask
 
 
-def hidden_states(trunk: nn.Module, ids: Tensor) -> Tensor:
+def hidden_states(trunk: nn.Module, ids: Tensor, **options: Any) -> Tensor:
     """Last hidden states ``[batch, time, hidden]`` of a causal trunk, without building a cache.
 
-    Padding must be behind a row's tokens (see `packed`): no token then sees any, so it needs no mask, and attention without
-    one is faster. The mask of ones says so to transformers. The states at padding mean nothing.
+    Padding must be behind a row's tokens: no token then sees any, so it needs no mask, and attention without one is faster.
+    The mask of ones says so to transformers. The states at padding mean nothing.
     """
-    optional = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
-    return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **optional).last_hidden_state
+    if "use_cache" in inspect.signature(trunk.forward).parameters:
+        options["use_cache"] = False
+    return trunk(input_ids=ids, attention_mask=torch.ones_like(ids), **options).last_hidden_state
 
 
-def packed(ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a batch with all padding behind them, as long as the longest row.
+def padding_behind(ids: Tensor, mask: Tensor, *, longest: int) -> tuple[Tensor, Tensor]:
+    """The rows of a batch with all padding behind them, ``longest`` columns, and the mask of their real tokens.
 
-    Returns ids and the mask of response tokens, both ``[batch, length]``. A batch's columns are its longest
-    prompt and its longest response together; the same rows packed are often half as long, and the results are the same.
+    A batch's columns are its longest prompt and its longest response together, often twice as many.
     """
-    responses = torch.zeros_like(attention_mask, dtype=torch.bool)
-    responses[:, -response_mask.shape[1] :] = response_mask
-    length = int(attention_mask.sum(dim=1).max())
-    order = (~attention_mask.bool()).byte().argsort(dim=1, stable=True)[:, :length]
-    return ids.gather(1, order), responses.gather(1, order)
+    order = (~mask).byte().argsort(dim=1, stable=True)[:, :longest]
+    return ids.gather(1, order), mask.gather(1, order)
 
 
 def scatter(per_token: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from heedful.hub import local_model
 from heedful.models.adapters import has_adapters, save_model
 from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
 from heedful.models.device import HALF, autocast, scale_gradient
-from heedful.models.heads import hidden_states, packed, scalar_head, scatter, split_language_model
+from heedful.models.heads import scalar_head, scatter, split_language_model
+from heedful.models.packing import response_tokens, token_states
 from heedful.models.quantize import FourBit
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
@@ -72,11 +73,10 @@ class Policy(nn.Module):
         value: the state before the token. Logits exist only at the positions inside the mask, and only for a chunk of them at
         a time. Entropy is zeros unless ``with_entropy``.
         """
-        ids, responses = packed(ids, attention_mask, response_mask)
+        responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
-            hidden = hidden_states(self.lm.base_model, ids)
-            before = hidden[:, :-1][responses[:, 1:]]
-            tokens = ids[responses]
+            before = token_states(self.lm.base_model, ids, attention_mask)[:-1][responses[1:]]
+            tokens = ids[attention_mask.bool()][responses]
             logprobs, entropy = self._logprobs(before, tokens, temperature, with_entropy)
         values = None
         if self.value_head is not None:

@@ -1,6 +1,7 @@
 """Reward models: Hugging Face sequence classifiers with one output, decoders and encoders alike."""
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from heedful.models.checkpoints import (
     refuse_hub_adapters,
 )
 from heedful.models.device import autocast, scale_gradient
+from heedful.models.heads import hidden_states
+from heedful.models.packing import can_pack, is_worth_packing, packed_states
 from heedful.models.quantize import FourBit
 from heedful.models.score_offset import load_offset, save_offset
 
@@ -42,6 +45,7 @@ class RewardModel(nn.Module):
         self.classifier = classifier
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
+        self._is_read_at_the_end: bool | None = None
         score_head(classifier).register_forward_hook(_recompute_in_float32)
 
     @property
@@ -61,7 +65,40 @@ class RewardModel(nn.Module):
         depend on what else is in the batch.
         """
         device = self.classifier.device
-        longest = max(len(row["input_ids"]) for row in rows)
+        with autocast(device, self.compute_dtype):
+            texts = [_without_padding(row["input_ids"], self.classifier.config.pad_token_id) for row in rows]
+            lengths = [len(text) for text in texts]
+            if is_worth_packing(lengths) and self._can_pack():
+                ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
+                ends = torch.tensor(list(itertools.accumulate(lengths)), device=device)
+                logits = self.classifier.score(packed_states(self.classifier.base_model, ids, lengths)[ends - 1])
+            else:
+                logits = self._padded_logits(rows)
+        return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
+
+    def _can_pack(self) -> bool:
+        """Whether the score is the head's output at a row's last token, and the trunk takes packed rows."""
+        trunk, score = self.classifier.base_model, getattr(self.classifier, "score", None)
+        if score is None or not can_pack(trunk):
+            return False
+        if self._is_read_at_the_end is None:
+            self._is_read_at_the_end = self._try_reading(trunk)
+        return self._is_read_at_the_end
+
+    @torch.no_grad()
+    def _try_reading(self, trunk: PreTrainedModel) -> bool:
+        """Whether the classifier's output is its head's at the last token."""
+        ids = [i for i in range(5) if i != self.classifier.config.pad_token_id]
+        was_training = self.classifier.training
+        self.classifier.eval()
+        whole = self._padded_logits([{"input_ids": ids}])
+        states = hidden_states(trunk, torch.tensor([ids], device=self.classifier.device))
+        self.classifier.train(was_training)
+        return torch.allclose(whole, self.classifier.score(states[:, -1]), rtol=1e-2, atol=1e-2)
+
+    def _padded_logits(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
+        device, lengths = self.classifier.device, [len(row["input_ids"]) for row in rows]
+        longest = max(lengths)
 
         def padded(name: str, value: int) -> Tensor:
             return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows], device=device)
@@ -71,11 +108,17 @@ class RewardModel(nn.Module):
             arguments["use_cache"] = False
         if "token_type_ids" in rows[0]:
             arguments["token_type_ids"] = padded("token_type_ids", 0)
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows], device=device)
-        mask = torch.arange(longest, device=device) < lengths.unsqueeze(1)
-        with autocast(device, self.compute_dtype):
-            logits = self.classifier(attention_mask=mask.long(), **arguments).logits
-        return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
+        mask = torch.arange(longest, device=device) < torch.tensor(lengths, device=device).unsqueeze(1)
+        logits: Tensor = self.classifier(attention_mask=mask.long(), **arguments).logits
+        return logits
+
+
+def _without_padding(ids: list[int], pad_id: int) -> list[int]:
+    """A text up to its last token that is not padding, where transformers reads it; the first token at least."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == pad_id:
+        end -= 1
+    return ids[:end]
 
 
 def load_reward_model(

@@ -10,7 +10,8 @@ from heedful.hub import local_model
 from heedful.models.adapters import save_model
 from heedful.models.checkpoints import load_trunk, save_tensors
 from heedful.models.device import autocast, scale_gradient
-from heedful.models.heads import check_causal, hidden_states, packed, scalar_head, scatter
+from heedful.models.heads import check_causal, scalar_head, scatter
+from heedful.models.packing import response_tokens, token_states
 from heedful.models.policy import VALUE_HEAD, load_head
 from heedful.models.quantize import FourBit
 
@@ -27,10 +28,9 @@ class ValueModel(nn.Module):
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
         """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
-        ids, responses = packed(ids, attention_mask, response_mask)
+        responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
-            hidden = hidden_states(self.trunk, ids)
-        before = hidden[:, :-1][responses[:, 1:]]
+            before = token_states(self.trunk, ids, attention_mask)[:-1][responses[1:]]
         values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
         return scale_gradient(scatter(values, response_mask), self.grad_scaler)
 

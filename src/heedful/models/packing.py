@@ -1,0 +1,78 @@
+"""Rows of unequal length without padding: one row of all their tokens, in which each text attends to itself alone."""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from heedful.models.attention import ATTENTION, Segments
+from heedful.models.heads import hidden_states, padding_behind
+
+MOST_REAL = 0.9
+"""Share of real tokens beyond which rows are not packed: attention in single texts costs more than that much padding."""
+_CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Last hidden states ``[tokens, hidden]`` of a batch's real tokens, row after row, without building a cache.
+
+    Packed, where padding would be much and the trunk can; else as rows with their padding behind.
+    """
+    mask = attention_mask.bool()
+    lengths = mask.sum(dim=1).tolist()
+    if is_worth_packing(lengths) and can_pack(trunk):
+        return packed_states(trunk, ids[mask], lengths)
+    rows, real = padding_behind(ids, mask, longest=max(lengths))
+    return hidden_states(trunk, rows)[real]
+
+
+def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
+    """Which of a batch's real tokens, row after row, belong to a response, ``[tokens]``."""
+    responses = torch.zeros_like(attention_mask, dtype=torch.bool)
+    responses[:, -response_mask.shape[1] :] = response_mask
+    return responses[attention_mask.bool()]
+
+
+def is_worth_packing(lengths: Sequence[int]) -> bool:
+    """Whether texts of these lengths, as rows, would be padded much."""
+    return sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
+
+
+def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
+    place = torch.cat([torch.arange(length, device=ids.device) for length in lengths])
+    return hidden_states(trunk, ids[None], position_ids=place[None], segments=Segments(lengths))[0]
+
+
+def can_pack(trunk: PreTrainedModel) -> bool:
+    """Whether a trunk gives the states of packed texts that it gives of each by itself. It is tried once, on two texts.
+
+    Not those that attend in another way than `heedful.models.attention`, have layers that mix tokens by something else,
+    or attend in chunks that are counted from the row's beginning.
+    """
+    if trunk not in _CAN_PACK:
+        _CAN_PACK[trunk] = _try_packing(trunk)
+    return _CAN_PACK[trunk]
+
+
+@torch.no_grad()
+def _try_packing(trunk: PreTrainedModel) -> bool:
+    config = trunk.config
+    if config._attn_implementation != ATTENTION or getattr(config, "attention_chunk_size", None):
+        return False
+    ids = torch.tensor([1, 2, 3, 4, 4, 3, 2], device=next(trunk.parameters()).device)
+    segments, place = Segments([4, 3]), torch.tensor([[0, 1, 2, 3, 0, 1, 2]], device=ids.device)
+    was_training = trunk.training
+    trunk.eval()
+    try:
+        apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
+        together = hidden_states(trunk, ids[None], position_ids=place, segments=segments)[0]
+    except (TypeError, ValueError, RuntimeError):  # arguments, shapes or kernels that are not there
+        return False
+    finally:
+        trunk.train(was_training)
+    tolerance = 1e-3 if apart.dtype == torch.float32 and not torch.is_autocast_enabled(ids.device.type) else 3e-2
+    largest = float((together - apart).abs().max() / apart.abs().max())
+    return segments.uses == config.num_hidden_layers and largest < tolerance

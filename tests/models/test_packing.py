@@ -1,0 +1,214 @@
+"""Packed rows: the states that each text has by itself, without padding."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, MistralModel
+
+from heedful.data.collate import collate, collate_packed
+from heedful.models.attention import use_attention
+from heedful.models.heads import checkpoint_layers, hidden_states, padding_behind
+from heedful.models.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
+from heedful.models.policy import load_policy
+from heedful.models.reward_model import RewardModel
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14], [15]]
+RESPONSES = [[20, 21, 22, 23, 24, 25], [26, 27], [28], [29, 30]]
+TEXTS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+TOKENS = [token for text in TEXTS for token in text]
+LENGTHS = [13, 3, 3, 3]
+
+
+def load(folder, dtype=torch.float32, **options):
+    return load_policy(str(folder), device=CPU, compute_dtype=dtype, **options)
+
+
+def read_rows(module, seen):
+    """The shapes of ids that a trunk is called with, from now on."""
+    return module.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].shape), with_kwargs=True
+    )
+
+
+def test_padding_goes_behind_and_no_column_more_is_kept():
+    """Prompts of 1 and 3 tokens, responses of 3 and 1: 6 columns as a batch, 4 with the padding behind."""
+    ids = torch.tensor([[0, 0, 11, 12, 13, 14], [21, 22, 23, 24, 0, 0]])
+    rows, real = padding_behind(ids, ids > 0, longest=4)
+    assert rows.tolist() == [[11, 12, 13, 14], [21, 22, 23, 24]]
+    assert real.all()
+    rows, real = padding_behind(
+        torch.tensor([[0, 1, 2, 0], [4, 0, 0, 0]]), torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]]) > 0, longest=2
+    )
+    assert rows.tolist() == [[1, 2], [4, 0]]
+    assert real.tolist() == [[True, True], [True, False]]
+
+
+def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
+    attention = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    responses = torch.tensor([[True, False, True], [True, False, False]])
+    found = response_tokens(attention, responses)
+    assert found.tolist() == [False, True, False, True, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"), [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True)]
+)
+def test_it_is_worth_it_where_a_tenth_would_be_padding(lengths, expected):
+    assert MOST_REAL == 0.9
+    assert is_worth_packing(lengths) is expected
+
+
+def test_packed_texts_have_the_states_that_each_has_alone(decoder):
+    """Texts of one length stand side by side, so that a mistake in their order shows."""
+    trunk = load(decoder).lm.base_model
+    assert can_pack(trunk)
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    together = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("make", [collate, collate_packed])
+def test_a_batch_with_much_padding_is_read_as_one_row(decoder, make):
+    trunk = load(decoder).lm.base_model
+    batch, seen = make(PROMPTS, RESPONSES, pad_id=0), []
+    can_pack(trunk)
+    with read_rows(trunk, seen):
+        token_states(trunk, batch.ids, batch.attention_mask)
+        even = collate([[1, 2], [3]], [[4], [5, 6]], pad_id=0)
+        token_states(trunk, even.ids, even.attention_mask)
+    assert seen == [(1, 22), (2, 3)]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, monkeypatch, checkpointing):
+    packed, padded = load(decoder, with_value_head=True).train(), load(decoder, with_value_head=True).train()
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    for policy in (packed, padded):
+        torch.nn.init.constant_(policy.value_head.weight, 0.1)
+        for module in policy.modules():
+            module.p = 0.0 if isinstance(module, torch.nn.Dropout) else getattr(module, "p", None)
+        if checkpointing:
+            checkpoint_layers(policy.lm)
+    outputs = []
+    for policy in (packed, padded):
+        if policy is padded:
+            monkeypatch.setattr("heedful.models.packing.MOST_REAL", 0.0)
+        result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+        (result.logprobs.sum() + result.entropy.sum() + result.values.sum()).backward()
+        outputs.append(result)
+    for x, y in zip(*outputs, strict=True):
+        torch.testing.assert_close(x, y)
+    for (name, x), y in zip(packed.named_parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_half_precision_packs_too(decoder):
+    """In the kernel for full precision, so between it and plain products there is the rounding of bfloat16."""
+    exact, half = load(decoder), load(decoder, torch.bfloat16)
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    seen = []
+    can_pack(half.lm.base_model)
+    with read_rows(half.lm.base_model, seen):
+        rounded = half(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    assert seen[-1] == (1, 22)
+    expected = exact(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    assert not torch.equal(rounded, expected)
+    torch.testing.assert_close(rounded, expected, rtol=0.1, atol=0.6)
+
+
+def test_a_window_that_slides_stays_within_a_text():
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4, initializer_range=0.3,
+    )  # fmt: skip
+    trunk = use_attention(MistralModel(config).eval())
+    assert can_pack(trunk)
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    torch.testing.assert_close(packed_states(trunk, torch.tensor(TOKENS), LENGTHS), torch.cat(alone))
+    far = copy.deepcopy(trunk)
+    far.config.sliding_window = None
+    assert not torch.allclose(hidden_states(far, torch.tensor([TEXTS[0]]))[0], alone[0])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_what_attends_in_another_way_is_not_packed(decoder, attention):
+    trunk = load(decoder).lm.base_model
+    trunk.set_attn_implementation(attention)
+    assert not can_pack(trunk)
+    batch, seen = collate(PROMPTS, RESPONSES, pad_id=0), []
+    with read_rows(trunk, seen):
+        states = token_states(trunk, batch.ids, batch.attention_mask)
+    assert seen == [(4, 13)]
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    torch.testing.assert_close(states, torch.cat(alone))
+
+
+def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
+    """Here: the mean of all states so far is added, which runs on from one text into the next."""
+    trunk = load(decoder).lm.base_model
+
+    def add_mean(_module, _given, output):
+        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.cumsum(dim=1)
+        return output
+
+    trunk.register_forward_hook(add_mean)
+    assert not can_pack(trunk)
+
+
+def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
+    trunk = load(decoder).lm.base_model
+    trunk.register_forward_pre_hook(
+        lambda _, args, given: (args, {name: value for name, value in given.items() if name != "segments"}),
+        with_kwargs=True,
+    )
+    assert not can_pack(trunk)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_trying_leaves_the_mode_alone(decoder, training):
+    trunk = load(decoder).lm.base_model.train(training)
+    can_pack(trunk)
+    assert trunk.training is training
+
+
+def scored(folder, tmp_path, pad_id=0):
+    """A reward model whose head is far from zero."""
+    lm = AutoModelForCausalLM.from_pretrained(folder)
+    lm.config.pad_token_id = pad_id
+    lm.save_pretrained(tmp_path)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1, dtype=torch.float32)
+    torch.nn.init.constant_(classifier.score.weight, 0.3)
+    return RewardModel(use_attention(classifier).eval(), compute_dtype=torch.float32)
+
+
+def test_scores_of_packed_rows_are_those_of_each(decoder, tmp_path):
+    model = scored(decoder, tmp_path)
+    rows, seen = [{"input_ids": text} for text in TEXTS], []
+    alone = torch.cat([model([row]) for row in rows])
+    model._can_pack()
+    with read_rows(model.classifier.base_model, seen):
+        together = model(rows)
+    assert seen == [(1, 22)]
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_score_is_read_before_the_padding_that_a_text_ends_with(decoder, tmp_path):
+    """As transformers reads it, which tells padding by its id."""
+    model = scored(decoder, tmp_path)
+    rows = [{"input_ids": TEXTS[0]}, {"input_ids": [12, 26, 0, 0]}, {"input_ids": [0, 0]}]
+    expected = model._padded_logits(rows).squeeze(-1)
+    torch.testing.assert_close(model(rows), expected)
+
+
+def test_a_classifier_that_reads_elsewhere_is_not_packed(decoder, tmp_path):
+    model = scored(decoder, tmp_path)
+
+    def move(_module, _given, output):
+        output.logits = output.logits + 1
+        return output
+
+    model.classifier.register_forward_hook(move)
+    assert not model._can_pack()
