@@ -35,6 +35,7 @@ from heedful.train.optimization import make_optimizer, optimizer_step, step_metr
 from heedful.train.ppo import _load_models, train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
+from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
 FLOAT32 = {"device": CPU, "compute_dtype": torch.float32}
@@ -88,7 +89,7 @@ def count_of_e(completion_ids, **_):
 
 def logprobs(policy, ids=tuple(range(20, 32))):
     batch = collate([list(ids[:4])], [list(ids[4:])], pad_id=0)
-    return token_outputs(policy, batch, temperature=1.0, micro_batch_size=1).logprobs
+    return token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
 def steps(run_folder):
