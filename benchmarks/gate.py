@@ -51,6 +51,7 @@ from heedful.rollout.teacher_forced import token_outputs, token_values
 from heedful.train import grpo, ppo
 from heedful.train.experience import Experience, Models
 from heedful.train.optimization import MetricSums
+from heedful.types import MicroBatch
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4
@@ -166,7 +167,7 @@ def our_ppo(
     ref_logprobs = logprobs_of(models.reference, batch, options)
     scores = torch.tensor(model_scores(case, rollouts, prompts))
     with_end = one_more_step(batch, rollouts.truncated) if case.natural else batch  # 2.
-    values = token_values(models.value_model, with_end, micro_batch_size=options.micro_batch)
+    values = token_values(models.value_model, with_end, micro_batch=MicroBatch(options.micro_batch))
     rewards = core.kl_shaped_rewards(scores, old_logprobs, ref_logprobs, with_end.response_mask, kl_coef=KL_COEF)
     raw, returns = core.gae(rewards, values, with_end.response_mask, gamma=1.0, gae_lambda=0.95)
     count = mask.sum()
@@ -243,7 +244,7 @@ def our_grpo(
 
 
 def logprobs_of(policy: Policy, batch: Batch, options: argparse.Namespace) -> Tensor:
-    return token_outputs(policy, batch, temperature=1.0, micro_batch_size=options.micro_batch).logprobs
+    return token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(options.micro_batch)).logprobs
 
 
 def responses(case: Case, rollouts: Rollouts) -> list[str]:

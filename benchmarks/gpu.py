@@ -52,6 +52,7 @@ from heedful.train import grpo, ppo
 from heedful.train.experience import Models, collect
 from heedful.train.optimization import make_optimizer
 from heedful.train.scores import ScoreNorm
+from heedful.types import MicroBatch
 
 VENDOR_PEAKS = {"H200": (989e12, 4.8e12)}
 """bfloat16 FLOP/s without sparsity, bytes/s."""
@@ -216,7 +217,7 @@ class Bench:
         models = Models(self.policy, self.reference(), value_model)
         judge = freeze(RewardModel(classifier, compute_dtype=self.dtype))
         inputs = RewardInputs(self.renderer.tokenizer)
-        rewards = [Reward("random", ModelReward(judge, inputs, micro_batch_size=self.work.micro_batch))]
+        rewards = [Reward("random", ModelReward(judge, inputs, micro_batch=MicroBatch(self.work.micro_batch)))]
         optimizer = make_optimizer([(module, config.learning_rate) for module in models.trained], config)
         generator = torch.Generator().manual_seed(0)
 

@@ -8,9 +8,9 @@ The first prints a table an axis and draws scaling.png; about 10 minutes on two 
 8192 and 7 million parameters. Prompts have 32 tokens. By default there is one PPO epoch, and the policy carries the critic.
 
 The second compares the peak memory of responses of 128 and 32 tokens: batch 32, vocabulary 151,936, 19 million parameters
-beside the embedding.
+beside the embedding. It does so twice: with micro-batches of as many rows, and of as many tokens as those of the shorter.
 
-The numbers are also in scaling.json or memory.json. Nothing else should run at the same time.
+The numbers are also in scaling.json, or in memory-rows.json and memory-tokens.json. Nothing else should run at the same time.
 """
 
 import argparse
@@ -79,6 +79,8 @@ LABELS = {
 }
 MEMORY = Point(batch=32, vocabulary=151_936, model=(11, 384))
 RESPONSES = (32, 128)
+MICRO_BATCHES = {"rows": [], "tokens": ["--micro-batch-tokens", str(16 * (32 + RESPONSES[0]))]}
+"""Flags of scaling_point.py: its 16 rows, and beside them the tokens that these have with the shorter response."""
 SETTINGS = ("critic", "micro-batch-size", "ppo-epochs", "warmup", "iterations", "device", "dtype")
 """Flags of scaling_point.py that are the same for all points."""
 AIM = 1.15
@@ -182,15 +184,16 @@ def run_memory(options: argparse.Namespace, settings: Sequence[str]) -> None:
     """The memory of a long response over that of a short one."""
     base = SMOKE if options.smoke else MEMORY
     points = [replace(base, response=response) for response in RESPONSES]
-    found = measure(points, options.output / "models", settings)
-    write(options.output / "memory.json", found, settings)
-    print("\n" + table("response", points, found))
-    short, long = (found[point] for point in points)
-    total = long["peak_gb"] / short["peak_gb"]
-    above = (long["peak_gb"] - long["imports_gb"]) / (short["peak_gb"] - short["imports_gb"])
     body = f"{base.body / 1e6:.1f} million parameters beside the embedding"
-    print(f"\nbatch {base.batch}, vocabulary {base.vocabulary:,}, {body}")
-    print(f"peak memory {total:.3f} times, above the imports {above:.3f} times (aim: at most {AIM})")
+    print(f"batch {base.batch}, vocabulary {base.vocabulary:,}, {body}")
+    for name, more in MICRO_BATCHES.items():
+        found = measure(points, options.output / "models", [*settings, *more])
+        write(options.output / f"memory-{name}.json", found, [*settings, *more])
+        print(f"\nmicro-batches of as many {name}\n\n" + table("response", points, found))
+        short, long = (found[point] for point in points)
+        total = long["peak_gb"] / short["peak_gb"]
+        above = (long["peak_gb"] - long["imports_gb"]) / (short["peak_gb"] - short["imports_gb"])
+        print(f"\npeak memory {total:.3f} times, above the imports {above:.3f} times (aim: at most {AIM})\n")
 
 
 def write(path: Path, found: dict[Point, dict[str, float]], settings: Sequence[str]) -> None:

@@ -57,6 +57,7 @@ def measure(options: argparse.Namespace, output: str) -> dict[str, float]:
         minibatch_size=options.batch,
         rollout_micro_batch_size=options.batch,
         micro_batch_size=options.micro_batch_size,
+        micro_batch_tokens=options.micro_batch_tokens,
         ppo_epochs=options.ppo_epochs,
         max_new_tokens=options.response,
         response_length="fixed",
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=64, help="tokens")
     parser.add_argument("--critic", choices=("shared", "separate"), default="shared")
     parser.add_argument("--micro-batch-size", type=int, default=16)
+    parser.add_argument("--micro-batch-tokens", type=int, help="padding included; no limit without it")
     parser.add_argument("--ppo-epochs", type=int, default=1)
     parser.add_argument("--warmup", type=int, default=1, help="iterations that are not measured")
     parser.add_argument("--iterations", type=int, default=2, help="iterations that are")

@@ -22,6 +22,7 @@ from heedful.models.policy import freeze, load_policy
 from heedful.rewards.rules import make_rule
 from heedful.rollout.generate import sample
 from heedful.rollout.teacher_forced import token_outputs
+from heedful.types import MicroBatch
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
         base = base or policy
         generator = torch.Generator().manual_seed(options.seed)
         rollouts = sample(policy, prompts, sampling, stop_ids=(), pad_id=renderer.pad_id, generator=generator)
-        logprobs = token_outputs(base, rollouts.batch, temperature=1.0, micro_batch_size=32).logprobs
+        logprobs = token_outputs(base, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(32)).logprobs
         responses = [rollouts.response_ids(row, with_stop=True) for row in range(len(prompts))]
         scores = digits([renderer.decode(ids) for ids in responses])
         bigrams = [pair for ids in responses for pair in itertools.pairwise(ids)]

@@ -24,6 +24,7 @@ from heedful.train.memory import load_reference
 from heedful.train.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
+from heedful.types import MicroBatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,7 +90,7 @@ def test_a_reference_on_the_cpu_answers_on_the_policys_device(tmp_path):
     reference = load_reference(config, policy)
     assert reference.device.type == "cpu"
     batch = collate([[20, 21, 22], [23]], [[24, 25], [26, 27, 28]], pad_id=0).to(policy.device)
-    ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch_size=1) for m in (policy, reference))
+    ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(1)) for m in (policy, reference))
     assert theirs.logprobs.device == theirs.entropy.device == batch.ids.device
     torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
 

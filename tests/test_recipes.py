@@ -27,7 +27,7 @@ from heedful.models.reward_model import load_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.rewards.model import score_texts
 from heedful.rollout.teacher_forced import token_outputs
-from heedful.types import Message
+from heedful.types import Message, MicroBatch
 
 ROOT = Path(__file__).parents[1] / "recipes"
 RECIPES = sorted(ROOT.rglob("*.yaml"))
@@ -218,7 +218,7 @@ def loaded(folder, command):
     renderer = Renderer(tokenizer)
     rows = [renderer.prompt_ids(question)], [renderer.response_ids("您好！", prompt=question)]
     batch = collate(*rows, pad_id=renderer.pad_id)
-    return token_outputs(load_policy(str(folder), **CPU), batch, temperature=1.0, micro_batch_size=1).logprobs
+    return token_outputs(load_policy(str(folder), **CPU), batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
 @each_recipe

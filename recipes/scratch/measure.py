@@ -21,7 +21,7 @@ from heedful.models.reward_model import load_reward_model
 from heedful.rewards.model import score_texts
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.teacher_forced import token_outputs
-from heedful.types import Prompt, Ranking, Text
+from heedful.types import MicroBatch, Prompt, Ranking, Text
 
 HERE = Path(__file__).parent
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -46,7 +46,7 @@ def log_odds(policy: Policy, renderer: Renderer, rankings: list[Ranking]) -> lis
         for response in ranking.responses
     ]
     batch = collate(prompts, responses, pad_id=renderer.pad_id)
-    total = token_outputs(policy, batch, temperature=1.0, micro_batch_size=len(prompts)).logprobs.sum(dim=1)
+    total = token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(len(prompts))).logprobs.sum(dim=1)
     chosen, rejected = total.view(-1, 2).unbind(dim=1)
     return (chosen - rejected).tolist()
 

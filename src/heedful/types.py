@@ -51,3 +51,17 @@ class Ranking:
     """How much better the chosen response is, in units of the score; pairs only."""
     truncated: bool = False
     """All responses were cut: they have no end."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The most that one micro-batch holds."""
+
+    rows: int
+    tokens: int | None = None
+    """Padding included: rows times the longest one. None is no limit."""
+
+    @property
+    def of_pairs(self) -> "MicroBatch":
+        """The same, with two rows for each."""
+        return MicroBatch(2 * self.rows, self.tokens)

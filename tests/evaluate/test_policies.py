@@ -301,6 +301,8 @@ def test_perplexity_of_text_longer_than_the_context(tiny, written, cpu, architec
         model=folder, data=written([{"text": t} for t in texts]), max_length=length, micro_batch_size=3, **cpu
     )
     result = evaluate_perplexity(config)
+    limited = evaluate_perplexity(dataclasses.replace(config, micro_batch_size=1000, micro_batch_tokens=40))
+    assert limited == pytest.approx(result, rel=1e-6)
     assert result["tokens"] == len(losses) == sum(len(t.encode()) for t in texts)
     assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert result["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
@@ -549,7 +551,7 @@ def test_rewards_are_resolved_before_sampling(tiny, sampled, tmp_path, monkeypat
         evaluate(config)
 
 
-def test_the_micro_batch_size_reaches_reward_models(tiny, planted_model, sampled, monkeypatch):
+def test_micro_batches_reach_reward_models(tiny, planted_model, sampled, monkeypatch):
     rows = []
     forward = RewardModel.forward
 
@@ -558,8 +560,10 @@ def test_the_micro_batch_size_reaches_reward_models(tiny, planted_model, sampled
         return forward(self, batch)
 
     monkeypatch.setattr(RewardModel, "forward", spy)
-    evaluate_scores(ScoresConfig(model=tiny(), rewards=(f"model:{planted_model}",), micro_batch_size=5, **sampled))
-    assert rows == [5, 5, 2]
+    config = ScoresConfig(model=tiny(), rewards=(f"model:{planted_model}",), micro_batch_size=5, **sampled)
+    evaluate_scores(config)
+    evaluate_scores(dataclasses.replace(config, micro_batch_tokens=1))
+    assert rows == [5, 5, 2] + [1] * 12
 
 
 def test_the_command_takes_the_options_for_records(tiny, written, capsys, tmp_path):

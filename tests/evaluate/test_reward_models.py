@@ -122,10 +122,11 @@ def test_pairs_are_weighted_alike_not_prompts(measure):
     assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.75, 4, 2)
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_the_batch_changes_nothing(measure, size):
+@pytest.mark.parametrize(("size", "tokens"), [(1, None), (3, None), (100, None), (100, 1), (100, 60)])
+def test_the_batch_changes_nothing(measure, size, tokens):
     records = [pair("!" * (i % 4) + "长" * (i % 7), "?" * (i % 3) + "短") for i in range(1, 12)]
-    one, other = measure(records, micro_batch_size=size), measure(records, micro_batch_size=2)
+    one = measure(records, micro_batch_size=size, micro_batch_tokens=tokens)
+    other = measure(records, micro_batch_size=2)
     assert one == pytest.approx(other, abs=1e-5)
 
 

@@ -11,6 +11,7 @@ from heedful.errors import ConfigError
 from heedful.rewards import Ensemble, Reward, score
 from heedful.rewards.combine import combine_scores, shares
 from heedful.rewards.resolve import load_rewards
+from heedful.types import MicroBatch
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
 WAYS = ("sum", "mean", "min", "mean-std")
@@ -80,16 +81,16 @@ def second(completions):
 )
 def test_scores_by_hand(completions, cpu, options, expected):
     """None is left out of every combination; the mean of each reward is told as the reward gave it, without its weight."""
-    rewards = load_rewards([first, second], RewardOptions(**options), micro_batch_size=8, **cpu)
+    rewards = load_rewards([first, second], RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
     scores, means = score(rewards, completions)
     assert scores == pytest.approx(expected, abs=1e-12)
     assert means == {"first": 1.5, "second": -0.5}
 
 
 def test_a_reward_may_bring_its_weight(completions, cpu):
-    rewards = load_rewards([Reward("a", first, 2.0), second], RewardOptions(), micro_batch_size=8, **cpu)
+    rewards = load_rewards([Reward("a", first, 2.0), second], RewardOptions(), micro_batch=MicroBatch(8), **cpu)
     assert score(rewards, completions)[0] == [2 * 1.0 + 3.0, 4.0, -4.0]
-    twice = load_rewards([Reward("a", first, 2.0)] * 2, RewardOptions(), micro_batch_size=8, **cpu)
+    twice = load_rewards([Reward("a", first, 2.0)] * 2, RewardOptions(), micro_batch=MicroBatch(8), **cpu)
     assert [(reward.name, reward.weight) for reward in twice] == [("a", 2.0), ("a#2", 2.0)]
 
 
@@ -113,7 +114,7 @@ def test_a_plain_list_of_rewards_is_summed(completions):
 )  # fmt: skip
 def test_settings_that_do_not_fit_the_rewards(cpu, wanted, options, message):
     with pytest.raises(ConfigError, match=message):
-        load_rewards(wanted, RewardOptions(**options), micro_batch_size=8, **cpu)
+        load_rewards(wanted, RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
 
 
 def test_columns_reach_every_reward(completions, cpu):
@@ -133,7 +134,7 @@ def test_columns_reach_every_reward(completions, cpu):
         return [0.0] * len(columns["weights"])
 
     score(
-        load_rewards([one, two, three, "rule:contains_expected"], RewardOptions(), micro_batch_size=8, **cpu),
+        load_rewards([one, two, three, "rule:contains_expected"], RewardOptions(), micro_batch=MicroBatch(8), **cpu),
         completions,
     )
     assert seen == {"one": ["2。", "红色", "你好"], "two": (None, [1, 2, 3]), "three": [1, 2, 3]}

@@ -11,7 +11,7 @@ from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Completion, Reward, http, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
-from heedful.types import Prompt
+from heedful.types import MicroBatch, Prompt
 
 
 def scores_of(*values):
@@ -174,7 +174,7 @@ def test_the_settings_reach_the_request(answering, completions, cpu):
     """Each of the three would be noticed if it were ignored."""
     server = answering(lambda count: (500, b"") if count < 3 else server.done.wait(30) or None)
     options = RewardOptions(reward_retries=0, reward_timeout=0.25)
-    rewards = load_rewards([server.url], options, micro_batch_size=2, **cpu)
+    rewards = load_rewards([server.url], options, micro_batch=MicroBatch(2), **cpu)
     for count, fragment in ((1, "tried 1 time."), (2, "--reward-timeout 0.25 "), (3, "ReadTimeout")):
         with pytest.raises(RewardError, match=fragment):
             score(rewards, completions)

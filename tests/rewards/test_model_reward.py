@@ -11,7 +11,7 @@ from heedful.models.reward_model import RewardModel, load_reward_model, save_rew
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.model import ModelReward, score_texts
 from heedful.rewards.resolve import resolve_rewards
-from heedful.types import Message, Prompt
+from heedful.types import Message, MicroBatch, Prompt
 
 ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "ok", "苹果和梨", "a longer English answer", "二"]
 
@@ -130,7 +130,7 @@ def test_scores_keep_their_order_whatever_the_batches(request, tiny, architectur
 
     def scored(rows, size):
         prompts, answers = ["问题" + "长" * (3 * i % 5) for i in rows], [ANSWERS[i] for i in rows]
-        return score_texts(model, inputs, prompts, answers, [i % 2 == 0 for i in rows], micro_batch_size=size)
+        return score_texts(model, inputs, prompts, answers, [i % 2 == 0 for i in rows], micro_batch=MicroBatch(size))
 
     alone = [scored([i], 1)[0] for i in range(6)]
     assert scored(range(6), size) == pytest.approx(alone, abs=1e-5)
@@ -193,12 +193,37 @@ def rows_of_passes(monkeypatch):
 @pytest.mark.parametrize(("size", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (100, [6])])
 def test_the_micro_batch_size_is_honoured(decoder, cpu, rows_of_passes, size, expected):
     """More rows than asked for would be out of memory on somebody's device."""
-    rewards = resolve_rewards([f"model:{decoder}"], micro_batch_size=size, **cpu)
+    rewards = resolve_rewards([f"model:{decoder}"], micro_batch=MicroBatch(size), **cpu)
     scores, _ = score(rewards, completed(["问题"] * 6))
     assert rows_of_passes == expected
     assert scores == pytest.approx(
         score(resolve_rewards([f"model:{decoder}"], **cpu), completed(["问题"] * 6))[0], abs=1e-5
     )
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder"])
+def test_a_limit_of_tokens_is_honoured(request, tiny, architecture, cpu, monkeypatch):
+    """And changes no score; the longest response is read alone."""
+    folder = request.getfixturevalue("decoder") if architecture == "decoder" else tiny("deberta-v2")
+    lengths = []
+    forward = RewardModel.forward
+
+    def spy(self, batch):
+        lengths.append([len(row["input_ids"]) for row in batch])
+        return forward(self, batch)
+
+    monkeypatch.setattr(RewardModel, "forward", spy)
+    completions = completed(["问"] * 6, ["长" * n for n in (1, 12, 2, 3, 1, 2)])
+    expected, _ = score(resolve_rewards([f"model:{folder}"], **cpu), completions)
+    [ordered] = lengths
+    tokens = 3 * ordered[2]
+    lengths.clear()
+    limited = resolve_rewards([f"model:{folder}"], micro_batch=MicroBatch(6, tokens), **cpu)
+    assert score(limited, completions)[0] == pytest.approx(expected, abs=1e-5)
+    assert [length for part in lengths for length in part] == ordered
+    assert all(len(part) == 1 or len(part) * part[-1] <= tokens for part in lengths)
+    assert lengths[0] == ordered[:3]
+    assert lengths[-1] == ordered[-1:]
 
 
 def test_thirty_two_rows_by_default(decoder, cpu, rows_of_passes):
@@ -208,5 +233,5 @@ def test_thirty_two_rows_by_default(decoder, cpu, rows_of_passes):
     model = load_reward_model(decoder, tokenizer, **cpu)
     score([Reward("m", ModelReward(model, RewardInputs(tokenizer)))], completions)
     score_texts(model, RewardInputs(tokenizer), ["问"] * 70, ["答"] * 70, [False] * 70)
-    score([Reward("m", ModelReward(model, RewardInputs(tokenizer), micro_batch_size=50))], completions)
+    score([Reward("m", ModelReward(model, RewardInputs(tokenizer), micro_batch=MicroBatch(50)))], completions)
     assert rows_of_passes == [32, 32, 6] * 3 + [50, 20]

@@ -16,7 +16,7 @@ from heedful.rollout.generate import decode, sample
 from heedful.rollout.responses import make_sampler
 from heedful.rollout.rollouts import Rollouts
 from heedful.rollout.teacher_forced import token_outputs
-from heedful.types import Prompt
+from heedful.types import MicroBatch, Prompt
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
@@ -119,7 +119,7 @@ def test_the_samplers_logprobs_are_the_teacher_forced_ones(policy, filters):
     """Unfiltered and at the temperature: filters change what is drawn, never a log-prob."""
     stop_ids = stops_midway(policy, temperature=0.7, max_new_tokens=24, **filters)
     rollouts = roll(policy, stop_ids=stop_ids, temperature=0.7, max_new_tokens=24, **filters)
-    forced = token_outputs(policy, rollouts.batch, temperature=0.7, micro_batch_size=64)
+    forced = token_outputs(policy, rollouts.batch, temperature=0.7, micro_batch=MicroBatch(64))
     torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
     assert forced.logprobs[rollouts.batch.response_mask].min() < -1
 
@@ -251,7 +251,7 @@ def test_sampling_does_not_switch_dropout_on(tmp_path):
     make_tiny_model("gpt2", tmp_path / "m", hidden_size=16, num_layers=1)
     policy = load_policy(str(tmp_path / "m"), device=torch.device("cpu"), compute_dtype=torch.float32)
     rollouts = roll(policy, stop_ids=(), max_new_tokens=8)
-    forced = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch_size=64)
+    forced = token_outputs(policy, rollouts.batch, temperature=1.0, micro_batch=MicroBatch(64))
     torch.testing.assert_close(rollouts.sampler_logprobs, forced.logprobs, rtol=1e-5, atol=1e-5)
 
 

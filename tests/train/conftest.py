@@ -20,6 +20,24 @@ def write_jsonl(path: Path, records) -> str:
 
 
 @pytest.fixture
+def passes():
+    """Rows and tokens (rows times the longest) of every pass through a policy, a value model or a reward model."""
+
+    def watch(model):
+        seen = []
+
+        def note(_, args):
+            is_reward_model = len(args) == 1
+            lengths = [len(row["input_ids"]) for row in args[0]] if is_reward_model else args[1].sum(dim=1).tolist()
+            seen.append((len(lengths), len(lengths) * max(lengths)))
+
+        model.register_forward_pre_hook(note)
+        return seen
+
+    return watch
+
+
+@pytest.fixture
 def demonstrations(tmp_path):
     """Five pairs of a conversation's question and answer."""
     return write_jsonl(

@@ -123,21 +123,28 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_micro_batch_size_does_not_change_the_gradient(tiny, tmp_path, dtype, limit):
+def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype, limit):
     config = settings(tmp_path, beta=0.3)
     renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
     pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config)
     pairs = [replace(pair, ref_chosen=pair.ref_chosen + i) for i, pair in enumerate(pairs)]  # or every h would be 0
 
-    def gradient(size):
+    def gradient(size, tokens=None):
         policy.zero_grad()
-        accumulate(policy, pairs, renderer.pad_id, replace(config, micro_batch_size=size))
+        changed = replace(config, micro_batch_size=size, micro_batch_tokens=tokens)
+        accumulate(policy, pairs, renderer.pad_id, changed)
         return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
     whole = gradient(8)
     for size in (1, 3):
         assert float((gradient(size) - whole).norm() / whole.norm()) < limit
+    for tokens in (1, 200, 300):
+        seen = passes(policy)
+        assert float((gradient(8, tokens) - whole).norm() / whole.norm()) < limit
+        assert all(rows == 2 or taken <= tokens for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 16
+        assert (len(seen) == 8) == (tokens == 1)
 
 
 def test_a_response_ends_unless_it_was_cut(tiny, tmp_path):
@@ -186,6 +193,22 @@ def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch
     assert read == sorted(read, reverse=True)
     assert len(set(read)) > 1
     assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
+
+
+def test_the_reference_reads_no_more_than_the_limits(tiny, tmp_path, passes):
+    renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    whole = settings(tmp_path, micro_batch_size=6)
+    pairs = pairs_of(renderer, whole)
+    expected = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, whole)]
+    for size, tokens in ((2, None), (6, 250), (6, 300)):
+        seen = passes(policy)
+        config = replace(whole, micro_batch_size=size, micro_batch_tokens=tokens)
+        found = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, config)]
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert all(rows == 2 or (rows <= 2 * size and taken <= (tokens or taken)) for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 12
+        assert 1 < len(seen) < 6
 
 
 def test_the_table_shows_different_prompts(tiny, tmp_path):

@@ -187,6 +187,20 @@ def test_micro_batch_size_does_not_change_the_gradient(config, variant):
         assert same == pytest.approx(metrics, rel=1e-9)
 
 
+@variants
+def test_a_limit_of_tokens_does_not_change_the_gradient(config, passes, variant):
+    policy, groups, settings = off_policy(config, **VARIANTS[variant])
+    whole, metrics = gradient(policy, groups, replace(settings, micro_batch_size=12))
+    for tokens in (1, 70, 100):
+        seen = passes(policy)
+        split, same = gradient(policy, groups, replace(settings, micro_batch_size=12, micro_batch_tokens=tokens))
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+        assert same == pytest.approx(metrics, rel=1e-9)
+        assert all(rows == 1 or taken <= tokens for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 12
+        assert (len(seen) == 12) == (tokens == 1)
+
+
 def test_the_loss_is_the_formula_on_the_whole_minibatch(config):
     """Also that temperature, ranges, penalty and the three ways to average reach it."""
     policy, groups, settings = off_policy(config)

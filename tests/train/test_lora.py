@@ -35,6 +35,7 @@ from heedful.train.optimization import make_optimizer, optimizer_step, step_metr
 from heedful.train.ppo import _load_models, train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
+from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
 FLOAT32 = {"device": CPU, "compute_dtype": torch.float32}
@@ -88,7 +89,7 @@ def count_of_e(completion_ids, **_):
 
 def logprobs(policy, ids=tuple(range(20, 32))):
     batch = collate([list(ids[:4])], [list(ids[4:])], pad_id=0)
-    return token_outputs(policy, batch, temperature=1.0, micro_batch_size=1).logprobs
+    return token_outputs(policy, batch, temperature=1.0, micro_batch=MicroBatch(1)).logprobs
 
 
 def steps(run_folder):
@@ -373,7 +374,7 @@ def test_an_overflow_leaves_a_step_out_and_halves_the_scale(tiny):
     norms = []
 
     def step(overflows):
-        sft.accumulate(policy, examples(2), 0, 2)
+        sft.accumulate(policy, examples(2), 0, MicroBatch(2))
         if overflows:
             next(policy.parameters()).grad[0, 0] = torch.inf
         norms.append(optimizer_step(optimizer, [policy], 1.0))
@@ -399,7 +400,7 @@ def test_an_overflow_of_a_second_module_is_counted_too(tiny):
     critic = torch.nn.Linear(1, 1, bias=False)
     optimizer = make_optimizer([(policy, 1e-2), (critic, 1e-2)], SFTConfig(model="m", data="d", output="o"))
     start = [p.clone() for p in policy.parameters()]
-    sft.accumulate(policy, examples(2), 0, 2)
+    sft.accumulate(policy, examples(2), 0, MicroBatch(2))
     critic.weight.grad = torch.full_like(critic.weight, torch.inf)
     norm = optimizer_step(optimizer, [policy, critic], 1.0)
     assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), start, strict=True))

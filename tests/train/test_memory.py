@@ -14,6 +14,7 @@ from heedful.models.tiny import make_tiny_model
 from heedful.rewards.resolve import load_model_reward
 from heedful.rollout.teacher_forced import token_outputs
 from heedful.train.memory import load_reference
+from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
 HALF = {"device": CPU, "compute_dtype": torch.bfloat16}
@@ -48,7 +49,7 @@ def test_a_reward_in_half_precision_holds_no_file_in_memory(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path / "base"))
     save_reward_model(load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
     assert weights_in_files(load_reward_model(str(tmp_path / "m"), tokenizer, **HALF))
-    assert not weights_in_files(load_model_reward(str(tmp_path / "m"), micro_batch_size=2, **HALF).model)
+    assert not weights_in_files(load_model_reward(str(tmp_path / "m"), micro_batch=MicroBatch(2), **HALF).model)
 
 
 @pytest.mark.parametrize("architecture", MATRICES)
@@ -62,7 +63,9 @@ def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, archi
     assert policy.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.float32
     assert reference.lm.get_output_embeddings().weight is reference.lm.get_input_embeddings().weight
     batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
-    ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch_size=2).logprobs for m in (reference, policy))
+    ours, theirs = (
+        token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs for m in (reference, policy)
+    )
     assert torch.equal(ours, theirs)
     assert ours.any()
 
@@ -74,7 +77,7 @@ def test_a_reward_in_half_precision_gives_the_same_scores(tmp_path, architecture
     fresh = load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF)
     save_reward_model(fresh, tokenizer, tmp_path / "m")
     whole = load_reward_model(str(tmp_path / "m"), tokenizer, **HALF)
-    reward = load_model_reward(str(tmp_path / "m"), micro_batch_size=2, **HALF)
+    reward = load_model_reward(str(tmp_path / "m"), micro_batch=MicroBatch(2), **HALF)
     dtypes = {name: p.dtype for name, p in reward.model.classifier.named_parameters()}
     assert torch.bfloat16 in dtypes.values()
     assert {dtype for name, dtype in dtypes.items() if name.startswith(("score", "classifier"))} == {torch.float32}

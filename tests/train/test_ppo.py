@@ -22,7 +22,7 @@ from heedful.train import ppo
 from heedful.train.experience import Experience, Models, ScoreNorm, collect, reference_score_norm
 from heedful.train.optimization import MetricSums, make_optimizer
 from heedful.train.ppo import accumulate, kl_control, learn, train_ppo
-from heedful.types import Message, Prompt
+from heedful.types import Message, MicroBatch, Prompt
 
 CPU = torch.device("cpu")
 
@@ -140,6 +140,29 @@ def moved(experience: Experience) -> Experience:
 
 
 @critics
+def test_a_limit_of_tokens_does_not_change_the_gradient(config, critic, passes):
+    """Nor what the losses hold constant; the limit holds for every pass of every model."""
+    settings = config(critic=critic, entropy_coef=0.01)
+    models = make_models(settings.model, critic, torch.float64)
+    as_sampled, _ = make_experience(models, settings)
+    experience = moved(as_sampled)
+    whole = minibatch_gradient(models, experience, settings, 8)
+    for tokens in (1, 70, 100):
+        limited = replace(settings, micro_batch_tokens=tokens)
+        trained, reference = [passes(module) for module in models.trained], passes(models.reference)
+        split = minibatch_gradient(models, experience, limited, 8)
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+        assert trained[0] == trained[-1]
+        again, _ = make_experience(models, limited)
+        for name in ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns"):
+            torch.testing.assert_close(getattr(again, name), getattr(as_sampled, name), rtol=1e-9, atol=1e-9)
+        for seen, times in [*((seen, 2) for seen in trained), (reference, 1)]:
+            assert all(rows == 1 or taken <= tokens for rows, taken in seen)
+            assert sum(rows for rows, _ in seen) == 8 * times
+            assert (len(seen) == 8 * times) == (tokens == 1)
+
+
+@critics
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_micro_batch_size_does_not_change_the_gradient(config, critic, dtype, limit):
     settings = config(critic=critic, entropy_coef=0.01)
@@ -206,7 +229,7 @@ def test_experience_is_that_of_the_formulas(config, whiten_rewards):
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     experience, metrics = make_experience(replace(models, reference=reference), settings, score_norm=norm, kl_coef=0.2)
-    ref = token_outputs(reference, experience.batch, temperature=1.0, micro_batch_size=8).logprobs
+    ref = token_outputs(reference, experience.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
     mask = experience.batch.response_mask
     lengths = mask.sum(dim=1).tolist()
     rewards = -0.2 * (experience.old_logprobs - ref)

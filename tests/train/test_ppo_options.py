@@ -433,13 +433,15 @@ def test_the_critics_gradient_while_it_warms_up(config, critic, action):
     models = make_models(settings)
     experience = moved(make_experience(models, settings))
     found = []
-    for size in (8, 3):
+    for size, tokens in ((8, None), (3, None), (8, 70)):
         for module in models.trained:
             module.zero_grad()
-        accumulate_critic(models, experience, replace(settings, micro_batch_size=size), MetricSums())
+        changed = replace(settings, micro_batch_size=size, micro_batch_tokens=tokens)
+        accumulate_critic(models, experience, changed, MetricSums())
         assert all(parameter.grad is None for parameter in models.policy.lm.parameters())
         found.append(flat_gradient(models))
     assert distance(found[1], found[0]) < 1e-12
+    assert distance(found[2], found[0]) < 1e-12
     accumulate_gradient, _, _ = gradient(models, experience, settings)
     head = models.policy.value_head if models.value_model is None else models.value_model
     number = sum(parameter.numel() for parameter in head.parameters())

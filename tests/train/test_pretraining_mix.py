@@ -39,13 +39,17 @@ def mix_of(config):
     return load_mix(config, Renderer(load_tokenizer(config.model)))
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 4])
-def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibatch(settings, micro_batch_size):
-    """By plain transformers on single rows, whatever the micro-batch size."""
-    config = settings(micro_batch_size=micro_batch_size, temperature=0.7)
+@pytest.mark.parametrize(("size", "tokens", "times"), [(1, None, 4), (3, None, 2), (4, None, 1), (4, 1, 4)])
+def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibatch(
+    settings, passes, size, tokens, times
+):
+    """By plain transformers on single rows, whatever the micro-batches."""
+    config = settings(micro_batch_size=size, micro_batch_tokens=tokens, temperature=0.7)
     mix, again = mix_of(config), mix_of(config)
     policy, sums = double_policy(config.model), MetricSums()
+    seen = passes(policy)
     mix.accumulate(policy, sums)
+    assert len(seen) == times
     found = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
     rows = [again.examples[i] for i in next(again.sampler)]
     assert len(rows) == 4

@@ -14,7 +14,7 @@ from heedful.models.checkpoints import load_tokenizer
 from heedful.models.reward_model import load_reward_model
 from heedful.rewards.agreement import agreement, ordered_pairs
 from heedful.train.reward import accumulate, evaluate_rankings, micro_batches, train_reward
-from heedful.types import Ranking
+from heedful.types import MicroBatch, Ranking
 
 CPU = torch.device("cpu")
 RANKS = [(0, 1), (2, 0, 1), (0, 1, 1, 2), (1, 0), (0, 3, 2, 1, 4), (0, 0, 1)]
@@ -84,7 +84,7 @@ def test_the_loss_is_the_formula_on_scores_computed_row_by_row(model_and_inputs,
     assert (abs(metrics["loss/reward"] - plain["loss/reward"]) > 1e-3) == bool(options)
 
 
-def test_micro_batch_size_does_not_change_the_gradient(model_and_inputs, config):
+def test_micro_batches_do_not_change_the_gradient(model_and_inputs, config, passes):
     model, inputs = model_and_inputs
     rankings = make(inputs, margins=True)
     settings = {"center_coef": 0.01, "label_smoothing": 0.1}
@@ -93,6 +93,16 @@ def test_micro_batch_size_does_not_change_the_gradient(model_and_inputs, config)
         split_metrics, split = gradient(model, rankings, config(micro_batch_size=size, **settings))
         assert float((split - whole).norm() / whole.norm()) < 1e-12
         assert split_metrics == pytest.approx(metrics, rel=1e-12)
+    for tokens in (1, 250, 500):
+        seen = passes(model)
+        limit = {"micro_batch_size": 100, "micro_batch_tokens": tokens}
+        split_metrics, split = gradient(model, rankings, config(**limit, **settings))
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+        assert split_metrics == pytest.approx(metrics, rel=1e-12)
+        alone = [(len(one.rows), len(one.rows) * one.longest) for one in rankings]
+        assert all(taken <= tokens or (rows, taken) in alone for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == sum(len(ranks) for ranks in RANKS)
+        assert (len(seen) == 6) == (tokens == 1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -100,12 +110,12 @@ def test_a_ranking_is_never_split(model_and_inputs, size):
     """And a micro-batch holds as many responses as that number of pairs, or one ranking that is larger."""
     _, inputs = model_and_inputs
     rankings = make(inputs)
-    parts = list(micro_batches(rankings, size))
+    parts = list(micro_batches(rankings, MicroBatch(size)))
     assert sorted(one.ranking.source for part in parts for one in part) == [f"row {i}" for i in range(6)]
     for part in parts:
         assert len(part) == 1 or sum(len(one.rows) for one in part) <= 2 * size
     pairs = make(inputs, [(0, 1)] * 7)
-    lengths = [len(part) for part in micro_batches(pairs, size)]
+    lengths = [len(part) for part in micro_batches(pairs, MicroBatch(size))]
     assert lengths[:-1] == [size] * (7 // size) or lengths == [size] * (7 // size)
 
 

@@ -14,6 +14,7 @@ from heedful.errors import ConfigError
 from heedful.models.checkpoints import load_causal_lm, load_tokenizer
 from heedful.models.policy import Policy
 from heedful.train.sft import accumulate, evaluate_loss, train_sft
+from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
 
@@ -64,9 +65,9 @@ def ragged_examples(num: int) -> list[Example]:
     return [Example(ids(1, 12), ids(1, 15)) for _ in range(num)]
 
 
-def gradient(policy, examples, micro_batch_size):
+def gradient(policy, examples, *limit):
     policy.zero_grad()
-    accumulate(policy, examples, 0, micro_batch_size)
+    accumulate(policy, examples, 0, MicroBatch(*limit))
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
@@ -81,6 +82,19 @@ def test_micro_batch_size_does_not_change_the_gradient(tiny, dtype, limit):
         assert float((split - whole).norm() / whole.norm()) < limit
 
 
+def test_a_limit_of_tokens_does_not_change_the_gradient(tiny, passes):
+    policy = Policy(load_causal_lm(tiny("gpt2")).double()).eval()
+    examples = ragged_examples(8)
+    whole = gradient(policy, examples, 8)
+    for tokens in (1, 30, 45):
+        seen = passes(policy)
+        split = gradient(policy, examples, 8, tokens)
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+        assert all(rows == 1 or taken <= tokens for rows, taken in seen)
+        assert sum(rows for rows, _ in seen) == 8
+        assert (len(seen) == 8) == (tokens == 1)
+
+
 def test_a_mean_of_micro_batch_means_would_change_the_gradient(tiny):
     """Negative control: the check above can fail, because the rows differ in length."""
     policy = Policy(load_causal_lm(tiny("gpt2")).double()).eval()
@@ -88,7 +102,7 @@ def test_a_mean_of_micro_batch_means_would_change_the_gradient(tiny):
     whole = gradient(policy, examples, 8)
     policy.zero_grad()
     for example in examples:
-        accumulate(policy, [example], 0, 1)
+        accumulate(policy, [example], 0, MicroBatch(1))
     means = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]) / 8
     assert float((means - whole).norm() / whole.norm()) > 1e-2
 
@@ -104,7 +118,7 @@ def test_evaluation_is_the_token_mean_of_the_negative_log_likelihood(tiny):
         targets = ids[0, len(example.prompt) :]
         expected -= float(logprobs[len(example.prompt) - 1 :].gather(1, targets.unsqueeze(1)).sum())
         count += len(targets)
-    metrics = evaluate_loss(Policy(lm), examples, 0, 3)
+    metrics = evaluate_loss(Policy(lm), examples, 0, MicroBatch(3))
     assert metrics["eval/loss"] == pytest.approx(expected / count, rel=1e-5)
     assert metrics["eval/perplexity"] == pytest.approx(float(torch.tensor(expected / count).exp()), rel=1e-5)
 
@@ -175,7 +189,9 @@ def test_loss_on_all_learns_the_prompt_too(config, tmp_path):
         policy = Policy(load_causal_lm(str(tmp_path / loss_on / "final")))
         renderer = Renderer(load_tokenizer(config().model))
         prompts = [renderer.prompt_ids(d.prompt) for d in read_demonstrations(config().data)]
-        losses[loss_on] = evaluate_loss(policy, [Example(ids[:1], ids[1:]) for ids in prompts], 0, 5)["eval/loss"]
+        losses[loss_on] = evaluate_loss(policy, [Example(ids[:1], ids[1:]) for ids in prompts], 0, MicroBatch(5))[
+            "eval/loss"
+        ]
     assert losses["all"] < 1.0
     assert losses["response"] > 3.0
 

@@ -8,6 +8,7 @@ from heedful.configs.checks import fraction, positive
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
 from heedful.configs.rewards import RewardOptions
 from heedful.errors import ConfigError
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,21 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     """Chat template in place of the models' own: plain, or a Jinja file."""
     micro_batch_size: int = 32
     """Rows in memory at a time."""
+    micro_batch_tokens: int | None = None
+    """Most tokens in memory at a time, beside micro-batch-size: rows times the longest one, so padding counts. A row (pair,
+    ranking) that has more comes alone. Sampling goes by rows alone. None is no limit."""
     output: Path | None = None
     """JSON file for the result; None only prints it."""
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        return MicroBatch(self.micro_batch_size, self.micro_batch_tokens)
 
     def check_evaluation(self) -> None:
         if self.output is not None:
             object.__setattr__(self, "output", Path(self.output).expanduser())
         self.check_machine()
-        positive(self, "micro_batch_size", "eval_fraction", "max_samples")
+        positive(self, "micro_batch_size", "micro_batch_tokens", "eval_fraction", "max_samples")
         fraction(self, "eval_fraction", "max_dropped")
 
 

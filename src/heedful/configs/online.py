@@ -42,7 +42,7 @@ class OnlineOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOp
     missing_eos: Literal["subtract", "replace"] = "subtract"
     """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
     rollout_micro_batch_size: int = 64
-    """Responses sampled, or scored by a reward model, at a time. It changes memory and speed, never the responses."""
+    """Responses sampled at a time. It changes memory and speed, never the responses."""
     eval_prompts: int = 128
     """Most held-out prompts sampled at an evaluation."""
     adam_eps: float = 1e-5

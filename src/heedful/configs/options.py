@@ -7,6 +7,7 @@ from typing import Literal
 from heedful.configs.checks import fraction, not_negative, positive, seed
 from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +112,16 @@ class OptimizerOptions:
     """Adam's epsilon."""
     micro_batch_size: int = 8
     """Rows in memory at a time. It never changes the gradient."""
+    micro_batch_tokens: int | None = None
+    """Most tokens in memory at a time, beside micro-batch-size: rows times the longest one, so padding counts. A row (pair,
+    ranking) that has more comes alone. It never changes the gradient. None is no limit."""
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        return MicroBatch(self.micro_batch_size, self.micro_batch_tokens)
 
     def check_optimizer(self) -> None:
-        positive(self, "learning_rate", "adam_eps", "micro_batch_size")
+        positive(self, "learning_rate", "adam_eps", "micro_batch_size", "micro_batch_tokens")
         not_negative(self, "warmup_steps", "weight_decay", "max_grad_norm")
         fraction(self, "adam_beta2")
         if self.adam_beta2 == 1:

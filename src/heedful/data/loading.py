@@ -23,6 +23,10 @@ class Example:
     prompt: list[int]
     response: list[int]
 
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
 
 @dataclass(frozen=True)
 class PairRows:

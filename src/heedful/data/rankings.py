@@ -32,6 +32,11 @@ class RankingRows:
         """Tokens a row, on average: what batches are sorted by."""
         return sum(len(row["input_ids"]) for row in self.rows) / len(self.rows)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(row["input_ids"]) for row in self.rows)
+
 
 def encode_rankings(
     rankings: Sequence[Ranking],
@@ -48,7 +53,7 @@ def encode_rankings(
     """
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
-    lengths = [max(len(row["input_ids"]) for row in one.rows) for one in encoded]
+    lengths = [one.longest for one in encoded]
     sources = [ranking.source for ranking in rankings]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what=what))
     if action == "drop":

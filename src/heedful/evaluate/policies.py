@@ -20,6 +20,7 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
 from heedful.data.loading import encode_demonstrations, encode_prompts
+from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.best_of_n import best_row, expected_best, kl_bound
@@ -179,7 +180,7 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     freeze(reference)
     logprobs, ref_logprobs = (
         token_outputs(
-            model, answered.rollouts.batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+            model, answered.rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
         for model in (answered.policy, reference)
     )
@@ -222,12 +223,11 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
         raise DataError(
             f"{config.data}: no token has another before it, so there is nothing to predict; give longer texts"
         )
-    examples.sort(key=lambda example: len(example.prompt) + len(example.response))
+    examples.sort(key=lambda example: example.length)
     total, tokens = 0.0, 0
-    for start in range(0, len(examples), config.micro_batch_size):
-        part = examples[start : start + config.micro_batch_size]
+    for part in in_micro_batches(examples, config.micro_batch, lambda example: (1, example.length)):
         batch = collate([e.prompt for e in part], [e.response for e in part], pad_id=renderer.pad_id).to(device)
-        outputs = token_outputs(policy, batch, temperature=1.0, micro_batch_size=config.micro_batch_size)
+        outputs = token_outputs(policy, batch, temperature=1.0, micro_batch=config.micro_batch)
         total -= float(outputs.logprobs.cpu().double().sum())
         tokens += int(batch.response_mask.sum())
     return {
@@ -316,7 +316,7 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
             [*config.judge, *judge],
             device=device,
             compute_dtype=dtype,
-            micro_batch_size=config.micro_batch_size,
+            micro_batch=config.micro_batch,
             timeout=config.reward_timeout,
             retries=config.reward_retries,
         )
@@ -330,7 +330,7 @@ def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunc
     check_wanted(wanted, config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch_size=config.micro_batch_size)
+    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
 
 
 def _shape(answered: Answered) -> dict[str, float]:

@@ -51,7 +51,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         score_rows(
             model,
             [row for one in encoded if one.has_pairs for row in one.rows],
-            micro_batch_size=config.micro_batch_size,
+            micro_batch=config.micro_batch,
         )
     )
     by_ranking = [[next(scores) for _ in ranking.responses] for ranking in rankings]

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 
 from heedful.data.chat import RewardInputs
+from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.rules import response_text
-from heedful.types import Message, Text
+from heedful.types import Message, MicroBatch, Text
+
+MICRO_BATCH = MicroBatch(32)
 
 
 def score_texts(
@@ -19,7 +22,7 @@ def score_texts(
     responses: Sequence[str],
     truncated: Sequence[bool],
     *,
-    micro_batch_size: int = 32,
+    micro_batch: MicroBatch = MICRO_BATCH,
 ) -> list[float]:
     """Scores of responses, computed in batches of similar length and returned in the order given.
 
@@ -37,16 +40,16 @@ def score_texts(
             f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
             "use shorter prompts and responses, or a reward model that reads more"
         )
-    return score_rows(model, rows, micro_batch_size=micro_batch_size)
+    return score_rows(model, rows, micro_batch=micro_batch)
 
 
 @torch.no_grad()
-def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch_size: int) -> list[float]:
+def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch) -> list[float]:
     """Scores of encoded rows, computed in batches of similar length and returned in the order given."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    lengths = [len(row["input_ids"]) for row in rows]
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
     scores = [0.0] * len(rows)
-    for start in range(0, len(rows), micro_batch_size):
-        chosen = order[start : start + micro_batch_size]
+    for chosen in in_micro_batches(order, micro_batch, lambda i: (1, lengths[i])):
         for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
             scores[i] = one
     return scores
@@ -55,10 +58,10 @@ def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micr
 class ModelReward:
     """A frozen reward model behind the interface of reward functions."""
 
-    def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch_size: int = 32) -> None:
+    def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
         self.model = model
         self.inputs = inputs
-        self.micro_batch_size = micro_batch_size
+        self.micro_batch = micro_batch
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
@@ -73,5 +76,5 @@ class ModelReward:
             texts,
             [response_text(c) for c in completions],
             truncated,
-            micro_batch_size=self.micro_batch_size,
+            micro_batch=self.micro_batch,
         )

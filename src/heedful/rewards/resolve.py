@@ -19,8 +19,9 @@ from heedful.models.policy import freeze
 from heedful.models.reward_model import load_reward_model, score_head
 from heedful.rewards.http import HTTPReward, check_url
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction
-from heedful.rewards.model import ModelReward
+from heedful.rewards.model import MICRO_BATCH, ModelReward
 from heedful.rewards.rules import make_rule
+from heedful.types import MicroBatch
 
 FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, or http://HOST:PORT/PATH"
 AnyReward = str | Reward | RewardFunction
@@ -59,7 +60,7 @@ def load_rewards(
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
-    micro_batch_size: int,
+    micro_batch: MicroBatch,
 ) -> Ensemble:
     """The rewards with their weights and how they are combined. Raises ConfigError, CheckpointError or RewardError."""
     check_wanted(wanted, options)
@@ -67,7 +68,7 @@ def load_rewards(
         wanted,
         device=device,
         compute_dtype=compute_dtype,
-        micro_batch_size=micro_batch_size,
+        micro_batch=micro_batch,
         timeout=options.reward_timeout,
         retries=options.reward_retries,
     )
@@ -82,7 +83,7 @@ def resolve_rewards(
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
-    micro_batch_size: int = 32,
+    micro_batch: MicroBatch = MICRO_BATCH,
     timeout: float = 60.0,
     retries: int = 3,
 ) -> list[Reward]:
@@ -99,10 +100,10 @@ def resolve_rewards(
         if isinstance(reward, Reward):
             named = reward
         elif isinstance(reward, str) and reward.startswith(("http://", "https://")):
-            http = HTTPReward(reward, timeout=timeout, retries=retries, micro_batch_size=micro_batch_size)
+            http = HTTPReward(reward, timeout=timeout, retries=retries, micro_batch_size=micro_batch.rows)
             named = Reward(reward, http)
         elif isinstance(reward, str):
-            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch_size))
+            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch))
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
         same = names.count(named.name)
@@ -123,7 +124,7 @@ def check_reward_string(reward: str) -> None:
 
 
 def load_model_reward(
-    name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch_size: int
+    name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
 ) -> ModelReward:
     """A frozen reward model with its own tokenizer. Raises CheckpointError."""
     tokenizer = load_tokenizer(name)
@@ -132,18 +133,18 @@ def load_model_reward(
     model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
     freeze(model)
     halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer), micro_batch_size=micro_batch_size)
+    return ModelReward(model, RewardInputs(tokenizer), micro_batch=micro_batch)
 
 
 def _from_string(
-    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch_size: int
+    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
 ) -> RewardFunction:
     kind, _, rest = reward.partition(":")
     if kind == "rule":
         return make_rule(rest)
     if kind == "python":
         return _load_function(rest)
-    return load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch_size=micro_batch_size)
+    return load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
 
 
 def _load_function(spec: str) -> RewardFunction:

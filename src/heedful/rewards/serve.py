@@ -22,6 +22,7 @@ from heedful.errors import ConfigError, HeedfulError
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward
+from heedful.types import MicroBatch
 
 
 def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = print) -> None:
@@ -35,7 +36,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
             config.model,
             device=device,
             compute_dtype=resolve_dtype(config.dtype, device),
-            micro_batch_size=config.micro_batch_size,
+            micro_batch=MicroBatch(config.micro_batch_size),
         )
         app = make_app(reward, config.model, max_bytes=int(config.max_request_mb * 1e6))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))

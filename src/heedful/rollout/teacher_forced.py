@@ -6,24 +6,28 @@ import torch
 from torch import Tensor
 
 from heedful.data.collate import Batch
+from heedful.data.micro_batches import in_micro_batches
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
+from heedful.types import MicroBatch
 
 
-def micro_batches(batch: Batch, micro_batch_size: int) -> Iterator[tuple[Tensor, Batch]]:
-    """Rows of a batch, ``micro_batch_size`` at a time, with where they stand in it.
+def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
+    """Rows of a batch, as many at a time as ``limit`` allows, with where they stand in it.
 
     More than one pass's come in the order of their lengths: a pass is as long as its longest row.
     """
-    lengths = batch.attention_mask.sum(dim=1)
-    order = lengths.argsort(stable=True) if len(lengths) > micro_batch_size else torch.arange(len(lengths))
-    for rows in order.to(lengths.device).split(micro_batch_size):
+    lengths: list[int] = batch.attention_mask.sum(dim=1).tolist()
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
+    for part in parts if len(parts) > 1 else [sorted(order)]:
+        rows = torch.tensor(part, device=batch.ids.device)
         yield rows, Batch(batch.ids[rows], batch.attention_mask[rows], batch.response_mask[rows])
 
 
 @torch.no_grad()
 def token_outputs(
-    policy: Policy, batch: Batch, *, temperature: float, micro_batch_size: int, with_entropy: bool = False
+    policy: Policy, batch: Batch, *, temperature: float, micro_batch: MicroBatch, with_entropy: bool = False
 ) -> TokenOutputs:
     """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
 
@@ -32,7 +36,7 @@ def token_outputs(
     """
     device = batch.ids.device
     parts = []
-    for rows, here in micro_batches(batch, micro_batch_size):
+    for rows, here in micro_batches(batch, micro_batch):
         b = here.to(policy.device)
         outputs = policy(b.ids, b.attention_mask, b.response_mask, temperature=temperature, with_entropy=with_entropy)
         parts.append((rows, outputs))
@@ -45,12 +49,12 @@ def token_outputs(
 
 
 @torch.no_grad()
-def token_values(value_model: ValueModel, batch: Batch, *, micro_batch_size: int) -> Tensor:
+def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch) -> Tensor:
     """Values of a batch's responses from a value model of its own, ``[batch, time]``, without gradients."""
     return _in_place(
         [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
-            for rows, part in micro_batches(batch, micro_batch_size)
+            for rows, part in micro_batches(batch, micro_batch)
         ],
         batch.ids.device,
     )

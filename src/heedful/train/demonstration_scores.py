@@ -10,10 +10,12 @@ from heedful.configs.options import RecordOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, check_dropped, too_long
 from heedful.data.loading import read_usable
+from heedful.data.micro_batches import in_micro_batches
 from heedful.data.rankings import Row
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
 from heedful.models.reward_model import RewardModel
+from heedful.types import MicroBatch
 
 
 def encode_scored(
@@ -47,11 +49,11 @@ def encode_scored(
     return rows, {name: count for name, count in counts.items() if count}
 
 
-def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch_size: int) -> float:
+def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:
     """Mean of what the head gives for the rows, without the model's offset: the offset at which their mean score is 0."""
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
     scores: list[float] = []
     with torch.no_grad():
-        for start in range(0, len(ordered), micro_batch_size):
-            scores += model(ordered[start : start + micro_batch_size]).tolist()
+        for part in in_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"]))):
+            scores += model(part).tolist()
     return math.fsum(scores) / len(scores) + model.offset

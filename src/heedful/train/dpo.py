@@ -16,6 +16,7 @@ from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.collate import collate_packed
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, PairRows, encode_pairs, encode_split, load_split
+from heedful.data.micro_batches import in_micro_batches
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
@@ -174,8 +175,7 @@ def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, config
     """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
     done: dict[int, Pair] = {}
-    for start in range(0, len(order), config.micro_batch_size):
-        part = order[start : start + config.micro_batch_size]
+    for part in in_micro_batches(order, config.micro_batch.of_pairs, lambda i: (2, pairs[i].length)):
         with torch.no_grad():
             chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
         for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
@@ -197,14 +197,13 @@ def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tup
 
 
 def accumulate(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
-    """Gradients of the DPO loss over a step's pairs, ``micro_batch_size`` pairs at a time, and its metrics.
+    """Gradients of the DPO loss over a step's pairs, a micro-batch at a time, and its metrics.
 
     Every micro-batch is divided by the step's number of pairs, so their size does not change the gradient.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
     sums = MetricSums()
-    for start in range(0, len(ordered), config.micro_batch_size):
-        part = ordered[start : start + config.micro_batch_size]
+    for part in in_micro_batches(ordered, config.micro_batch.of_pairs, lambda pair: (2, pair.length)):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = core.dpo_loss(
             chosen,

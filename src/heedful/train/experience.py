@@ -112,7 +112,7 @@ def collect(
     batch = rollouts.batch
     old_logprobs, old_values, entropy = _old_outputs(models, batch, config)
     ref_logprobs = token_outputs(
-        models.reference, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+        models.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
     ).logprobs
     shaped = _shaped_scores(scores, rollouts, norm, config)
     mask = batch.response_mask
@@ -199,12 +199,12 @@ def _old_outputs(models: Models, batch: Batch, config: PPOConfig) -> tuple[Tenso
         models.policy,
         batch,
         temperature=config.temperature,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch=config.micro_batch,
         with_entropy=True,
     )
     values = outputs.values
     if models.value_model is not None:
-        values = token_values(models.value_model, batch, micro_batch_size=config.micro_batch_size)
+        values = token_values(models.value_model, batch, micro_batch=config.micro_batch)
     assert values is not None
     return outputs.logprobs, values, outputs.entropy
 

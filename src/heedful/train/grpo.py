@@ -169,12 +169,12 @@ def collect(
     scores, means = score(rewards, completions)
     batch = rollouts.batch
     old = token_outputs(
-        policy, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size, with_entropy=True
+        policy, batch, temperature=config.temperature, micro_batch=config.micro_batch, with_entropy=True
     )
     ref_logprobs = old.logprobs
     if config.kl_coef > 0:
         ref_logprobs = token_outputs(
-            reference, batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
+            reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
     kl = torch.where(batch.response_mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
     clipped = clip_scores(torch.tensor(scores, device=kl.device), config.score_clip)
@@ -231,13 +231,13 @@ def learn(
 
 
 def accumulate(policy: Policy, minibatch: Groups, config: GRPOConfig, sums: MetricSums) -> None:
-    """Gradients of one minibatch's loss, ``micro_batch_size`` rows at a time.
+    """Gradients of one minibatch's loss, a micro-batch at a time.
 
     Every term is divided by the minibatch's counts of responses and tokens: the micro-batch size does not change the
     gradient.
     """
     num_sequences, num_tokens = len(minibatch.kl), minibatch.batch.response_mask.sum()
-    for rows, batch in micro_batches(minibatch.batch, config.micro_batch_size):
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
         mask = batch.response_mask
         logprobs = policy(batch.ids, batch.attention_mask, mask, temperature=config.temperature).logprobs
         old_logprobs, advantages = minibatch.old_logprobs[rows], minibatch.advantages[rows]

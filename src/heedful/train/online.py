@@ -52,7 +52,7 @@ def reward_functions(
         config,
         device=policy.device,
         compute_dtype=policy.compute_dtype,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch=config.micro_batch,
     )
 
 
@@ -111,9 +111,7 @@ def evaluate_policy(
     rollouts, completions = sampler.respond(policy, chosen, generator)
     scores, _ = score(rewards, completions)
     logprobs, ref_logprobs = (
-        token_outputs(
-            model, rollouts.batch, temperature=config.temperature, micro_batch_size=config.micro_batch_size
-        ).logprobs
+        token_outputs(model, rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch).logprobs
         for model in (policy, reference)
     )
     kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)

@@ -188,7 +188,7 @@ def _minibatches(experience: Experience, config: PPOConfig, generator: torch.Gen
 
 
 def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> Tensor:
-    """Gradients of one minibatch's loss, ``micro_batch_size`` rows at a time. Returns the minibatch's approx_kl.
+    """Gradients of one minibatch's loss, a micro-batch at a time. Returns the minibatch's approx_kl.
 
         L = L_policy + value_coef * L_value          without the factor where the critic has parameters of its own
 
@@ -198,7 +198,7 @@ def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: M
     num_tokens = minibatch.batch.response_mask.sum()
     num_actions = action_mask(minibatch.batch.response_mask, config).sum()
     approx_kl = torch.zeros((), device=minibatch.kl.device)
-    for rows, batch in micro_batches(minibatch.batch, config.micro_batch_size):
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
         part = minibatch.select(rows)
         outputs = models.policy(
             batch.ids,
@@ -224,7 +224,7 @@ def accumulate(models: Models, minibatch: Experience, config: PPOConfig, sums: M
 def accumulate_critic(models: Models, minibatch: Experience, config: PPOConfig, sums: MetricSums) -> None:
     """Gradients of one minibatch's value loss for a critic of its own or the value head, none for the language model."""
     num_actions = action_mask(minibatch.batch.response_mask, config).sum()
-    for rows, batch in micro_batches(minibatch.batch, config.micro_batch_size):
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
         if models.value_model is not None:
             values = models.value_model(batch.ids, batch.attention_mask, batch.response_mask)
         else:

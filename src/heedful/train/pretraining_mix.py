@@ -16,6 +16,7 @@ from heedful.models.checkpoints import context_length, load_config
 from heedful.models.policy import Policy
 from heedful.rollout.teacher_forced import micro_batches
 from heedful.train.optimization import MetricSums
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class PretrainingMix:
     sampler: BatchSampler
     pad_id: int
     coef: float
-    micro_batch_size: int
+    micro_batch: MicroBatch
     counts: Counts
     """What was done with the records of the file."""
 
@@ -42,7 +43,7 @@ class PretrainingMix:
         chosen = [self.examples[row] for row in next(self.sampler)]
         batch = collate_packed([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
-        for _, part in micro_batches(batch.to(policy.device), self.micro_batch_size):
+        for _, part in micro_batches(batch.to(policy.device), self.micro_batch):
             logprobs = policy(part.ids, part.attention_mask, part.response_mask).logprobs
             loss, _ = core.sft_loss(logprobs, part.response_mask, num_tokens=num_tokens)
             (self.coef * loss).backward()
@@ -70,6 +71,6 @@ def load_mix(config: PPOUpdateOptions, renderer: Renderer) -> PretrainingMix | N
         sampler=BatchSampler(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
         pad_id=renderer.pad_id,
         coef=config.ptx_coef,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch=config.micro_batch,
         counts=counts,
     )

@@ -14,6 +14,7 @@ from heedful.configs.reward import RewardConfig
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
 from heedful.data.loading import encode_split, load_split
+from heedful.data.micro_batches import in_micro_batches
 from heedful.data.rankings import RankingRows, encode_rankings
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
@@ -35,7 +36,7 @@ from heedful.train.optimization import (
     step_metrics,
 )
 from heedful.train.run_folder import check_output
-from heedful.types import Ranking
+from heedful.types import MicroBatch, Ranking
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
@@ -95,8 +96,8 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         }
 
     def save(folder: Path) -> None:
-        size = 2 * config.micro_batch_size
-        offset = mean_output(model, demonstrations, micro_batch_size=size) if demonstrations else None
+        limit = config.micro_batch.of_pairs
+        offset = mean_output(model, demonstrations, micro_batch=limit) if demonstrations else None
         save_reward_model(model, tokenizer, folder, offset=offset)
 
     trainer = Trainer(
@@ -141,7 +142,7 @@ def accumulate(model: RewardModel, rankings: Sequence[RankingRows], config: Rewa
     Every micro-batch is divided by the step's number of rankings, so their size does not change the gradient.
     """
     sums, counts = MetricSums(), step_counts(rankings)
-    for part in micro_batches(rankings, config.micro_batch_size):
+    for part in micro_batches(rankings, config.micro_batch):
         loss, metrics, _ = ranked_loss(model, part, config, **counts)
         loss.backward()
         sums.add(metrics)
@@ -157,7 +158,7 @@ def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], confi
     seen: list[Ranking] = []
     scores: list[list[float]] = []
     with torch.no_grad():
-        for part in micro_batches(rankings, config.micro_batch_size):
+        for part in micro_batches(rankings, config.micro_batch):
             _, metrics, of_part = ranked_loss(model, part, config, **counts)
             sums.add(metrics)
             seen += [one.ranking for one in part]
@@ -174,15 +175,10 @@ def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], confi
     }
 
 
-def micro_batches(rankings: Sequence[RankingRows], size: int) -> Iterator[list[RankingRows]]:
-    """Rankings of similar length, as many as have ``2 * size`` responses together: so many pairs. One is never split."""
-    part: list[RankingRows] = []
-    for one in sorted(rankings, key=lambda one: one.mean_length):
-        if part and sum(len(each.rows) for each in (*part, one)) > 2 * size:
-            yield part
-            part = []
-        part.append(one)
-    yield part
+def micro_batches(rankings: Sequence[RankingRows], limit: MicroBatch) -> Iterator[list[RankingRows]]:
+    """Rankings of similar length, with at most as many responses as that many pairs together. One is never split."""
+    ordered = sorted(rankings, key=lambda one: one.mean_length)
+    return in_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest))
 
 
 def step_counts(rankings: Sequence[RankingRows]) -> dict[str, int]:

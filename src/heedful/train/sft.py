@@ -15,6 +15,7 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_packed
 from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
+from heedful.data.micro_batches import in_micro_batches
 from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations
 from heedful.models.checkpoints import context_length, load_config, load_tokenizer
@@ -32,7 +33,7 @@ from heedful.train.optimization import (
     step_metrics,
 )
 from heedful.train.run_folder import check_output
-from heedful.types import Demonstration, Prompt
+from heedful.types import Demonstration, MicroBatch, Prompt
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
 SAMPLED_TOKENS = 64
@@ -73,7 +74,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         started = time.perf_counter()
         learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=total_steps, options=config))
         policy.train()
-        metrics = accumulate(policy, [train[row] for row in next(sampler)], renderer.pad_id, config.micro_batch_size)
+        metrics = accumulate(policy, [train[row] for row in next(sampler)], renderer.pad_id, config.micro_batch)
         grad_norm = optimizer_step(optimizer, [policy], config.max_grad_norm)
         seconds = time.perf_counter() - started
         return {
@@ -100,9 +101,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
     trainer = Trainer(
         step=step,
         save=lambda folder: save_policy(policy, tokenizer, folder, stop_ids=table.stop_ids),
-        evaluate=(lambda: evaluate_loss(policy, held_out, renderer.pad_id, config.micro_batch_size))
-        if held_out
-        else None,
+        evaluate=(lambda: evaluate_loss(policy, held_out, renderer.pad_id, config.micro_batch)) if held_out else None,
         samples=samples,
         objective="eval/loss",
         higher_is_better=False,
@@ -125,17 +124,16 @@ def _shown(records: Sequence[Demonstration], renderer: Renderer, number: int, *,
     return list(itertools.islice(fitting, number))
 
 
-def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> dict[str, float]:
-    """Gradients of the SFT loss over a step's examples, ``micro_batch_size`` rows at a time, and its metrics.
+def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch: MicroBatch) -> dict[str, float]:
+    """Gradients of the SFT loss over a step's examples, a micro-batch at a time, and its metrics.
 
     Every micro-batch is divided by the step's token count, so their size does not change the gradient. Rows are taken in
     the order of their lengths, to pad less.
     """
-    ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.response))
+    ordered = sorted(examples, key=lambda example: example.length)
     num_tokens = sum(len(example.response) for example in ordered)
     sums = MetricSums()
-    for start in range(0, len(ordered), micro_batch_size):
-        part = ordered[start : start + micro_batch_size]
+    for part in in_micro_batches(ordered, micro_batch, lambda example: (1, example.length)):
         batch = collate_packed([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
@@ -145,9 +143,9 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     return {**sums.means(1), "tokens": float(num_tokens)}
 
 
-def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch_size: int) -> Numbers:
+def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch: MicroBatch) -> Numbers:
     """Mean negative log-likelihood a token of held-out demonstrations, and its exponential, the perplexity."""
     policy.eval()
     with torch.no_grad():
-        loss = accumulate(policy, examples, pad_id, micro_batch_size)["loss/sft"]
+        loss = accumulate(policy, examples, pad_id, micro_batch)["loss/sft"]
     return {"eval/loss": loss, "eval/perplexity": math.exp(loss) if loss < 700 else math.inf}
