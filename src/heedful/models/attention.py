@@ -1,12 +1,15 @@
 """Attention by plain matrix products where torch's fused kernel is slower: on a CPU, for short texts and single tokens."""
 
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -20,6 +23,9 @@ ATTENTION = "heedful"
 """The name that `attention` has in transformers."""
 MOST_SCORES = 2**22
 """Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
+
+GROUP = 8
+"""Packed texts attend with others whose lengths are the same multiple of it, at the cost of padding to it."""
 
 
 def use_attention(model: M) -> M:
@@ -40,9 +46,23 @@ class Segments:
         self.uses = 0
         """Attention layers that have been called with them."""
 
-    def runs(self) -> list[tuple[int, int]]:
-        """Neighbours of one length, which a call of the kernel takes together: that length, and how many they are."""
-        return [(length, len(list(group))) for length, group in itertools.groupby(self.lengths)]
+    @functools.cached_property
+    def widths(self) -> list[int]:
+        """The length of each text's group, a multiple of `GROUP`."""
+        return [-(-length // GROUP) * GROUP for length in self.lengths]
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[int, int]]:
+        """Texts of about one length, which a call of the kernel takes together: their width, and how many they are."""
+        return sorted(Counter(self.widths).items())
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """Where each token is when the groups lie one after the other, every text as wide as its group, padding behind."""
+        starts, at = [0] * len(self.lengths), 0
+        for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
+            starts[i], at = at, at + self.widths[i]
+        return torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)])
 
 
 def attention(
@@ -101,21 +121,28 @@ def _packed(  # noqa: PLR0917
     segments: Segments,
     **options: Any,
 ) -> Tensor:
-    """Texts of equal length side by side, as rows of a batch; a mask is of the distance between tokens, so of one all.
+    """Texts of about one length as rows of a batch, padding behind, which no token of a causal text sees; a mask is of the
+    distance between tokens, so of one text as of another.
 
     The fused kernel in full precision: one call for a few texts, where plain products are many and in half precision it is
     slow.
     """
-    runs, parts = segments.runs(), []
+    parts, places = [], segments.places
+    sizes = [length * count for length, count in segments.groups]
     with torch.autocast(query.device.type, enabled=False):
-        pieces = [
-            at_least_float32(x[0]).split([length * count for length, count in runs], dim=1) for x in (query, key, value)
-        ]
-        for (length, _), *piece in zip(runs, *pieces, strict=True):
-            q, k, v = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in piece)
-            mask = None if attention_mask is None else attention_mask[..., :length, :length]
+        rows = (at_least_float32(x[0].transpose(0, 1)) for x in (query, key, value))
+        padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, places, x).split(sizes) for x in rows)
+        for (length, _), *group in zip(segments.groups, *padded, strict=True):
+            q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in group)
+            mask = None if attention_mask is None else _first(attention_mask, length)
             parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0].flatten(0, 1))
-    return torch.cat(parts).to(value.dtype).unsqueeze(0)
+    return torch.cat(parts)[places].to(value.dtype).unsqueeze(0)
+
+
+def _first(mask: Tensor, length: int) -> Tensor:
+    """A boolean mask of the first tokens of a row; those behind its end, which nobody reads, see something."""
+    behind = max(0, length - mask.shape[-1])
+    return pad(pad(mask[..., :length, :length], (0, behind), value=False), (0, 0, 0, behind), value=True)
 
 
 def _packed_on_cuda(  # noqa: PLR0917
