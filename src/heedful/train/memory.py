@@ -1,4 +1,4 @@
-"""What the options that save memory do to the models of a run."""
+"""What the options that save memory or time do to the models of a run."""
 
 import torch
 from transformers import PreTrainedModel
@@ -7,6 +7,7 @@ from heedful.configs.dpo import DPOConfig
 from heedful.configs.online import OnlineOptions
 from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
+from heedful.models.compiled import check_compiler, compile_layers
 from heedful.models.device import resolve_device, resolve_dtype
 from heedful.models.heads import checkpoint_layers
 from heedful.models.inference import halve_frozen, same_weights
@@ -24,6 +25,8 @@ def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError where the options ask for what is not here."""
     device = resolve_device(config.device)
     check_bitsandbytes(config, quantized(config), device)
+    if config.compile:
+        check_compiler(device)
     return device, resolve_dtype(config.dtype, device)
 
 
@@ -47,7 +50,7 @@ def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, wi
 
 
 def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
-    """Adapters, gradient checkpointing and a scaler of gradients, where they are wanted, on a model that shall be trained.
+    """Adapters, gradient checkpointing, compiled layers and a scaler of gradients, where wanted, on a model to be trained.
 
     ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
     Raises ConfigError.
@@ -58,6 +61,8 @@ def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: 
     if config.gradient_checkpointing:
         checkpoint_layers(model)
         module.train()
+    if config.compile:
+        compile_layers(model)
     if module.compute_dtype == torch.float16:  # small gradients would be 0 there
         module.grad_scaler = torch.amp.GradScaler(model.device.type)
 
