@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, MistralModel
 
 from heedful.data.collate import collate, collate_packed
-from heedful.models.attention import use_attention
+from heedful.models.attention import Segments, use_attention
 from heedful.models.heads import checkpoint_layers, hidden_states, padding_behind
 from heedful.models.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
 from heedful.models.policy import load_policy
@@ -50,6 +50,14 @@ def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
     responses = torch.tensor([[True, False, True], [True, False, False]])
     found = response_tokens(attention, responses)
     assert found.tolist() == [False, True, False, True, False, False, False, True]
+
+
+def test_texts_of_about_one_length_attend_together_wherever_they_stand():
+    """Lengths 9, 3, 8 and 10: two of width 8, then two of width 16."""
+    segments = Segments([9, 3, 8, 10])
+    assert segments.widths == [16, 8, 8, 16]
+    assert segments.groups == [(8, 2), (16, 2)]
+    assert segments.places.tolist() == [*range(16, 25), *range(3), *range(8, 16), *range(32, 42)]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def _packed(  # noqa: PLR0917
     The fused kernel in full precision: one call for a few texts, where plain products are many and in half precision it is
     slow.
     """
-    parts, places = [], segments.places
+    parts, places = [], segments.places.to(query.device)
     sizes = [length * count for length, count in segments.groups]
     with torch.autocast(query.device.type, enabled=False):
         rows = (at_least_float32(x[0].transpose(0, 1)) for x in (query, key, value))
@@ -136,7 +136,7 @@ def _packed(  # noqa: PLR0917
             q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in group)
             mask = None if attention_mask is None else _first(attention_mask, length)
             parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0].flatten(0, 1))
-    return torch.cat(parts)[places].to(value.dtype).unsqueeze(0)
+    return torch.cat(parts).index_select(0, places).to(value.dtype).unsqueeze(0)
 
 
 def _first(mask: Tensor, length: int) -> Tensor:
