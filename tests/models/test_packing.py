@@ -166,6 +166,13 @@ def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
     assert not can_pack(trunk)
 
 
+def test_chunks_of_attention_are_not_packed_although_short_texts_would_agree(decoder):
+    """They begin every so many tokens of a row, not of a text."""
+    trunk = load(decoder).lm.base_model
+    trunk.config.attention_chunk_size = 64
+    assert not can_pack(trunk)
+
+
 def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
     trunk = load(decoder).lm.base_model
     trunk.register_forward_pre_hook(
