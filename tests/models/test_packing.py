@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, MistralModel
 
 from heedful.data.collate import collate, collate_packed
-from heedful.models.attention import Segments, use_attention
+from heedful.models.attention import Segments, attention, use_attention
 from heedful.models.heads import checkpoint_layers, hidden_states, padding_behind
 from heedful.models.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
 from heedful.models.policy import load_policy
@@ -126,6 +126,19 @@ def test_half_precision_packs_too(decoder):
     torch.testing.assert_close(rounded, expected, rtol=0.1, atol=0.6)
 
 
+def test_attention_of_packed_texts_is_in_full_precision_under_autocast():
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 1
+    q, k, v = (torch.randn(1, 2, 24, 8, dtype=torch.bfloat16) for _ in range(3))
+    texts = [[x[:, :, part].float() for x in (q, k, v)] for part in (slice(16), slice(16, 24))]
+    exact = [torch.nn.functional.scaled_dot_product_attention(*text, is_causal=True).transpose(1, 2) for text in texts]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed, _ = attention(module, q, k, v, None, segments=Segments([16, 8]))
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, torch.cat(exact, dim=1).bfloat16())
+
+
 def test_a_window_that_slides_stays_within_a_text():
     torch.manual_seed(0)
     config = MistralConfig(
@@ -135,16 +148,19 @@ def test_a_window_that_slides_stays_within_a_text():
     trunk = use_attention(MistralModel(config).eval())
     assert can_pack(trunk)
     alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
-    torch.testing.assert_close(packed_states(trunk, torch.tensor(TOKENS), LENGTHS), torch.cat(alone))
+    together = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+    torch.testing.assert_close(together, torch.cat(alone))
+    together.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in trunk.parameters())
     far = copy.deepcopy(trunk)
     far.config.sliding_window = None
     assert not torch.allclose(hidden_states(far, torch.tensor([TEXTS[0]]))[0], alone[0])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_what_attends_in_another_way_is_not_packed(decoder, attention):
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_what_attends_in_another_way_is_not_packed(decoder, implementation):
     trunk = load(decoder).lm.base_model
-    trunk.set_attn_implementation(attention)
+    trunk.set_attn_implementation(implementation)
     assert not can_pack(trunk)
     batch, seen = collate(PROMPTS, RESPONSES, pad_id=0), []
     with read_rows(trunk, seen):
@@ -174,7 +190,11 @@ def test_chunks_of_attention_are_not_packed_although_short_texts_would_agree(dec
 
 
 def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
+    """Not even where nothing would show: here the layers add nothing to the embeddings."""
     trunk = load(decoder).lm.base_model
+    for name, parameter in trunk.named_parameters():
+        if parameter.ndim > 1 and "emb" not in name and "wte" not in name and "wpe" not in name:
+            torch.nn.init.zeros_(parameter)
     trunk.register_forward_pre_hook(
         lambda _, args, given: (args, {name: value for name, value in given.items() if name != "segments"}),
         with_kwargs=True,

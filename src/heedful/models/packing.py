@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from heedful.models.attention import ATTENTION, Segments
+from heedful.models.attention import Segments
 from heedful.models.heads import hidden_states, padding_behind
 
 MOST_REAL = 0.9
@@ -60,7 +60,7 @@ def can_pack(trunk: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _try_packing(trunk: PreTrainedModel) -> bool:
     config = trunk.config
-    if config._attn_implementation != ATTENTION or getattr(config, "attention_chunk_size", None):
+    if getattr(config, "attention_chunk_size", None):
         return False
     ids = torch.tensor([1, 2, 3, 4, 4, 3, 2], device=next(trunk.parameters()).device)
     segments, place = Segments([4, 3]), torch.tensor([[0, 1, 2, 3, 0, 1, 2]], device=ids.device)
