@@ -14,6 +14,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.models.checkpoints import load_causal_lm
 from heedful.models.heads import positions
+from heedful.models.packing import can_pack
 from heedful.models.policy import freeze, load_policy
 from heedful.models.tiny import make_tiny_model
 from heedful.rollout.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
@@ -93,6 +94,25 @@ def test_a_reference_on_the_cpu_answers_on_the_policys_device(tmp_path):
     ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(1)) for m in (policy, reference))
     assert theirs.logprobs.device == theirs.entropy.device == batch.ids.device
     torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
+
+
+def test_packed_rows_on_cuda_have_the_numbers_of_padded_ones(tmp_path, monkeypatch):
+    """By torch's kernel for texts of any length, forwards and backwards; in float32, which it does not know, padded."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=64)
+    batch = collate([[20, 21, 22] * 5, [23]], [[24, 25], [26, 27, 28]], pad_id=0).to(torch.device("cuda"))
+    numbers = []
+    for most_real in (0.9, 0.0):
+        monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
+        policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=torch.bfloat16)
+        logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+        logprobs.sum().backward()
+        numbers.append([logprobs, *(parameter.grad for parameter in policy.lm.parameters())])
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert can_pack(policy.lm.base_model)
+    for ours, theirs in zip(*numbers, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.05)
+    exact = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=torch.float32)
+    assert not can_pack(exact.lm.base_model)
 
 
 def prompts_of(tmp_path):

@@ -140,9 +140,9 @@ def _packed(  # noqa: PLR0917
 
 
 def _first(mask: Tensor, length: int) -> Tensor:
-    """A boolean mask of the first tokens of a row; those behind its end, which nobody reads, see something."""
+    """A boolean mask of the first tokens of a row; there may be fewer, and nobody reads those behind its end."""
     behind = max(0, length - mask.shape[-1])
-    return pad(pad(mask[..., :length, :length], (0, behind), value=False), (0, 0, 0, behind), value=True)
+    return pad(mask[..., :length, :length], (0, behind, 0, behind), value=False)
 
 
 def _packed_on_cuda(  # noqa: PLR0917
