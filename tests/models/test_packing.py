@@ -27,9 +27,11 @@ def load(folder, dtype=torch.float32, **options):
 
 def read_rows(module, seen):
     """The shapes of ids that a trunk is called with, from now on."""
-    return module.register_forward_pre_hook(
-        lambda _, __, given: seen.append(given["input_ids"].shape), with_kwargs=True
-    )
+
+    def note(_module, arguments, given):
+        seen.append(tuple((arguments[0] if arguments else given["input_ids"]).shape))
+
+    return module.register_forward_pre_hook(note, with_kwargs=True)
 
 
 def test_padding_goes_behind_and_no_column_more_is_kept():
