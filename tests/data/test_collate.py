@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.collate import collate, collate_packed
+from heedful.data.collate import collate, collate_padding_behind
 
 PAD = 1
 """A token that occurs in the rows too, so that nothing can be told from it."""
@@ -53,7 +53,7 @@ def test_masks_alone_give_the_rows_back(rows):
 
 
 def test_golden_packed_layout():
-    batch = collate_packed([[5], [6, 7, 4]], [[8, 1], [9]], pad_id=PAD)
+    batch = collate_padding_behind([[5], [6, 7, 4]], [[8, 1], [9]], pad_id=PAD)
     assert batch.ids.tolist() == [[5, 8, 1, 1], [6, 7, 4, 9]]
     assert batch.attention_mask.tolist() == [[True, True, True, False], [True, True, True, True]]
     assert batch.response_mask.tolist() == [[True, True, False], [False, False, True]]
@@ -62,7 +62,7 @@ def test_golden_packed_layout():
 
 @given(ROWS)
 def test_packed_rows_have_their_padding_behind(rows):
-    batch = collate_packed(*zip(*rows, strict=True), pad_id=PAD)
+    batch = collate_padding_behind(*zip(*rows, strict=True), pad_id=PAD)
     longest = max(len(prompt) + len(response) for prompt, response in rows)
     assert batch.ids.shape == batch.attention_mask.shape == (len(rows), longest)
     assert batch.response_mask.shape == (len(rows), longest - 1)
@@ -76,7 +76,7 @@ def test_packed_rows_have_their_padding_behind(rows):
                 assert batch.response_mask[row, column - 1] == (real and column >= len(prompt))
 
 
-@pytest.mark.parametrize("layout", [collate, collate_packed])
+@pytest.mark.parametrize("layout", [collate, collate_padding_behind])
 @pytest.mark.parametrize(("prompts", "responses"), [([[]], [[1]]), ([[1], []], [[1], [2]]), ([[1]], [[1], [2]])])
 def test_rows_that_cannot_be_learned_from(layout, prompts, responses):
     with pytest.raises(AssertionError):

@@ -1,13 +1,18 @@
 """Packed rows: the states that each text has by itself, without padding."""
 
-import copy
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, MistralModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma3Config,
+    Gemma3Model,
+    MistralConfig,
+    MistralModel,
+)
 
-from heedful.data.collate import collate, collate_packed
-from heedful.models.attention import Segments, attention, use_attention
+from heedful.data.collate import collate, collate_padding_behind
+from heedful.models.attention import Segments, use_attention
 from heedful.models.heads import checkpoint_layers, hidden_states, padding_behind
 from heedful.models.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
 from heedful.models.policy import load_policy
@@ -56,14 +61,17 @@ def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
 
 def test_texts_of_about_one_length_attend_together_wherever_they_stand():
     """Lengths 9, 3, 8 and 10: two of width 8, then two of width 16."""
-    segments = Segments([9, 3, 8, 10])
+    segments = Segments([9, 3, 8, 10], CPU)
     assert segments.widths == [16, 8, 8, 16]
     assert segments.groups == [(8, 2), (16, 2)]
     assert segments.places.tolist() == [*range(16, 25), *range(3), *range(8, 16), *range(32, 42)]
+    assert segments.edges.tolist() == [0, 9, 12, 20, 30]
+    assert segments.positions.tolist() == [*range(9), *range(3), *range(8), *range(10)]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"), [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True)]
+    ("lengths", "expected"),
+    [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True), ([100, 0], False)],
 )
 def test_it_is_worth_it_where_a_tenth_would_be_padding(lengths, expected):
     assert MOST_REAL == 0.9
@@ -79,7 +87,7 @@ def test_packed_texts_have_the_states_that_each_has_alone(decoder):
     torch.testing.assert_close(together, torch.cat(alone))
 
 
-@pytest.mark.parametrize("make", [collate, collate_packed])
+@pytest.mark.parametrize("make", [collate, collate_padding_behind])
 def test_a_batch_with_much_padding_is_read_as_one_row(decoder, make):
     trunk = load(decoder).lm.base_model
     batch, seen = make(PROMPTS, RESPONSES, pad_id=0), []
@@ -114,49 +122,53 @@ def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, mon
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_half_precision_packs_too(decoder):
-    """In the kernel for full precision, so between it and plain products there is the rounding of bfloat16."""
-    exact, half = load(decoder), load(decoder, torch.bfloat16)
-    batch = collate(PROMPTS, RESPONSES, pad_id=0)
-    seen = []
-    can_pack(half.lm.base_model)
-    with read_rows(half.lm.base_model, seen):
-        rounded = half(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-    assert seen[-1] == (1, 22)
-    expected = exact(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-    assert not torch.equal(rounded, expected)
-    torch.testing.assert_close(rounded, expected, rtol=0.1, atol=0.6)
+def test_half_precision_has_the_numbers_of_padded_rows(decoder, monkeypatch):
+    """By the same products, so that old and new log-probs agree whichever way each of their passes took."""
+    policy, batch, seen = load(decoder, torch.bfloat16), collate(PROMPTS, RESPONSES, pad_id=0), []
+    can_pack(policy.lm.base_model)
+    numbers = []
+    for most_real in (0.9, 0.0):
+        monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
+        with read_rows(policy.lm.base_model, seen):
+            numbers.append(policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs)
+    assert seen == [(1, 22), (4, 13)]
+    torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_of_packed_texts_is_in_full_precision_under_autocast():
-    torch.manual_seed(0)
-    module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, 1
-    q, k, v = (torch.randn(1, 2, 24, 8, dtype=torch.bfloat16) for _ in range(3))
-    texts = [[x[:, :, part].float() for x in (q, k, v)] for part in (slice(16), slice(16, 24))]
-    exact = [torch.nn.functional.scaled_dot_product_attention(*text, is_causal=True).transpose(1, 2) for text in texts]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed, _ = attention(module, q, k, v, None, segments=Segments([16, 8]))
-    assert mixed.dtype == torch.bfloat16
-    assert torch.equal(mixed, torch.cat(exact, dim=1).bfloat16())
-
-
-def test_a_window_that_slides_stays_within_a_text():
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("window", "expected"), [(4, False), (None, True)])
+def test_a_window_that_slides_is_not_packed(window, expected):
+    """Its mask would be as large as the square of all tokens of the row."""
     config = MistralConfig(
         vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, sliding_window=4, initializer_range=0.3,
+        num_key_value_heads=1, sliding_window=window,
     )  # fmt: skip
-    trunk = use_attention(MistralModel(config).eval())
+    assert can_pack(use_attention(MistralModel(config))) is expected
+
+
+def test_a_model_with_a_config_inside_its_config_can_be_tried():
+    """As those for pictures and text have it."""
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    config = Gemma3Config(text_config={**text, "num_key_value_heads": 1, "vocab_size": 40, "sliding_window": 8})
+    with torch.device("meta"):
+        trunk = Gemma3Model(config)
+    assert not can_pack(trunk)
+
+
+def test_memory_that_runs_out_while_trying_is_told(decoder):
+    trunk = load(decoder).lm.base_model
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("none left")
+
+    with trunk.register_forward_pre_hook(fail), pytest.raises(torch.OutOfMemoryError):
+        can_pack(trunk)
     assert can_pack(trunk)
-    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
-    together = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
-    torch.testing.assert_close(together, torch.cat(alone))
-    together.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in trunk.parameters())
-    far = copy.deepcopy(trunk)
-    far.config.sliding_window = None
-    assert not torch.allclose(hidden_states(far, torch.tensor([TEXTS[0]]))[0], alone[0])
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -1,4 +1,4 @@
-"""Batches: prompts padded on the left and responses on the right, or each row packed and padded behind.
+"""Batches: prompts padded on the left and responses on the right, or each row with all padding behind.
 
 Padding is told by the masks and never by comparing ids, so a padding token that equals the end-of-sequence token is safe.
 """
@@ -44,7 +44,9 @@ def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     return Batch(ids, attention_mask, response_mask)
 
 
-def collate_packed(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+def collate_padding_behind(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int
+) -> Batch:
     """The same rows with all padding behind them; no prompt may be empty.
 
     A batch is as long as its longest row, not as its longest prompt and longest response together: for given texts that

@@ -1,4 +1,5 @@
-"""Attention by plain matrix products where torch's fused kernel is slower: on a CPU, for short texts and single tokens."""
+"""Attention by plain matrix products where torch's fused kernel is slower (on a CPU, for short texts and single tokens), and
+within each of the texts of a packed row."""
 
 import functools
 import itertools
@@ -9,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -41,10 +41,21 @@ def use_attention(model: M) -> M:
 class Segments:
     """The texts that lie one after the other in a packed row, given to a model as ``segments``."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         self.uses = 0
-        """Attention layers that have been called with them."""
+        """How often attention was called with them, by which `heedful.models.packing.can_pack` knows that they arrive."""
+        self.device = device
+
+    @functools.cached_property
+    def edges(self) -> Tensor:
+        """Where each text begins, and where the last ends."""
+        return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(self.device)
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """The place of each token in its text."""
+        return torch.cat([torch.arange(length) for length in self.lengths]).to(self.device)
 
     @functools.cached_property
     def widths(self) -> list[int]:
@@ -62,7 +73,7 @@ class Segments:
         starts, at = [0] * len(self.lengths), 0
         for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
             starts[i], at = at, at + self.widths[i]
-        return torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)])
+        return torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)]).to(self.device)
 
 
 def attention(
@@ -86,10 +97,11 @@ def attention(
     With ``segments`` there is one row, and a query attends to keys of its own text alone.
     """
     if segments is not None:
+        assert attention_mask is None, "packed rows have no padding, and no model with another mask is packed"
         segments.uses += 1
-        options |= {"scaling": scaling, "is_causal": is_causal}
-        attend = _packed_on_cuda if query.is_cuda else _packed
-        return attend(module, query, key, value, attention_mask, segments, **options), None
+        if _has_kernel(module, query, is_causal, options):
+            return _packed_by_kernel(query, key, value, segments, scaling), None
+        return _packed(module, query, key, value, segments, scaling=scaling, is_causal=is_causal, **options), None
     if not _is_faster(query, key) or _is_beyond(attention_mask, options):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
@@ -112,62 +124,41 @@ def attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _packed(  # noqa: PLR0917
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    segments: Segments,
-    **options: Any,
+def _packed(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, segments: Segments, **options: Any
 ) -> Tensor:
-    """Texts of about one length as rows of a batch, padding behind, which no token of a causal text sees; a mask is of the
-    distance between tokens, so of one text as of another.
-
-    The fused kernel in full precision: one call for a few texts, where plain products are many and in half precision it is
-    slow.
-    """
-    parts, places = [], segments.places.to(query.device)
+    """Texts of about one length as rows of a batch, padding behind, which no token of a causal text sees."""
+    parts, places = [], segments.places
     sizes = [length * count for length, count in segments.groups]
-    with torch.autocast(query.device.type, enabled=False):
-        rows = (at_least_float32(x[0].transpose(0, 1)) for x in (query, key, value))
-        padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, places, x).split(sizes) for x in rows)
-        for (length, _), *group in zip(segments.groups, *padded, strict=True):
-            q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in group)
-            mask = None if attention_mask is None else _first(attention_mask, length)
-            parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0].flatten(0, 1))
-    return torch.cat(parts).index_select(0, places).to(value.dtype).unsqueeze(0)
+    rows = (x[0].transpose(0, 1) for x in (query, key, value))
+    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, places, x).split(sizes) for x in rows)
+    for (length, _), *group in zip(segments.groups, *padded, strict=True):
+        q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in group)
+        parts.append(attention(module, q, k, v, None, **options)[0].flatten(0, 1))
+    return torch.cat(parts).index_select(0, places).unsqueeze(0)
 
 
-def _first(mask: Tensor, length: int) -> Tensor:
-    """A boolean mask of the first tokens of a row; there may be fewer, and nobody reads those behind its end."""
-    behind = max(0, length - mask.shape[-1])
-    return pad(mask[..., :length, :length], (0, behind, 0, behind), value=False)
-
-
-def _packed_on_cuda(  # noqa: PLR0917
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    segments: Segments,
-    *,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **options: Any,
-) -> Tensor:
-    """The same by torch's kernel for texts of any length, which knows half precision and causal attention alone."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is not None or not causal or _is_beyond(None, options):
-        raise NotImplementedError("packed texts: causal attention without a mask, dropout or a cap")
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
+    """The same by torch's kernel for texts of any length."""
+    dtype = _compute_dtype(query)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
-    ends = torch.tensor([0, *itertools.accumulate(segments.lengths)], dtype=torch.int32).to(query.device)
     longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
-    mixed = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=grouped)
+    edges = segments.edges
+    mixed = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped)
     assert isinstance(mixed, Tensor)
     return mixed.unsqueeze(0)
+
+
+def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:
+    """It is for CUDA, half precision, and causal attention without dropout or a cap."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return query.is_cuda and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    """The dtype that products are computed in."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
 
 def _is_faster(query: Tensor, key: Tensor) -> bool:

@@ -84,7 +84,7 @@ def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Modul
         return model
     halve_matrices(model, compute_dtype, but=but)
     for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.device.type == "cpu":
+        if tensor.device.type == "cpu" and tensor.dtype != compute_dtype:
             tensor.data = tensor.data.clone()
     return model
 

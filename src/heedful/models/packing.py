@@ -36,21 +36,20 @@ def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def is_worth_packing(lengths: Sequence[int]) -> bool:
-    """Whether texts of these lengths, as rows, would be padded much."""
-    return sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
+    """Whether texts of these lengths, none of them empty, would be padded much as rows."""
+    return min(lengths) > 0 and sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
 
 
 def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
-    place = torch.cat([torch.arange(length, device=ids.device) for length in lengths])
-    return hidden_states(trunk, ids[None], position_ids=place[None], segments=Segments(lengths))[0]
+    return _states(trunk, ids, Segments(lengths, ids.device))
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:
     """Whether a trunk gives the states of packed texts that it gives of each by itself. It is tried once, on two texts.
 
-    Not those that attend in another way than `heedful.models.attention`, have layers that mix tokens by something else,
-    or attend in chunks that are counted from the row's beginning.
+    Not those that attend in another way than `heedful.models.attention`, have layers that mix tokens by something else, or
+    see a window or a chunk of a text alone: their masks are those of a whole row.
     """
     if trunk not in _CAN_PACK:
         _CAN_PACK[trunk] = _try_packing(trunk)
@@ -59,16 +58,18 @@ def can_pack(trunk: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _try_packing(trunk: PreTrainedModel) -> bool:
-    config = trunk.config
-    if getattr(config, "attention_chunk_size", None):
+    config = trunk.config.get_text_config()
+    if any(getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")):
         return False
     ids = torch.tensor([1, 2, 3, 4, 4, 3, 2], device=next(trunk.parameters()).device)
-    segments, place = Segments([4, 3]), torch.tensor([[0, 1, 2, 3, 0, 1, 2]], device=ids.device)
+    segments = Segments([4, 3], ids.device)
     was_training = trunk.training
     trunk.eval()
     try:
         apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
-        together = hidden_states(trunk, ids[None], position_ids=place, segments=segments)[0]
+        together = _states(trunk, ids, segments)
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, RuntimeError):  # arguments, shapes or kernels that are not there
         return False
     finally:
@@ -76,3 +77,7 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     is_half = torch.finfo(apart.dtype).bits < 32 or torch.is_autocast_enabled(ids.device.type)
     largest = float((together - apart).abs().max() / apart.abs().max())
     return segments.uses == config.num_hidden_layers and largest < (3e-2 if is_half else 1e-3)
+
+
+def _states(trunk: PreTrainedModel, ids: Tensor, segments: Segments) -> Tensor:
+    return hidden_states(trunk, ids[None], position_ids=segments.positions[None], segments=segments)[0]

@@ -62,13 +62,13 @@ class RewardModel(nn.Module):
         """Scores ``[batch]`` in at least float32 of encoded rows (`heedful.data.chat.RewardInputs.encode`).
 
         A decoder is read at its last token that is not padding, as every tool that loads the folder does. Scores do not
-        depend on what else is in the batch.
+        depend on what else is in the batch, up to rounding.
         """
         device = self.classifier.device
         with autocast(device, self.compute_dtype):
             texts = [_without_padding(row["input_ids"], self.classifier.config.pad_token_id) for row in rows]
             lengths = [len(text) for text in texts]
-            if is_worth_packing(lengths) and self._can_pack():
+            if is_worth_packing(lengths) and self._can_pack():  # of decoders only, whose rows are ids alone
                 ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
                 ends = torch.tensor(list(itertools.accumulate(lengths)), device=device)
                 logits = self.classifier.score(packed_states(self.classifier.base_model, ids, lengths)[ends - 1])
@@ -91,10 +91,12 @@ class RewardModel(nn.Module):
         ids = [i for i in range(5) if i != self.classifier.config.pad_token_id]
         was_training = self.classifier.training
         self.classifier.eval()
-        whole = self._padded_logits([{"input_ids": ids}])
-        states = hidden_states(trunk, torch.tensor([ids], device=self.classifier.device))
-        self.classifier.train(was_training)
-        return torch.allclose(whole, self.classifier.score(states[:, -1]), rtol=1e-2, atol=1e-2)
+        try:
+            whole = self._padded_logits([{"input_ids": ids}])
+            states = hidden_states(trunk, torch.tensor([ids], device=self.classifier.device))
+        finally:
+            self.classifier.train(was_training)
+        return bool(whole.any()) and torch.allclose(whole, self.classifier.score(states[:, -1]), rtol=1e-2, atol=0)
 
     def _padded_logits(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
         device, lengths = self.classifier.device, [len(row["input_ids"]) for row in rows]
@@ -114,7 +116,7 @@ class RewardModel(nn.Module):
 
 
 def _without_padding(ids: list[int], pad_id: int) -> list[int]:
-    """A text up to its last token that is not padding, where transformers reads it; the first token at least."""
+    """A text up to its last token that is not padding, where transformers reads it; of nothing but padding the first."""
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_id:
         end -= 1

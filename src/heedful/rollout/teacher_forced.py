@@ -20,7 +20,7 @@ def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Bat
     lengths: list[int] = batch.attention_mask.sum(dim=1).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
-    for part in parts if len(parts) > 1 else [sorted(order)]:
+    for part in parts if len(parts) > 1 else [list(range(len(lengths)))]:
         rows = torch.tensor(part, device=batch.ids.device)
         yield rows, Batch(batch.ids[rows], batch.attention_mask[rows], batch.response_mask[rows])
 
@@ -31,8 +31,8 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
 
-    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1. They come
-    back on the batch's device, wherever the policy is.
+    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1 up to rounding.
+    They come back on the batch's device, wherever the policy is.
     """
     device = batch.ids.device
     parts = []

@@ -13,7 +13,7 @@ from heedful import core
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs, plain_text
-from heedful.data.collate import collate_packed
+from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, PairRows, encode_pairs, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
@@ -186,7 +186,7 @@ def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, config
 
 def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
-    batch = collate_packed(
+    batch = collate_padding_behind(
         [pair.prompt for _ in range(2) for pair in pairs],
         [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
         pad_id=pad_id,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from heedful import core
 from heedful.configs.ppo_update import PPOUpdateOptions
 from heedful.data.chat import Renderer
-from heedful.data.collate import collate_packed
+from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import Example, encode_demonstrations, read_usable
 from heedful.data.sampler import BatchSampler
@@ -41,7 +41,7 @@ class PretrainingMix:
         token of the policy loss weighs, so their gamma cannot be taken over.
         """
         chosen = [self.examples[row] for row in next(self.sampler)]
-        batch = collate_packed([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
+        batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
         for _, part in micro_batches(batch.to(policy.device), self.micro_batch):
             logprobs = policy(part.ids, part.attention_mask, part.response_mask).logprobs

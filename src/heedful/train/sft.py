@@ -12,7 +12,7 @@ from heedful import core
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.collate import collate_packed
+from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
@@ -134,7 +134,9 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     num_tokens = sum(len(example.response) for example in ordered)
     sums = MetricSums()
     for part in in_micro_batches(ordered, micro_batch, lambda example: (1, example.length)):
-        batch = collate_packed([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(policy.device)
+        batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(
+            policy.device
+        )
         outputs = policy(batch.ids, batch.attention_mask, batch.response_mask)
         loss, metrics = core.sft_loss(outputs.logprobs, batch.response_mask, num_tokens=num_tokens)
         if torch.is_grad_enabled():
