@@ -84,7 +84,7 @@ def _message(error: Exception) -> str | None:
     if (
         isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     ):  # torch's, which is not loaded here
-        return "out of memory; lower --micro-batch-size or --max-new-tokens"
+        return "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens"
     if isinstance(error, OSError):  # a full disk, a folder without permission
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return None
