@@ -11,7 +11,7 @@ from heedful.models.attention import Segments
 from heedful.models.heads import hidden_states, padding_behind
 
 MOST_REAL = 0.9
-"""Share of real tokens beyond which rows are not packed: attention in single texts costs more than that much padding."""
+"""Share of real tokens beyond which rows are not packed: arranging texts for attention costs more than that much padding."""
 _CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
