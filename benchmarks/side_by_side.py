@@ -13,9 +13,9 @@ that both sides compute the same numbers. --only takes some of the rows:
     ppo-shared-tuned                    heedful's default, a value head on the policy's trunk: less work, another algorithm
     grpo-fixed-tuned, grpo-fixed-stock
 
-A run's figure is the median of its iterations after the warm-up, a row's that of its runs; ratios are the peer's over
-heedful's, so that above 1 heedful is faster, and for memory heedful's over the peer's, both above what the bare imports take.
-Every run is a line of runs.jsonl, the table is in table.md.
+Each repetition has a seed of its own, the same for all sides. A run's figure is the median of its iterations after the warm-up,
+a row's that of its runs; ratios are the peer's over heedful's, so that above 1 heedful is faster, and for memory heedful's over
+the peer's, both above what the bare imports take. Every run is a line of runs.jsonl, the table is in table.md.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main() -> None:
             sides = dict.fromkeys(side for row in rows.values() if row.group == group for side in (row.ours, row.peer))
             for repetition in range(options.repetitions):
                 for side in sides:
-                    run = {"group": group, "repetition": repetition, **measure(side, options)}
+                    run = {"group": group, "repetition": repetition, **measure(side, options, seed=repetition)}
                     file.write(json.dumps(run) + "\n")
                     file.flush()
                     runs.setdefault(side, []).append(run)
@@ -99,7 +99,7 @@ def main() -> None:
     print(table)
 
 
-def measure(side: Side, options: argparse.Namespace) -> Run:
+def measure(side: Side, options: argparse.Namespace, *, seed: int) -> Run:
     """One run in a fresh process: what it printed, with its command and the load that it started under."""
     python = sys.executable if side.python == "heedful" else getattr(options, side.python.replace("-", "_"))
     if python is None:
@@ -107,6 +107,7 @@ def measure(side: Side, options: argparse.Namespace) -> Run:
     command = [python, str(HERE / side.script), *side.arguments, "--workload", str(options.workload)]
     for name in ("iterations", "warmup", "batch", "micro-batch", "response-length", "threads"):
         command += [f"--{name}", str(getattr(options, name.replace("-", "_")))]
+    command += ["--seed", str(seed)]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
     if side.python != "heedful":
         environment.pop("PYTHONPATH", None)

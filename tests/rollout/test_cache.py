@@ -254,6 +254,19 @@ def test_rows_that_ended_are_let_go(policy):
     assert counts.tolist() == lengths
 
 
+def test_half_precision_holds_multiples_of_eight_rows(policies):
+    """Rows that ended fill up those that go on, which all stay, in their order; fewer than eight stay as they are."""
+    policy = copy.deepcopy(policies["llama"])
+    policy.compute_dtype = torch.bfloat16
+    lengths = [1 + 7 * i % 20 for i in range(20)]
+    seen, steps = reads_of(policy, lambda: steps_of(policy, [PROMPTS[i % 5] for i in range(20)], lengths))
+    assert [rows for rows, _ in seen[1:]] == [20] * 3 + [16] * 8 + [8] * 8
+    for at, found in enumerate(steps):
+        assert found.rows[found.active].tolist() == [i for i in range(20) if lengths[i] > at]
+    seen, _ = reads_of(policy, lambda: steps_of(policy, PROMPTS, [1, 2, 3, 4, 5]))
+    assert [rows for rows, _ in seen[1:]] == [5] * 4
+
+
 def test_the_loop_ends_with_its_last_row(policies):
     """Of a limit of 24 tokens, with every token a stop: one token each, and nothing read but the prompts."""
     policy = policies["llama"]

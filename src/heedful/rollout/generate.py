@@ -9,6 +9,7 @@ from torch import Tensor
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.collate import collate
+from heedful.models.device import HALF
 from heedful.models.policy import Policy
 from heedful.rollout.decoder import Decoder
 from heedful.rollout.rollouts import Rollouts
@@ -16,6 +17,8 @@ from heedful.rollout.sampling import draw, draw_from, filter_logits
 
 CHECK_EVERY = 16
 """Steps between looks, on a GPU, at which rows have ended: each look waits for the device."""
+ROWS = 8
+"""Half precision: rows are held in multiples of it, as oneDNN compiles a product for each number of rows and keeps it."""
 
 
 def sample(
@@ -93,9 +96,11 @@ def decode(
     """Yield, step by step, what each row sampled.
 
     Row i stops after ``lengths[i]`` tokens or at one of ``stop_ids``; the loop ends when all rows have. Rows that have
-    ended are let go when they are an eighth of those held; until then they read padding.
+    ended are let go when they are an eighth of those held; until then they read padding. In half precision some stay, so
+    that the number of rows is a multiple of `ROWS`.
     """
     device = policy.device
+    multiple = ROWS if policy.compute_dtype in HALF else 1
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     lengths = lengths.to(device)
     uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
@@ -112,8 +117,9 @@ def decode(
             num_active = int(active.sum())
             if num_active == 0:
                 return
-            if num_active <= len(rows) * 7 // 8:
-                kept = active.nonzero().squeeze(1)
+            num_held = -(-num_active // multiple) * multiple
+            if num_held <= len(rows) * 7 // 8:
+                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values  # all active ones, first
                 rows, tokens, active = rows[kept], tokens[kept], active[kept]
                 decoder.keep(kept)
         logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
