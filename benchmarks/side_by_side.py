@@ -13,9 +13,9 @@ that both sides compute the same numbers. --only takes some of the rows:
     ppo-shared-tuned                    heedful's default, a value head on the policy's trunk: less work, another algorithm
     grpo-fixed-tuned, grpo-fixed-stock
 
-Each repetition has a seed of its own, the same for all sides. A run's figure is the median of its iterations after the warm-up,
-a row's that of its runs; ratios are the peer's over heedful's, so that above 1 heedful is faster, and for memory heedful's over
-the peer's, both above what the bare imports take. Every run is a line of runs.jsonl, the table is in table.md.
+Each repetition has a seed of its own, the same for all sides. A run's figure is the median of its iterations after the
+warm-up, a row's that of its runs; ratios are the peer's over heedful's, so that above 1 heedful is faster, and for memory
+heedful's over the peer's, both above what the bare imports take. Every run is a line of runs.jsonl, the table is in table.md.
 """
 
 import argparse

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from heedful.rollout.sampling import draw, filter_logits
+from heedful.rollout import sampling
+from heedful.rollout.sampling import draw, draw_from, filter_logits
 
 LARGEST = 1 - 2**-53
 """The largest uniform number that torch.rand gives in float64."""
@@ -93,6 +94,16 @@ def test_a_tail_of_rare_tokens_is_drawn_in_proportion():
     rare = torch.tensor(-23.0, dtype=torch.float64).exp()
     wanted = torch.arange(1000)
     assert torch.equal(draw_all(logits, (1 + (wanted.double() + 0.5) * rare) / (1 + 1000 * rare)), wanted + 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 299, 600, 2000, 2**19])
+def test_rows_added_up_in_parts_are_drawn_as_all_together(monkeypatch, at_once):
+    """One, two, six and all seven rows at a time."""
+    probabilities, uniforms = (torch.randn(7, 300) * 3).softmax(-1), torch.rand(7, dtype=torch.float64)
+    together = draw_from(probabilities, uniforms)
+    monkeypatch.setattr(sampling, "AT_ONCE", at_once)
+    assert torch.equal(draw_from(probabilities, uniforms), together)
+    assert together.unique().numel() > 4
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 8, 9, 10, 15, 16, 17, 99, 100, 101, 1000])

@@ -10,6 +10,8 @@ from heedful.core.masking import at_least_float32
 
 BLOCK = 64
 """Tokens whose probabilities are added up before the search among all of them."""
+AT_ONCE = 2**19
+"""Probabilities added up together: a CPU copies them to float64 for it."""
 
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
@@ -46,8 +48,11 @@ def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tenso
     rows, vocab = probabilities.shape
     size = math.gcd(vocab, BLOCK)  # most vocabularies are multiples of it; others are padded
     size = size if size >= 8 else BLOCK
-    blocks = nn.functional.pad(probabilities, (0, -vocab % size)).view(rows, -1, size)
-    cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    if vocab % size:
+        probabilities = nn.functional.pad(probabilities, (0, -vocab % size))
+    blocks = probabilities.view(rows, -1, size)
+    parts = blocks.split(max(1, AT_ONCE // vocab))
+    cumulative = torch.cat([part.sum(dim=-1, dtype=torch.float64) for part in parts]).cumsum(dim=-1)
     total = cumulative[:, -1:]
     uniforms = uniforms.to(probabilities.device).double().unsqueeze(1)
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
