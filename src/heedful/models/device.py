@@ -30,16 +30,17 @@ def reuse_memory() -> None:
     """Let this process keep the memory that tensors free for the next ones, and oneDNN the code of few shapes.
 
     Sampling takes and frees megabytes at every token. By its defaults glibc gives them back to the system each time, and
-    taking them again as new pages was a sixth of sampling and more. Blocks of more than 8 MiB are still given back, and
-    other C libraries stay as they are. oneDNN, which compiles matrix products in half precision for each shape, would keep
-    1,024 of them, about half a megabyte each; with texts of every length that is soon more than the model.
+    taking them again as new pages was a sixth of sampling and more. Blocks of more than 128 MiB are still given back, and
+    so is what lies free at the heap's end beyond 512 MiB. Other C libraries stay as they are. oneDNN, which compiles matrix
+    products in half precision for each shape, would keep 1,024 of them, about half a megabyte each; with texts of every
+    length that is soon more than the model.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # read at the first product
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3
-        mallopt(m_mmap_threshold, 8 * 2**20)
-        mallopt(m_trim_threshold, 2**31 - 1)
+        mallopt(m_mmap_threshold, 128 * 2**20)
+        mallopt(m_trim_threshold, 512 * 2**20)
 
 
 def _device(name: str) -> torch.device:
