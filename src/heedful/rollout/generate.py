@@ -119,7 +119,8 @@ def decode(
                 return
             num_held = -(-num_active // multiple) * multiple
             if num_held <= len(rows) * 7 // 8:
-                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values  # all active ones, first
+                # those that go on, and some that ended
+                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
                 rows, tokens, active = rows[kept], tokens[kept], active[kept]
                 decoder.keep(kept)
         logits = decoder.read_tokens(torch.where(active, tokens, pad_id))

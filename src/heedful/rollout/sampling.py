@@ -11,7 +11,7 @@ from heedful.core.masking import at_least_float32
 BLOCK = 64
 """Tokens whose probabilities are added up before the search among all of them."""
 AT_ONCE = 2**19
-"""Probabilities added up together: a CPU copies them to float64 for it."""
+"""Probabilities added up together on a CPU, which copies them to float64 for it."""
 
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
@@ -50,8 +50,8 @@ def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tenso
     size = size if size >= 8 else BLOCK
     if vocab % size:
         probabilities = nn.functional.pad(probabilities, (0, -vocab % size))
-    blocks = probabilities.view(rows, -1, size)
-    parts = blocks.split(max(1, AT_ONCE // vocab))
+    blocks = probabilities.reshape(rows, -1, size)
+    parts = blocks.split(max(1, AT_ONCE // vocab)) if blocks.device.type == "cpu" else [blocks]
     cumulative = torch.cat([part.sum(dim=-1, dtype=torch.float64) for part in parts]).cumsum(dim=-1)
     total = cumulative[:, -1:]
     uniforms = uniforms.to(probabilities.device).double().unsqueeze(1)
