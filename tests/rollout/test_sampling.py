@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from heedful.rollout import sampling
@@ -104,6 +105,32 @@ def test_rows_added_up_in_parts_are_drawn_as_all_together(monkeypatch, at_once):
     monkeypatch.setattr(sampling, "AT_ONCE", at_once)
     assert torch.equal(draw_from(probabilities, uniforms), together)
     assert together.unique().numel() > 4
+
+
+class Sizes(TorchDispatchMode):
+    """How many numbers each sum reads, and how many each padding or copy makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.summed, self.copied = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.sum.dim_IntList:
+            self.summed.append(args[0].numel())
+        if function in (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.clone.default):
+            self.copied.append(result.numel())
+        return result
+
+
+def test_no_copy_is_made_of_all_the_probabilities():
+    """Of a large vocabulary a part is summed in float64 at a time, and one of whole blocks is not padded."""
+    probabilities = torch.full((40, 64 * 500), 1 / (64 * 500))
+    with Sizes() as sizes:
+        draw_from(probabilities, torch.rand(40, dtype=torch.float64))
+    assert len(sizes.summed) == 3
+    assert max(sizes.summed) <= sampling.AT_ONCE < probabilities.numel()
+    assert all(size < probabilities.numel() for size in sizes.copied)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 8, 9, 10, 15, 16, 17, 99, 100, 101, 1000])
