@@ -1,5 +1,7 @@
 """Set-up of every test: annotations of `heedful.core` are checked at run time, threads are few, seeds are fixed."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,6 +10,10 @@ from jaxtyping import install_import_hook
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook("heedful.core", "beartype.beartype")
 
+# Workers that run beside each other (pytest -n 2) and the commands that they start have one thread each: more would fight.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 # The same examples on every run, and no database in the working tree.

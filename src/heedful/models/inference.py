@@ -50,6 +50,7 @@ class PackedLinear(nn.Module):
             module.weight.device.type == "cpu"
             and module.weight.dtype == torch.bfloat16
             and torch.backends.mkldnn.is_available()
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
             and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         )
 
