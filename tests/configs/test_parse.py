@@ -105,7 +105,7 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
 def _company(config_class, name):
     """What another setting must be for this one to be valid."""
     others = {
-        "min_new_tokens": {"max_new_tokens": 400},
+        "min_new_tokens": {"max_new_tokens": 400, "response_length": "drawn"},
         "samples_per_prompt": {"rollout_batch_size": 64},
         "lora_dropout": {"lora_rank": 8},
         "reward_std_coef": {"reward_combine": "mean-std"},

@@ -182,3 +182,8 @@ class SamplingOptions:
             raise ConfigError(
                 f"--min-new-tokens {self.min_new_tokens} is larger than --max-new-tokens {self.max_new_tokens}"
             )
+        if self.response_length != "drawn" and self.min_new_tokens != 1:
+            raise ConfigError(
+                f"--min-new-tokens {self.min_new_tokens} belongs to --response-length drawn, got {self.response_length}: "
+                "it keeps no response from ending sooner; leave it out"
+            )
