@@ -250,7 +250,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         ),
         (PPOConfig, {"min_new_tokens": 65}, "--min-new-tokens 65 is larger than --max-new-tokens 64"),
         (ChatConfig, {"min_new_tokens": 257}, "--min-new-tokens 257 is larger than --max-new-tokens 256"),
-        (ChatConfig, {"min_new_tokens": 2}, "--min-new-tokens 2 belongs to --response-length drawn, got stop: it keeps no"),
+        (ChatConfig, {"min_new_tokens": 2}, "--min-new-tokens 2 belongs to --response-length drawn, got stop: it"),
         (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
         (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
         (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
