@@ -114,10 +114,12 @@ CHUNKS = {"one kept": (64, True), "one recomputed": (64, False), "five kept": (5
 
 
 def chunked(monkeypatch, tokens, is_kept, vocab=VOCAB):
-    """As many tokens a chunk, in blocks of two, and logits kept for the backward pass or not."""
+    """As many tokens a chunk, in blocks of two, gradients of four words at a time, and logits kept for the backward pass or
+    not."""
     monkeypatch.setattr(MODULE, "SMALLEST_CHUNK", 1)
     monkeypatch.setattr(MODULE, "CHUNK", tokens * vocab)
     monkeypatch.setattr(MODULE, "BLOCK", {"cpu": 2 * vocab})
+    monkeypatch.setattr(MODULE, "PART", 4 * SIZE)
     monkeypatch.setattr(MODULE, "KEPT", 2**24 if is_kept else 0)
 
 
@@ -286,7 +288,7 @@ class Sizes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sizes, self.float32, self.logits = [], [], []
+        self.sizes, self.float32, self.logits, self.gradients = [], [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -296,6 +298,8 @@ class Sizes(TorchDispatchMode):
                 self.float32.append(result.numel())
             if func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm} and result.shape[1] == VOCAB:
                 self.logits.append(len(result))
+            if func.overloadpacket is torch.ops.aten.mm and result.shape[1] == 2 and len(result) <= VOCAB:
+                self.gradients.append(len(result))
         return result
 
 
@@ -321,6 +325,15 @@ def test_no_operation_makes_more_float32_than_a_block(monkeypatch):
     chunked(monkeypatch, 30, is_kept=True)
     seen = passes(90, with_entropy=True, compute_dtype=torch.bfloat16)
     assert max(seen.float32) == 90 * 2 < 30 * VOCAB
+
+
+def test_a_product_makes_the_gradients_of_a_part_of_the_weights(monkeypatch):
+    """All at once they would be a second gradient of the matrix. Seven of the 13 words have 2 numbers each in 14; and a word
+    of more numbers than a part is one."""
+    monkeypatch.setattr(MODULE, "PART", 14)
+    assert passes().gradients == [7, 6]
+    monkeypatch.setattr(MODULE, "PART", 1)
+    assert passes().gradients == [1] * VOCAB
 
 
 def test_kept_logits_are_not_computed_again(monkeypatch):

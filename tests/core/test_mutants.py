@@ -452,9 +452,21 @@ MUTANTS = [
         ),
         (
             "the last chunk alone learns",
-            "d_weight += ",
-            "d_weight = ",
+            "d_weight[part] += ",
+            "d_weight[part] = ",
             "::test_identity_it_is_token_logprobs_and_entropy_of_the_logits",
+        ),
+        (
+            "the first part of the weights alone learns",
+            "range(0, matrix.shape[0], size)",
+            "range(0, size, size)",
+            "::test_identity_it_is_token_logprobs_and_entropy_of_the_logits",
+        ),
+        (
+            "the gradients of all weights at once",
+            "size = max(1, PART // ",
+            "size = max(1, 10**9 // ",
+            "::test_a_product_makes_the_gradients_of_a_part_of_the_weights",
         ),
         (
             "every other chunk reads the logits before its own",

@@ -16,6 +16,9 @@ BLOCK = {"cpu": 2**19}
 KEPT = 2**24
 """Logits kept for the backward pass; more are computed again there."""
 
+PART = 2**24
+"""Weights whose gradients a matrix product makes at a time, which are then added to those of other chunks."""
+
 
 def head_logprobs(
     hidden: Float[Tensor, "tokens hidden"],
@@ -104,7 +107,8 @@ class _HeadLogprobs(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[chunk] = d_logits @ matrix
             if d_weight is not None:
-                d_weight += d_logits.t() @ states[chunk]
+                for part in _parts(matrix):
+                    d_weight[part] += d_logits.t()[part] @ states[chunk]
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
         return d_hidden, d_weight, d_bias, None, None
@@ -113,6 +117,11 @@ class _HeadLogprobs(torch.autograd.Function):
 def _chunks(ids: Tensor, vocab: int) -> list[slice]:
     size = max(SMALLEST_CHUNK, CHUNK // vocab)
     return [slice(start, start + size) for start in range(0, ids.shape[0], size)]
+
+
+def _parts(matrix: Tensor) -> list[slice]:
+    size = max(1, PART // matrix.shape[1])
+    return [slice(start, start + size) for start in range(0, matrix.shape[0], size)]
 
 
 def _blocks(logits: Tensor) -> list[slice]:

@@ -109,19 +109,24 @@ def attention(
     rows, heads, queries, size = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, one below the other
-    scores = at_least_float32(grouped @ key.transpose(2, 3)) * (size**-0.5 if scaling is None else scaling)
+    scores = at_least_float32(grouped @ key.transpose(2, 3))
     if queries > 1 or attention_mask is not None:
         scores = scores.view(rows, heads, queries, -1)
+    scaling = size**-0.5 if scaling is None else scaling
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and causal and queries > 1:
         attention_mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
+        attention_mask = _additive(attention_mask, scores.dtype)
+    scores = scores * scaling if attention_mask is None else torch.add(attention_mask, scores, alpha=scaling)
     weights = scores.softmax(dim=-1).to(value.dtype).view(rows, kv_heads, -1, key.shape[2])
     mixed = (weights @ value).view(rows, heads, queries, value.shape[3])
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 at True, the least number at False: added to scores, the same as filling them, without a pass of its own for it."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _packed(
