@@ -21,6 +21,7 @@ from heedful.models.device import HALF, autocast, scale_gradient
 from heedful.models.heads import scalar_head, scatter, split_language_model
 from heedful.models.packing import response_tokens, token_states
 from heedful.models.quantize import FourBit
+from heedful.models.tied_matrix import TiedMatrix
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
 """Where a saved model's value head lies in its folder."""
@@ -74,10 +75,10 @@ class Policy(nn.Module):
         a time. Entropy is zeros unless ``with_entropy``.
         """
         responses = response_tokens(attention_mask, response_mask)
-        with autocast(ids.device, self.compute_dtype):
+        with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
             before = token_states(self.lm.base_model, ids, attention_mask)[:-1][responses[1:]]
             tokens = ids[attention_mask.bool()][responses]
-            logprobs, entropy = self._logprobs(before, tokens, temperature, with_entropy)
+            logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
         values = None
         if self.value_head is not None:
             values = self._per_token(
@@ -90,13 +91,13 @@ class Policy(nn.Module):
         return scale_gradient(scatter(numbers, mask), self.grad_scaler)
 
     def _logprobs(
-        self, hidden: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
+        self, hidden: Tensor, tokens: Tensor, weight: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
         if type(head) is nn.Linear:
             return core.head_logprobs(
                 hidden,
-                head.weight,
+                weight,
                 tokens,
                 bias=head.bias,
                 temperature=temperature,
