@@ -69,6 +69,13 @@ def test_texts_of_about_one_length_attend_together_wherever_they_stand():
     assert segments.positions.tolist() == [*range(9), *range(3), *range(8), *range(10)]
 
 
+def test_groups_are_wider_where_products_are_compiled_for_each_width():
+    with torch.autocast("cpu", torch.bfloat16):
+        segments = Segments([9, 3, 33, 32], CPU)
+    assert segments.widths == [32, 32, 64, 32]
+    assert segments.groups == [(32, 3), (64, 1)]
+
+
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True), ([100, 0], False)],
@@ -131,8 +138,40 @@ def test_half_precision_has_the_numbers_of_padded_rows(decoder, monkeypatch):
         monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
         with read_rows(policy.lm.base_model, seen):
             numbers.append(policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs)
-    assert seen == [(1, 22), (4, 13)]
+    assert seen == [(1, 64), (4, 13)]
     torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder):
+    """Up to 64 tokens, by texts no longer than the longest: a model may not have more positions. Elsewhere it is not."""
+    trunk, lengths = load(decoder).lm.base_model, []
+
+    def note(_module, _arguments, given):
+        lengths.append(given["segments"].lengths)
+
+    with trunk.register_forward_pre_hook(note, with_kwargs=True):
+        plain = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+        with torch.autocast("cpu", torch.bfloat16):
+            filled = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+            packed_states(trunk, torch.tensor(TOKENS * 32), LENGTHS * 32)
+    assert lengths == [LENGTHS, [*LENGTHS, 13, 13, 13, 3], LENGTHS * 32]
+    assert filled.shape == plain.shape
+    torch.testing.assert_close(filled.float(), plain, rtol=0.05, atol=0.05 * float(plain.detach().abs().max()))
+
+
+def test_half_precision_has_the_gradients_of_padded_rows(decoder, monkeypatch):
+    """What fills a row up and what fills the head's products up adds nothing to them."""
+    batch, gradients = collate(PROMPTS, RESPONSES, pad_id=0), []
+    for most_real in (0.9, 0.0):
+        monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
+        policy = load(decoder, torch.bfloat16)
+        result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+        (result.logprobs.sum() + result.entropy.sum()).backward()
+        gradients.append({name: p.grad for name, p in policy.named_parameters()})
+        monkeypatch.setattr("heedful.models.policy.filling", lambda _count, _device: 0)
+    for name, gradient in gradients[1].items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(gradients[0][name], gradient, rtol=2e-2, atol=2e-2 * largest, msg=name)
 
 
 @pytest.mark.parametrize(("window", "expected"), [(4, False), (None, True)])

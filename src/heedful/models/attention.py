@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.core.masking import at_least_float32
 from heedful.models.device import HALF
+from heedful.models.shapes import is_compiled
 
 M = TypeVar("M", bound=PreTrainedModel)
 ATTENTION = "heedful"
@@ -24,8 +25,9 @@ ATTENTION = "heedful"
 MOST_SCORES = 2**22
 """Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
 
-GROUP = 8
-"""Packed texts attend with others whose lengths are the same multiple of it, at the cost of padding to it."""
+GROUP, COMPILED_GROUP = 8, 32
+"""Packed texts attend with others whose lengths are the same multiple of it, at the cost of padding to it: where the products
+are compiled for each shape, of a larger one."""
 
 
 def use_attention(model: M) -> M:
@@ -43,6 +45,7 @@ class Segments:
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
+        self.group = COMPILED_GROUP if is_compiled(device) else GROUP
         self.uses = 0
         """How often attention was called with them, by which `heedful.models.packing.can_pack` knows that they arrive."""
         self.device = device
@@ -59,8 +62,8 @@ class Segments:
 
     @functools.cached_property
     def widths(self) -> list[int]:
-        """The length of each text's group, a multiple of `GROUP`."""
-        return [-(-length // GROUP) * GROUP for length in self.lengths]
+        """The length of each text's group, a multiple of ``group``."""
+        return [-(-length // self.group) * self.group for length in self.lengths]
 
     @functools.cached_property
     def groups(self) -> list[tuple[int, int]]:

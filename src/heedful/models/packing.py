@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.models.attention import Segments
 from heedful.models.heads import hidden_states, padding_behind
+from heedful.models.shapes import filling
 
 MOST_REAL = 0.9
 """Share of real tokens beyond which rows are not packed: arranging texts for attention costs more than that much padding."""
@@ -42,7 +43,10 @@ def is_worth_packing(lengths: Sequence[int]) -> bool:
 
 def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
-    return _states(trunk, ids, Segments(lengths, ids.device))
+    missing, longest = filling(len(ids), ids.device), max(lengths)
+    fillers = [min(longest, missing - start) for start in range(0, missing, longest)]
+    padded = nn.functional.pad(ids, (0, missing))
+    return _states(trunk, padded, Segments([*lengths, *fillers], ids.device))[: len(ids)]
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:

@@ -21,6 +21,7 @@ from heedful.models.device import HALF, autocast, scale_gradient
 from heedful.models.heads import scalar_head, scatter, split_language_model
 from heedful.models.packing import response_tokens, token_states
 from heedful.models.quantize import FourBit
+from heedful.models.shapes import filling
 from heedful.models.tied_matrix import TiedMatrix
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
@@ -95,15 +96,17 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
         if type(head) is nn.Linear:
-            return core.head_logprobs(
-                hidden,
+            count, missing = len(tokens), filling(len(tokens), tokens.device)
+            logprobs, entropy = core.head_logprobs(
+                nn.functional.pad(hidden, (0, 0, 0, missing)),
                 weight,
-                tokens,
+                nn.functional.pad(tokens, (0, missing)),
                 bias=head.bias,
                 temperature=temperature,
                 with_entropy=with_entropy,
                 compute_dtype=self.compute_dtype if self.compute_dtype in HALF else None,
             )
+            return logprobs[:count], entropy[:count]
         # A head of another kind: quantised, or with adapters.
         logits = head(hidden)
         logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
