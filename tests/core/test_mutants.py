@@ -458,14 +458,14 @@ MUTANTS = [
         ),
         (
             "the first part of the weights alone learns",
-            "range(0, matrix.shape[0], size)",
-            "range(0, size, size)",
+            "range(0, matrix.shape[0], PART)",
+            "range(0, PART, PART)",
             "::test_identity_it_is_token_logprobs_and_entropy_of_the_logits",
         ),
         (
             "the gradients of all weights at once",
-            "size = max(1, PART // ",
-            "size = max(1, 10**9 // ",
+            "slice(start, start + PART) for start in range(0, matrix.shape[0], PART)",
+            "slice(0, None)",
             "::test_a_product_makes_the_gradients_of_a_part_of_the_weights",
         ),
         (

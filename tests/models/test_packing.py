@@ -161,14 +161,17 @@ def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder)
 
 def test_half_precision_has_the_gradients_of_padded_rows(decoder, monkeypatch):
     """What fills a row up and what fills the head's products up adds nothing to them."""
-    batch, gradients = collate(PROMPTS, RESPONSES, pad_id=0), []
+    batch, gradients, seen = collate(PROMPTS, RESPONSES, pad_id=0), [], []
     for most_real in (0.9, 0.0):
         monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
         policy = load(decoder, torch.bfloat16)
-        result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+        can_pack(policy.lm.base_model)
+        with read_rows(policy.lm.base_model, seen):
+            result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
         (result.logprobs.sum() + result.entropy.sum()).backward()
         gradients.append({name: p.grad for name, p in policy.named_parameters()})
-        monkeypatch.setattr("heedful.models.policy.filling", lambda _count, _device: 0)
+        monkeypatch.setattr("heedful.models.policy.filling", lambda *_, **__: 0)
+    assert seen == [(1, 64), (4, 13)]
     for name, gradient in gradients[1].items():
         largest = float(gradient.abs().max())
         torch.testing.assert_close(gradients[0][name], gradient, rtol=2e-2, atol=2e-2 * largest, msg=name)

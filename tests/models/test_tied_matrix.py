@@ -77,6 +77,20 @@ def test_one_gradient_of_the_matrix_is_made(decoder):
     assert made_backward(decoder, TiedMatrix) == 1
 
 
+def test_a_policys_pass_makes_one_gradient_of_the_matrix(decoder, monkeypatch):
+    """And the product that is added to it, of all 264 words at once; two more by torch."""
+    policy = load_policy(decoder, device=torch.device("cpu"), compute_dtype=torch.float32)
+    batch, counts = collate([[5]], [[6, 7]], pad_id=0), []
+    for lm_part in (TiedMatrix, plain):
+        monkeypatch.setattr(policy_module, "TiedMatrix", lm_part)
+        output = policy(batch.ids, batch.attention_mask, batch.response_mask)
+        policy.zero_grad()
+        with Made(policy.lm.get_input_embeddings().weight.shape) as made:
+            output.logprobs.sum().backward()
+        counts.append(made.count)
+    assert counts == [2, 4]
+
+
 class Tied(nn.Module):
     """An embedding and a head with one matrix, or two."""
 
@@ -102,7 +116,7 @@ LOSSES = {
 
 def gradient(tied, loss, lm_part):
     tied.zero_grad()
-    for ids in (IDS, IDS + 0):
+    for ids in (IDS, (IDS + 4) % 10):
         with lm_part(tied) as matrix:
             loss(tied.embedding(ids), matrix.weight).backward()
     return tied.embedding.weight.grad
@@ -134,6 +148,11 @@ class Scaled(nn.Embedding):
         return 2 * super().forward(ids)
 
 
+def with_noise(embedding):
+    embedding.register_forward_hook(lambda _module, _inputs, rows: rows + 1)
+    return embedding
+
+
 OTHERS = {
     "another matrix": lambda: Tied(nn.Embedding(10, 4), head=nn.Parameter(torch.randn(10, 4))),
     "a frozen matrix": lambda: Tied(nn.Embedding(10, 4).requires_grad_(False)),
@@ -141,6 +160,8 @@ OTHERS = {
     "a row that does not learn": lambda: Tied(nn.Embedding(10, 4, padding_idx=3)),
     "rows weighed by their count": lambda: Tied(nn.Embedding(10, 4, scale_grad_by_freq=True)),
     "rows that are shortened": lambda: Tied(nn.Embedding(10, 4, max_norm=0.5)),
+    "a gradient of read rows": lambda: Tied(nn.Embedding(10, 4, sparse=True)),
+    "rows that a hook changes": lambda: Tied(with_noise(nn.Embedding(10, 4))),
 }
 
 

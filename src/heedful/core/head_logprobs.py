@@ -16,8 +16,8 @@ BLOCK = {"cpu": 2**19}
 KEPT = 2**24
 """Logits kept for the backward pass; more are computed again there."""
 
-PART = 2**24
-"""Weights whose gradients a matrix product makes at a time, which are then added to those of other chunks."""
+PART = 2**13
+"""Words whose gradients a matrix product makes at a time, to be added to the whole."""
 
 
 def head_logprobs(
@@ -120,8 +120,7 @@ def _chunks(ids: Tensor, vocab: int) -> list[slice]:
 
 
 def _parts(matrix: Tensor) -> list[slice]:
-    size = max(1, PART // matrix.shape[1])
-    return [slice(start, start + size) for start in range(0, matrix.shape[0], size)]
+    return [slice(start, start + PART) for start in range(0, matrix.shape[0], PART)]
 
 
 def _blocks(logits: Tensor) -> list[slice]:

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.core.masking import at_least_float32
 from heedful.models.device import HALF
-from heedful.models.shapes import is_compiled
+from heedful.models.shapes import compiles_each_shape
 
 M = TypeVar("M", bound=PreTrainedModel)
 ATTENTION = "heedful"
@@ -26,8 +26,8 @@ MOST_SCORES = 2**22
 """Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
 
 GROUP, COMPILED_GROUP = 8, 32
-"""Packed texts attend with others whose lengths are the same multiple of it, at the cost of padding to it: where the products
-are compiled for each shape, of a larger one."""
+"""Packed texts attend with others whose lengths have the same next multiple of it, at the cost of padding to it; the second
+is for products that are compiled for each shape."""
 
 
 def use_attention(model: M) -> M:
@@ -45,7 +45,7 @@ class Segments:
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
-        self.group = COMPILED_GROUP if is_compiled(device) else GROUP
+        self.group = COMPILED_GROUP if compiles_each_shape(device) else GROUP
         self.uses = 0
         """How often attention was called with them, by which `heedful.models.packing.can_pack` knows that they arrive."""
         self.device = device
@@ -128,7 +128,7 @@ def attention(
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 at True, the least number at False: added to scores, the same as filling them, without a pass of its own for it."""
+    """0 at True, the least number at False. Finite scores become the same by adding it as by being replaced."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 

@@ -43,7 +43,8 @@ def is_worth_packing(lengths: Sequence[int]) -> bool:
 
 def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
-    missing, longest = filling(len(ids), ids.device), max(lengths)
+    weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
+    missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
     fillers = [min(longest, missing - start) for start in range(0, missing, longest)]
     padded = nn.functional.pad(ids, (0, missing))
     return _states(trunk, padded, Segments([*lengths, *fillers], ids.device))[: len(ids)]

@@ -96,11 +96,13 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
         if type(head) is nn.Linear:
-            count, missing = len(tokens), filling(len(tokens), tokens.device)
+            count, missing = len(tokens), filling(len(tokens), tokens.device, weights=weight.numel())
+            if missing:
+                hidden, tokens = nn.functional.pad(hidden, (0, 0, 0, missing)), nn.functional.pad(tokens, (0, missing))
             logprobs, entropy = core.head_logprobs(
-                nn.functional.pad(hidden, (0, 0, 0, missing)),
+                hidden,
                 weight,
-                nn.functional.pad(tokens, (0, missing)),
+                tokens,
                 bias=head.bias,
                 temperature=temperature,
                 with_entropy=with_entropy,

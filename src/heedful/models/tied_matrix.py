@@ -11,9 +11,9 @@ class TiedMatrix:
     """While entered, what a language model's embedding reads and what its head then multiplies by share one gradient.
 
     torch makes one of the whole matrix for each, and adds the embedding's, nearly all zeros, to the head's. Here the rows
-    that were read are added to the head's where it lies: the same numbers, bit for bit, for half the memory. ``weight`` is
-    what the head multiplies by. Where its matrix is not the embedding's, or that does more than to read rows, all stays as
-    it is.
+    that were read are added to the head's where it lies: the same numbers of a pass, bit for bit, for half the memory.
+    ``weight`` is what the head multiplies by, and must go to nothing else: its gradient is added to in place. Where the
+    head's matrix is not the embedding's, or the embedding does more than to read rows, all stays as it is.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -32,6 +32,8 @@ class TiedMatrix:
         if not learns or type(embedding) is not nn.Embedding or embedding.weight is not self.weight:
             return None
         if embedding.padding_idx is not None or embedding.max_norm is not None or embedding.scale_grad_by_freq:
+            return None
+        if embedding.sparse or len(embedding._forward_hooks) > 1:  # another hook may have changed the rows
             return None
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
         return rows
