@@ -45,9 +45,11 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -
     """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
     weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
     missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
+    if missing == 0:
+        return _states(trunk, ids, Segments(lengths, ids.device))
     fillers = [min(longest, missing - start) for start in range(0, missing, longest)]
-    padded = nn.functional.pad(ids, (0, missing))
-    return _states(trunk, padded, Segments([*lengths, *fillers], ids.device))[: len(ids)]
+    filled = nn.functional.pad(ids, (0, missing))
+    return _states(trunk, filled, Segments([*lengths, *fillers], ids.device))[: len(ids)]
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:
