@@ -250,7 +250,7 @@ def logprobs_of(policy: Policy, batch: Batch, options: argparse.Namespace) -> Te
 def responses(case: Case, rollouts: Rollouts) -> list[str]:
     """The responses as text, without the EOS that ended them."""
     tokenizer = load_tokenizer(case.policy)
-    return [tokenizer.decode(rollouts.response_ids(i, with_stop=False)) for i in range(len(rollouts.lengths))]
+    return [tokenizer.decode(ids) for ids in rollouts.responses(with_stop=False)]
 
 
 def model_scores(case: Case, rollouts: Rollouts, prompts: list[str]) -> list[float]:

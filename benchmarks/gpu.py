@@ -7,12 +7,13 @@ Random weights, made on the device; responses of full length, so that every row 
 left out and named. Each measurement is a line of gpu.jsonl; the tables come at the end. --smoke runs the same code with
 toy shapes on a CPU, where the figures mean nothing.
 
-The limit (gpu_limits.py) is what the work takes at an H200's peak by its vendor, on other devices at the speed of a large
-product and of a copy.
+The limit (gpu_limits.py) is what the work takes at the maker's peak of an H100 or H200 (machine.py), on other devices at the
+speed of a large product and of a copy.
 """
 
 import argparse
 import copy
+import gc
 import json
 import resource
 import statistics
@@ -26,8 +27,9 @@ from typing import Any
 
 import torch
 from gpu_limits import Cost, Rates, Workload, measured_rates, timed
-from gpu_models import made_on, make_prompts, shapes, word_tokenizer
+from gpu_models import make_model, make_prompts, shapes, word_tokenizer
 from gpu_peers import run_peer, write_workload
+from machine import MAKERS
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -39,23 +41,23 @@ from transformers import (
 from heedful import GRPOConfig, PPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.models.device import resolve_dtype
+from heedful.models.device import resolve_device, resolve_dtype
+from heedful.models.inference import halve_frozen
 from heedful.models.policy import Policy, freeze
-from heedful.models.reward_model import RewardModel
+from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
-from heedful.rollout.cuda_graph import graph_decoder
+from heedful.rollout.cuda_graph import GraphDecoder, obstacle
 from heedful.rollout.generate import sample
 from heedful.rollout.responses import Sampler
 from heedful.train import grpo, ppo
 from heedful.train.experience import Models, collect
+from heedful.train.memory import halve_reference
 from heedful.train.optimization import make_optimizer
 from heedful.train.scores import ScoreNorm
 from heedful.types import MicroBatch
 
-VENDOR_PEAKS = {"H200": (989e12, 4.8e12)}
-"""bfloat16 FLOP/s without sparsity, bytes/s."""
 CAUTIOUS = 0.1
 """Share of the limit that a measurement is expected to reach before the first has been made."""
 COLUMNS = {
@@ -71,6 +73,10 @@ COLUMNS = {
     "update_percent_of_peak": "update, % of peak",
     "peak_gb": "peak, GB",
 }
+
+
+class NotMeasuredError(Exception):
+    """Why something cannot be measured."""
 
 
 @dataclass
@@ -97,7 +103,11 @@ class Report:
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        found = run()
+        try:
+            found = run()
+        except NotMeasuredError as reason:
+            self.leave_out(shape, what, str(reason))
+            return
         seconds = found["seconds"]
         self.shares[kind] = limit / seconds
         peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -138,28 +148,36 @@ class Bench:
         self.cost = Cost(config, width=self.dtype.itemsize)
         self.renderer = Renderer(word_tokenizer(config.vocab_size))
         self.prompts = make_prompts(work.batch, work.prompt, config.vocab_size)
-        with made_on(report.device):
-            self.policy = Policy(AutoModelForCausalLM.from_config(config), compute_dtype=self.dtype)
+        lm = make_model(AutoModelForCausalLM.from_config, config, report.device)
+        self.policy = Policy(lm, compute_dtype=self.dtype)
 
     def decoding(self, batch: int, times: int) -> None:
-        """The sampler as the trainers use it, and the bare steps of a half-precision model in CUDA graphs."""
+        """The sampler as the trainers use it, by itself and with CUDA graphs, and their bare steps in half precision."""
         work = Workload(batch=batch, prompt=self.work.prompt, response=self.work.response)
         ids = [prompt.ids for prompt in self.prompts[:batch]]
         settings = {"limit": self.cost.rollout(work, self.rates, prompts=batch), "tokens": batch * work.response}
-        for what, make in (("sampler", self._sampler), ("graph steps, greedy", self._graph_steps)):
+        kinds: dict[str, Callable[[Sequence[list[int]]], Callable[[], object]]] = {
+            "sampler": self._sampler,
+            "sampler with --cuda-graphs": partial(self._sampler, cuda_graphs=True),
+            "graph steps, greedy": self._graph_steps,
+        }
+        for what, make in kinds.items():
 
             def seconds(make: Callable[[Sequence[list[int]]], Callable[[], object]] = make) -> dict[str, float]:
                 run = make(ids)
-                run()
+                run()  # graphs are captured here
                 return {"seconds": timed(run, self.report.device, times)}
 
             self.report.measure(self.name, f"{what}, batch {batch}", seconds, **settings, times=times + 1)
 
-    def _sampler(self, ids: Sequence[list[int]]) -> Callable[[], object]:
-        options = SamplingOptions(max_new_tokens=self.work.response, response_length="fixed")
+    def _sampler(self, ids: Sequence[list[int]], *, cuda_graphs: bool = False) -> Callable[[], object]:
+        options = SamplingOptions(max_new_tokens=self.work.response, response_length="fixed", cuda_graphs=cuda_graphs)
+        policy = self.policy
+        if cuda_graphs:  # recordings are kept as long as their policy, and what is measured later needs the memory
+            policy = Policy(copy.deepcopy(policy.lm), compute_dtype=self.dtype)
         return partial(
             sample,
-            self.policy,
+            policy,
             ids,
             options,
             stop_ids=(),
@@ -172,10 +190,11 @@ class Bench:
         prompt = torch.tensor(ids, device=self.report.device)
         mask = torch.ones_like(prompt)
         lm = copy.deepcopy(self.policy.lm).to(self.dtype).eval()
-        decoder = graph_decoder(lm, lm.dtype)
+        if reason := obstacle(lm, lm.dtype):
+            raise NotMeasuredError(reason)
+        decoder = GraphDecoder(lm, lm.dtype)
 
         def run() -> None:
-            assert decoder is not None, "these shapes have no obstacle"
             cache = DynamicCache(config=lm.config)
             with torch.no_grad():
                 output = lm(input_ids=prompt, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
@@ -183,6 +202,8 @@ class Bench:
             logits = output.logits[:, -1]
             for _ in range(self.work.response):
                 logits = decoder.step(logits.argmax(-1))
+            if prompt.is_cuda and not decoder.has_graphs:
+                raise NotMeasuredError("nothing could be recorded, see the warning above")
 
         return run
 
@@ -204,15 +225,15 @@ class Bench:
         return Sampler(config, self.renderer, (1,), config.rollout_micro_batch_size)
 
     def reference(self) -> Policy:
-        return freeze(Policy(copy.deepcopy(self.policy.lm), compute_dtype=self.dtype))
+        return freeze(halve_reference(Policy(copy.deepcopy(self.policy.lm), compute_dtype=self.dtype)))
 
     def ppo(self, times: int) -> None:
         """With a critic of its own and a reward model, one and four epochs a rollout batch, one optimizer step each."""
         config, device = PPOConfig(**self.settings(), critic="separate", value_model=self.name), self.report.device
-        with made_on(device):
-            trunk = AutoModel.from_config(self.config)
-            self.config.num_labels = 1
-            classifier = AutoModelForSequenceClassification.from_config(self.config)
+        trunk = make_model(AutoModel.from_config, self.config, device)
+        self.config.num_labels = 1
+        classifier = make_model(AutoModelForSequenceClassification.from_config, self.config, device)
+        halve_frozen(classifier, self.dtype, but=[score_head(classifier)])
         value_model = ValueModel(trunk, self.config.hidden_size, compute_dtype=self.dtype).to(device)
         models = Models(self.policy, self.reference(), value_model)
         judge = freeze(RewardModel(classifier, compute_dtype=self.dtype))
@@ -282,6 +303,9 @@ class Bench:
         """Others' trainers on the same shape, with what time is left."""
         work, report = self.work, self.report
         write_workload(folder, self.config, self.renderer.tokenizer, self.prompts, report.device)
+        if report.device.type == "cuda":  # their processes need the memory that this one would keep
+            gc.collect()
+            torch.cuda.empty_cache()
         for kind, python in pythons.items():
             what = f"TRL {kind.upper()}{', E=4' * (kind == 'ppo')}, tuned"
             found = run_peer(kind, python, folder, work, max(1.0, report.deadline - time.monotonic()))
@@ -301,8 +325,8 @@ def run(options: argparse.Namespace, device: torch.device) -> Report:
     report = Report(options.output / "gpu.jsonl", device, time.monotonic() + 60 * options.minutes)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     rates = measured_rates(device, resolve_dtype("auto", device))
-    peak = next((Rates(*peaks) for chip, peaks in VENDOR_PEAKS.items() if chip in name), rates)
-    for what, found in (("limit", peak), ("measured", rates)):
+    peak = Rates(*MAKERS[name]) if name in MAKERS else rates
+    for what, found in (("limit, by its maker" if name in MAKERS else "limit, measured", peak), ("measured", rates)):
         print(f"{name}, {what}: {found.flops / 1e12:.4g} TFLOP/s, {found.bytes / 1e12:.4g} TB/s", flush=True)
     work = Workload(batch=8, prompt=6, response=5, micro_batch=4, group=4) if options.smoke else Workload()
     pythons = {kind: python for kind in ("ppo", "grpo") if (python := getattr(options, f"peer_{kind}"))}
@@ -335,7 +359,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.smoke and not torch.cuda.is_available():
         parser.exit(1, f"{parser.prog}: no CUDA device here; --smoke runs the same code with toy shapes on the CPU\n")
-    print(f"\n{run(options, torch.device('cpu' if options.smoke else 'cuda')).table()}")
+    print(f"\n{run(options, resolve_device('cpu' if options.smoke else 'cuda')).table()}")
 
 
 if __name__ == "__main__":

@@ -114,12 +114,18 @@ def timed(run: Callable[[], object], device: torch.device, times: int) -> float:
     """Median seconds of one call, the device's work included."""
     seconds = []
     for _ in range(times):
+        finish(device)  # what was asked of it before
         started = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(device)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done its work; a CPU's is done when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:

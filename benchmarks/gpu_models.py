@@ -1,14 +1,22 @@
 """Models with random weights in the shapes of real ones, a tokenizer with their vocabulary, and prompts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from heedful.data.loading import EncodedPrompt
+from heedful.models.attention import use_attention
+from heedful.models.checkpoints import learn_every_embedding
 from heedful.types import Prompt
 
 SPECIALS = ("<|pad|>", "<|endoftext|>", "<|unknown|>")
@@ -68,9 +76,14 @@ def make_prompts(number: int, length: int, vocab_size: int) -> list[EncodedPromp
     return [EncodedPrompt(Prompt(" ".join(f"w{i}" for i in row), source="random"), row) for row in rows.tolist()]
 
 
-@contextmanager
-def made_on(device: torch.device) -> Iterator[None]:
-    """Random weights are drawn where they belong: a billion of them take a CPU long."""
+def make_model(
+    from_config: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig, device: torch.device
+) -> PreTrainedModel:
+    """A model with random weights as the library has it once it is loaded.
+
+    They are drawn where they belong: a billion of them take a CPU long.
+    """
     torch.manual_seed(0)
     with torch.device(device):
-        yield
+        model = from_config(config)
+    return use_attention(learn_every_embedding(model))

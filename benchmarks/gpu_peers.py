@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from gpu_limits import Workload
-from gpu_models import made_on
+from gpu_models import make_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -36,8 +36,7 @@ def write_workload(
         config = LlamaConfig(**{name: getattr(config, name) for name in names}, attention_bias=True)
     config.num_labels = 1
     for kind, part in (("policy", AutoModelForCausalLM), ("value", AutoModelForSequenceClassification)):
-        with made_on(device):
-            part.from_config(config).save_pretrained(folder / kind)
+        make_model(part.from_config, config, device).save_pretrained(folder / kind)
         tokenizer.save_pretrained(folder / kind)
     (folder / "reward").symlink_to(folder / "value", target_is_directory=True)
     many = [*prompts] * (ITERATIONS + WARM_UP)

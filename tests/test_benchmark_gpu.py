@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
+from heedful.models.checkpoints import load_causal_lm
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 MEASURED = (
     "sampler, batch 8",
+    "sampler with --cuda-graphs, batch 8",
     "graph steps, greedy, batch 8",
     "sampler, batch 2",
+    "sampler with --cuda-graphs, batch 2",
     "graph steps, greedy, batch 2",
     "PPO, E=1",
     "PPO, E=4",
@@ -64,6 +69,34 @@ def test_what_no_longer_fits_is_left_out_and_named(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Left out: ") == 3 * len(MEASURED)
     assert not (tmp_path / "gpu.jsonl").exists()
+
+
+def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path, monkeypatch):
+    """The time and the peak of a measurement that was not made are in no row."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("gpu")
+    report = script.Report(tmp_path / "gpu.jsonl", torch.device("cpu"), deadline=float("inf"))
+
+    def refuse():
+        raise script.NotMeasuredError("it walks")
+
+    report.measure("shape", "steps, batch 8", refuse, limit=1.0, tokens=1, times=1)
+    assert report.left_out == ["shape, steps, batch 8: it walks"]
+    assert report.rows == []
+    assert report.shares == {}
+    assert not report.path.exists()
+
+
+def test_models_are_as_the_library_loads_them(tmp_path, monkeypatch):
+    """Random ones would else attend by torch's own attention, with a cache that grows, and another gradient."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("gpu_models")
+    config = script.shapes(smoke=True)["toy Qwen2"]
+    made = script.make_model(AutoModelForCausalLM.from_config, config, torch.device("cpu"))
+    made.save_pretrained(tmp_path)
+    loaded = load_causal_lm(str(tmp_path))
+    assert made.config._attn_implementation == loaded.config._attn_implementation == "heedful"
+    assert made.get_input_embeddings().padding_idx is loaded.get_input_embeddings().padding_idx is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")

@@ -87,7 +87,7 @@ def answers_here(folder: str) -> list[list[int]]:
         pad_id=renderer.pad_id,
         generator=torch.Generator(),
     )
-    return [rollouts.response_ids(row, with_stop=True) for row in range(len(QUESTIONS))]
+    return rollouts.responses(with_stop=True)
 
 
 def fine_tuned(tmp_path: Path, architecture: str) -> str:

@@ -13,6 +13,7 @@ from heedful.configs.reward import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.models.checkpoints import load_causal_lm
+from heedful.models.device import resolve_device
 from heedful.models.heads import positions
 from heedful.models.packing import can_pack
 from heedful.models.policy import freeze, load_policy
@@ -46,8 +47,44 @@ def test_greedy_sampling_on_cuda_is_that_of_the_cpu(tmp_path):
     for name in ("cpu", "cuda"):
         policy = freeze(load_policy(str(tmp_path / "m"), device=torch.device(name), compute_dtype=torch.float32))
         rollouts = sample(policy, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator())
-        outputs.append([rollouts.response_ids(row, with_stop=True) for row in range(3)])
+        outputs.append(rollouts.responses(with_stop=True))
     assert outputs[0] == outputs[1]
+
+
+def test_attention_is_not_left_to_cudnn():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    resolve_device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recorded_sampling_is_sampling(tmp_path, dtype):
+    """Over two batches, rows leaving on the way, before and after the weights were changed in place."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, initializer_range=0.1)
+    policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=dtype)
+    stops = tuple(range(3, 60))
+
+    def sampled(cuda_graphs):
+        options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
+        settings = {"stop_ids": stops, "pad_id": 0, "generator": torch.Generator(), "micro_batch_size": 10}
+        return sample(policy, RAGGED, options, **settings)
+
+    responses = []
+    for _ in range(2):
+        expected, found = sampled(cuda_graphs=False), sampled(cuda_graphs=True)
+        responses.append(found.responses(with_stop=True))
+        if dtype == torch.float32:
+            assert responses[-1] == expected.responses(with_stop=True)
+            torch.testing.assert_close(found.sampler_logprobs, expected.sampler_logprobs, rtol=0, atol=1e-4)
+        scored = token_outputs(policy, found.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
+        mask = found.batch.response_mask
+        limit = 1e-4 if dtype == torch.float32 else 0.2
+        torch.testing.assert_close(found.sampler_logprobs[mask], scored[mask], rtol=0, atol=limit)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    assert responses[0] != responses[1]
+    assert len({len(ids) for ids in responses[0]}) > 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -97,22 +134,22 @@ def test_a_reference_on_the_cpu_answers_on_the_policys_device(tmp_path):
 
 
 def test_packed_rows_on_cuda_have_the_numbers_of_padded_ones(tmp_path, monkeypatch):
-    """By torch's kernel for texts of any length, forwards and backwards; in float32, which it does not know, padded."""
+    """In half precision by torch's kernel for texts of any length, forwards and backwards; in float32, which it does not
+    know, by groups of about one length."""
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=64)
     batch = collate([[20, 21, 22] * 5, [23]], [[24, 25], [26, 27, 28]], pad_id=0).to(torch.device("cuda"))
-    numbers = []
-    for most_real in (0.9, 0.0):
-        monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
-        policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=torch.bfloat16)
-        logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-        logprobs.sum().backward()
-        numbers.append([logprobs, *(parameter.grad for parameter in policy.lm.parameters())])
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert can_pack(policy.lm.base_model)
-    for ours, theirs in zip(*numbers, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.05)
-    exact = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=torch.float32)
-    assert not can_pack(exact.lm.base_model)
+    for dtype, rtol, atol in ((torch.bfloat16, 0.1, 0.05), (torch.float32, 1e-4, 1e-4)):
+        numbers = []
+        for most_real in (0.9, 0.0):
+            monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
+            policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=dtype)
+            logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+            logprobs.sum().backward()
+            numbers.append([logprobs, *(parameter.grad for parameter in policy.lm.parameters())])
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+                assert can_pack(policy.lm.base_model)
+        for ours, theirs in zip(*numbers, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
 def prompts_of(tmp_path):
@@ -229,6 +266,7 @@ def test_an_old_graph_reads_weights_changed_in_place(tmp_path, compute_dtype):
     assert greedy(decoder, 12, kept) == before
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device_in_a_step(tmp_path):
     lm = cuda_model(tmp_path, "qwen3")
     decoder = graph_decoder(lm, torch.float32)
@@ -236,8 +274,8 @@ def test_nothing_waits_for_the_device_in_a_step(tmp_path):
     rows = torch.arange(20, device="cuda")
     decoder.start(cache, mask, 20, rows)
     ids = decoder.step(ids).argmax(-1)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(5):
             ids = decoder.step(ids).argmax(-1)
     finally:
@@ -253,6 +291,7 @@ def test_a_model_that_waits_for_the_device_is_decoded_without_graphs(tmp_path):
         output.logits.sum().item()
 
     lm.register_forward_hook(wait)
-    decoder = GraphDecoder(lm, torch.float32)
+    decoder, stream = GraphDecoder(lm, torch.float32), torch.cuda.current_stream()
     with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
         assert greedy(decoder, 12, kept) == expected
+    assert torch.cuda.current_stream() == stream

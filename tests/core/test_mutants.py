@@ -488,13 +488,13 @@ MUTANTS = [
         ),
         (
             "one chunk",
-            "size = max(SMALLEST_CHUNK, ",
+            "size = max(smallest, ",
             "size = max(10**9, ",
             "::test_no_operation_makes_the_logits_of_all_tokens",
         ),
         (
             "single tokens of a large vocabulary",
-            "size = max(SMALLEST_CHUNK, ",
+            "size = max(smallest, ",
             "size = max(1, ",
             "::test_a_chunk_has_some_tokens_however_large_the_vocabulary",
         ),

@@ -188,7 +188,7 @@ def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, *
 
 
 def responses(rollouts):
-    return [rollouts.response_ids(row, with_stop=True) for row in range(len(rollouts.lengths))]
+    return rollouts.responses(with_stop=True)
 
 
 def test_greedy_tokens_are_those_of_generate(attending):

@@ -37,7 +37,7 @@ def roll(policy, prompts=PROMPTS, *, stop_ids=(EOS,), pad_id=PAD, seed=0, micro_
 
 
 def responses(rollouts):
-    return [rollouts.response_ids(row, with_stop=True) for row in range(len(rollouts.lengths))]
+    return rollouts.responses(with_stop=True)
 
 
 def stops_midway(policy, **options):
@@ -145,11 +145,12 @@ def test_a_response_ends_with_its_stop_token(policies):
     stop_ids = stops_midway(policy, max_new_tokens=24)
     free = responses(roll(policy, response_length="fixed", max_new_tokens=24))
     rollouts = roll(policy, stop_ids=stop_ids, max_new_tokens=24)
+    with_stop, without = (rollouts.responses(with_stop=flag) for flag in (True, False))
     for row, whole in enumerate(free):
         end = next((i for i, token in enumerate(whole) if token in stop_ids), None)
         expected = whole if end is None else whole[: end + 1]
-        assert rollouts.response_ids(row, with_stop=True) == expected
-        assert rollouts.response_ids(row, with_stop=False) == (expected if end is None else whole[:end])
+        assert with_stop[row] == expected
+        assert without[row] == (expected if end is None else whole[:end])
         assert bool(rollouts.truncated[row]) == (end is None)
         assert rollouts.lengths[row] == len(expected) == rollouts.batch.response_mask[row].sum()
     assert set(rollouts.truncated.tolist()) == {True, False}
@@ -164,7 +165,7 @@ def test_a_stop_token_at_the_last_allowed_place_is_no_truncation(policies):
         rollouts = roll(policies["gpt2"], stop_ids=(stop,), max_new_tokens=n + 1, **options)
         assert responses(rollouts) == [free[: n + 1]]
         assert rollouts.truncated.tolist() == [truncated]
-        assert rollouts.response_ids(0, with_stop=False) == (free[: n + 1] if truncated else free[:n])
+        assert rollouts.responses(with_stop=False)[0] == (free[: n + 1] if truncated else free[:n])
 
 
 def test_fixed_length_ignores_stop_tokens(policy):
@@ -173,7 +174,7 @@ def test_fixed_length_ignores_stop_tokens(policy):
     assert rollouts.lengths.tolist() == [24] * len(PROMPTS)
     assert rollouts.truncated.all()
     assert any(stop in response[:-1] for stop in stop_ids for response in responses(rollouts))
-    assert rollouts.response_ids(0, with_stop=False) == responses(rollouts)[0]
+    assert rollouts.responses(with_stop=False) == responses(rollouts)
 
 
 def test_drawn_lengths(policies):
@@ -274,8 +275,7 @@ def test_a_sampler_reads_responses_as_text(policies):
     sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch_size=2)
     rollouts, completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(0))
     assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
-    for row, completion in enumerate(completions):
-        ids = rollouts.response_ids(row, with_stop=False)
+    for row, (completion, ids) in enumerate(zip(completions, rollouts.responses(with_stop=False), strict=True)):
         assert completion.prompt is prompts[row].prompt
         assert completion.response == TOKENIZER.decode(ids)
         assert completion.truncated == bool(rollouts.truncated[row])

@@ -17,12 +17,15 @@ HALF = (torch.float16, torch.bfloat16)
 def resolve_device(name: str) -> torch.device:
     """The device that a flag names; ``auto`` is CUDA, else Apple's MPS, else the CPU.
 
-    For a CPU the process's memory is set up too, by `reuse_memory`. Raises ConfigError where the named device does not
-    exist here.
+    For a CPU the process's memory is set up too, by `reuse_memory`; on CUDA attention is not left to cuDNN, which plans each
+    shape anew, and whose gradients with a mask were NaN at some lengths (pytorch issue 196678). Raises ConfigError where
+    the named device does not exist here.
     """
     device = _device(name)
     if device.type == "cpu":
         reuse_memory()
+    elif device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

@@ -36,12 +36,8 @@ class Sampler:
             generator=generator,
             micro_batch_size=self.micro_batch_size,
         )
-        truncated = rollouts.truncated.tolist()
-        completions = []
-        for row, prompt in enumerate(prompts):
-            ids = rollouts.response_ids(row, with_stop=False)
-            completions.append(Completion(prompt.prompt, self.renderer.decode(ids), ids, truncated[row]))
-        return rollouts, completions
+        rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
+        return rollouts, [Completion(p.prompt, self.renderer.decode(ids), ids, cut) for p, ids, cut in rows]
 
 
 def make_sampler(

@@ -24,14 +24,11 @@ class Rollouts:
     sampler_logprobs: Float[Tensor, "batch time"]
     """Log-probs taken while sampling, unfiltered, temperature applied; for diagnosis, never in a loss."""
 
-    def response_ids(self, row: int, *, with_stop: bool) -> list[int]:
-        """Ids of one response, with or without the stop token that ended it."""
-        length = int(self.lengths[row])
-        if not with_stop and not bool(self.truncated[row]):
-            length -= 1
-        time = self.batch.response_mask.shape[1]
-        start = self.batch.ids.shape[1] - time
-        return self.batch.ids[row, start : start + length].tolist()
+    def responses(self, *, with_stop: bool) -> list[list[int]]:
+        """Ids of each response, with or without the stop token that ended it."""
+        ends = self.lengths if with_stop else self.lengths - (~self.truncated).long()
+        start = self.batch.ids.shape[1] - self.batch.response_mask.shape[1]
+        return [ids[:end] for ids, end in zip(self.batch.ids[:, start:].tolist(), ends.tolist(), strict=True)]
 
     def select(self, rows: Tensor) -> "Rollouts":
         """The given rows, in the given order."""

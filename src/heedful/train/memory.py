@@ -87,10 +87,16 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
-        head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
-        # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
-        halve_frozen(reference.lm, dtype, but=[head] if head.weight is embeddings.weight else [])
+        halve_reference(reference)
     freeze(reference)
+    return reference
+
+
+def halve_reference(reference: Policy) -> Policy:
+    """A policy that is never trained with its matrices in the compute dtype, in place, where that saves memory."""
+    head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
+    # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
+    halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
     return reference
 
 
