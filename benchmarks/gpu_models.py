@@ -79,11 +79,11 @@ def make_prompts(number: int, length: int, vocab_size: int) -> list[EncodedPromp
 def make_model(
     from_config: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig, device: torch.device
 ) -> PreTrainedModel:
-    """A model with random weights as the library has it once it is loaded.
+    """A model with random weights, otherwise as the library loads one.
 
     They are drawn where they belong: a billion of them take a CPU long.
     """
     torch.manual_seed(0)
     with torch.device(device):
         model = from_config(config)
-    return use_attention(learn_every_embedding(model))
+    return use_attention(learn_every_embedding(model.eval()))

@@ -1,9 +1,12 @@
 """benchmarks/gpu.py runs on a CPU with toy shapes, and its limits are those worked out by hand."""
 
+import contextlib
+import functools
 import importlib.util
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -71,20 +74,22 @@ def test_what_no_longer_fits_is_left_out_and_named(tmp_path):
     assert not (tmp_path / "gpu.jsonl").exists()
 
 
-def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path, monkeypatch):
-    """The time and the peak of a measurement that was not made are in no row."""
+def test_what_runs_without_graphs_is_left_out_with_the_reason(tmp_path, monkeypatch):
+    """Its time would stand in the table as that of graphs. Other warnings say nothing of what was measured."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     script = importlib.import_module("gpu")
     report = script.Report(tmp_path / "gpu.jsonl", torch.device("cpu"), deadline=float("inf"))
 
-    def refuse():
-        raise script.NotMeasuredError("it walks")
+    def warned(message):
+        warnings.warn(message, stacklevel=2)
+        return {"seconds": 2.0}
 
-    report.measure("shape", "steps, batch 8", refuse, limit=1.0, tokens=1, times=1)
-    assert report.left_out == ["shape, steps, batch 8: it walks"]
-    assert report.rows == []
-    assert report.shares == {}
-    assert not report.path.exists()
+    for what, message in (("steps", "LM is sampled without CUDA graphs, so slower: it walks"), ("PPO", "it rains")):
+        with contextlib.nullcontext() if what == "steps" else pytest.warns(UserWarning, match="it rains"):
+            report.measure("shape", what, functools.partial(warned, message), limit=1.0, tokens=1, times=1)
+    assert report.left_out == ["shape, steps: LM is sampled without CUDA graphs, so slower: it walks"]
+    assert [row["what"] for row in report.rows] == ["PPO"]
+    assert report.shares == {"PPO": 0.5}
 
 
 def test_models_are_as_the_library_loads_them(tmp_path, monkeypatch):
@@ -97,6 +102,7 @@ def test_models_are_as_the_library_loads_them(tmp_path, monkeypatch):
     loaded = load_causal_lm(str(tmp_path))
     assert made.config._attn_implementation == loaded.config._attn_implementation == "heedful"
     assert made.get_input_embeddings().padding_idx is loaded.get_input_embeddings().padding_idx is None
+    assert made.training is loaded.training is False
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")

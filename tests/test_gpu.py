@@ -34,6 +34,11 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _set_up_as_by_every_command():
+    resolve_device("cuda")
+
+
 def write(path, records) -> str:
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
     return str(path)
@@ -51,15 +56,13 @@ def test_greedy_sampling_on_cuda_is_that_of_the_cpu(tmp_path):
     assert outputs[0] == outputs[1]
 
 
-def test_attention_is_not_left_to_cudnn():
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    resolve_device("cuda")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recorded_sampling_is_sampling(tmp_path, dtype):
-    """Over two batches, rows leaving on the way, before and after the weights were changed in place."""
+    """Over two batches, rows leaving on the way, before and after the weights were changed in place.
+
+    In half precision the fixed cache rounds elsewhere, so its tokens are its own; their log-probs are those of the
+    teacher-forced pass up to that rounding, 2 ** -8 of logits of a few units.
+    """
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, initializer_range=0.1)
     policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=dtype)
     stops = tuple(range(3, 60))
@@ -71,20 +74,19 @@ def test_recorded_sampling_is_sampling(tmp_path, dtype):
 
     responses = []
     for _ in range(2):
-        expected, found = sampled(cuda_graphs=False), sampled(cuda_graphs=True)
+        found = sampled(cuda_graphs=True)
         responses.append(found.responses(with_stop=True))
         if dtype == torch.float32:
-            assert responses[-1] == expected.responses(with_stop=True)
-            torch.testing.assert_close(found.sampler_logprobs, expected.sampler_logprobs, rtol=0, atol=1e-4)
+            assert responses[-1] == sampled(cuda_graphs=False).responses(with_stop=True)
         scored = token_outputs(policy, found.batch, temperature=1.0, micro_batch=MicroBatch(20)).logprobs
         mask = found.batch.response_mask
-        limit = 1e-4 if dtype == torch.float32 else 0.2
+        limit = 1e-4 if dtype == torch.float32 else 0.05
         torch.testing.assert_close(found.sampler_logprobs[mask], scored[mask], rtol=0, atol=limit)
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     assert responses[0] != responses[1]
-    assert len({len(ids) for ids in responses[0]}) > 1
+    assert min(map(len, responses[0])) <= 16 < max(map(len, responses[0]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -292,6 +294,7 @@ def test_a_model_that_waits_for_the_device_is_decoded_without_graphs(tmp_path):
 
     lm.register_forward_hook(wait)
     decoder, stream = GraphDecoder(lm, torch.float32), torch.cuda.current_stream()
-    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
+    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph") as caught:
         assert greedy(decoder, 12, kept) == expected
+    assert "previous error" not in str(caught[0].message)  # what broke the recording, not that it was broken
     assert torch.cuda.current_stream() == stream

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import random
@@ -21,7 +22,7 @@ from heedful.data.chat import Renderer
 from heedful.errors import DataError
 from heedful.models.checkpoints import load_tokenizer
 from heedful.models.policy import load_policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models.tiny import byte_tokenizer, make_tiny_model
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.types import Message, Ranking
@@ -489,6 +490,32 @@ def test_what_are_no_texts_with_numbers(refused, written, tmp_path, records, par
     path = "absent.jsonl" if records is None else written("故事.jsonl", records)
     refused("digits_data", ["--texts", path, "--output", tmp_path / "数据" / "p.jsonl"], *parts)
     assert not (tmp_path / "数据").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ digits_text
+
+
+def test_what_a_model_of_equal_odds_writes(run, written, tmp_path):
+    """Every one of the 264 tokens is as likely, so the n-th uniform number u is the token floor(264 u); the first two prompts
+    of three, and the base beside itself."""
+    model = tmp_path / "等"
+    make_tiny_model("qwen3", model, hidden_size=16, num_layers=1, initializer_range=1e-8)
+    data = written("问.jsonl", [{"prompt": "问"}, {"prompt": "a longer one"}, {"prompt": "b"}])
+    sizes = ["--num-prompts", 2, "--max-new-tokens", 200, "--seed", 3]
+    status, out, err = run("digits_text", "--models", model, model, "--data", data, *sizes)
+    uniforms = torch.rand(2, 200, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    responses = (264 * uniforms).long().tolist()
+    texts = [BYTES.decode(ids, skip_special_tokens=True) for ids in responses]
+    counts = [len(re.findall(r"(?a)\b\d+\b", text)) for text in texts]
+    assert 0 < max(counts) < 5
+    score = statistics.fmean(0.2 * n if n else -0.2 for n in counts)
+    share = statistics.fmean(n > 0 for n in counts)
+    bigrams = [pair for ids in responses for pair in itertools.pairwise(ids)]
+    expected = (
+        f"{model}: score {score:.3f}, with a number {share:.3f}, log-prob a token under the base {-math.log(264):.3f}, "
+        f"distinct bigrams {len(set(bigrams)) / 398:.3f}\n    {texts[0]!r}\n"
+    )
+    assert (status, out, err) == (0, 2 * expected, "")
 
 
 # ------------------------------------------------------------------------------------------------------------- gsm8k_data

@@ -383,7 +383,9 @@ def test_devices_of_other_machines(monkeypatch):
     assert resolve_device("auto") == torch.device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    torch.backends.cuda.enable_cudnn_sdp(True)
     assert resolve_device("auto") == torch.device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match="'cuda:2' does not exist; this machine has 2 CUDA devices"):
         resolve_device("cuda:2")

@@ -11,7 +11,7 @@ from heedful.core.masking import at_least_float32
 CHUNK = 2**22
 """Logits that a matrix product makes at a time; at least `SMALLEST_CHUNK` tokens, as each adds to the whole gradient."""
 SMALLEST_CHUNK = {"cpu": 256, "cuda": 1024}
-"""By kind of device (others: as a CPU): the faster the products, the more of them for each time that the gradient is read."""
+"""Tokens, by kind of device (others: as a CPU): the faster the products, the more for each time that the gradient is read."""
 BLOCK = {"cpu": 2**19}
 """Logits that leave it for float32 at a time, by kind of device: what a CPU's nearer caches hold. Elsewhere the chunk."""
 KEPT = 2**24

@@ -42,11 +42,6 @@ class GraphDecoder:
         self._batch: FixedBatch | None = None
         self._num_rows = self._written = 0
 
-    @property
-    def has_graphs(self) -> bool:
-        """Whether a step has been recorded."""
-        return bool(self._graphs)
-
     @torch.no_grad()
     def start(self, cache: Cache, attention_mask: Tensor, max_new_tokens: int, rows: Tensor | None = None) -> None:
         """Go on from a prefill, for at most ``max_new_tokens`` steps.
@@ -115,7 +110,7 @@ class GraphDecoder:
 
     def _try_capture(self, bucket: tuple[int, int]) -> None:
         """Record the step, or say once why there are no graphs."""
-        batch, outside = self._started(), None
+        batch, outside, cause = self._started(), None, None
         try:
             outside = torch.cuda.current_stream()
             stream = torch.cuda.Stream()
@@ -126,16 +121,20 @@ class GraphDecoder:
             pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None  # one replays at a time
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                logits = self._forward(bucket)
-                batch.advance()
+                try:
+                    logits = self._forward(bucket)
+                    batch.advance()
+                except Exception as first:  # to end a broken recording raises another
+                    cause = first
+                    raise
         except Exception as error:  # whatever a model does that cannot be recorded, it can do kernel by kernel
             if outside is not None:
                 torch.cuda.set_stream(outside)  # a capture that fails stays on its own
             self._capture = False
             self._graphs.clear()
-            reason = _first_line(error.__context__ or error)  # of what broke the capture, not of ending a broken one
             warnings.warn(
-                f"{type(self.lm).__name__} cannot be recorded as a CUDA graph, so sampling is slower: {reason}",
+                f"{type(self.lm).__name__} cannot be recorded as a CUDA graph, so sampling is slower: "
+                f"{_first_line(cause or error)}",
                 stacklevel=3,
             )
         else:
@@ -186,5 +185,5 @@ def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch
     return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
