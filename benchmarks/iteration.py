@@ -1,7 +1,7 @@
 """heedful's own trainers on the workload of workload.py, one process a run, measured as the peers are (benchmarks/peers/).
 
-python benchmarks/iteration.py ppo --workload runs/workload [--critic shared] [--natural-eos]
-python benchmarks/iteration.py grpo --workload runs/workload
+python benchmarks/iteration.py ppo --workload runs/workload [--critic shared] [--natural-eos] [--compile]
+python benchmarks/iteration.py grpo --workload runs/workload [--compile]
 
 The settings are the peers': one optimizer step a PPO epoch, no gradient clipping, KL coefficient 0.05, Adam's epsilon 1e-8, a
 critic of its own (value/ of the workload) unless --critic shared; GRPO with the loss averaged over tokens and no reference.
@@ -30,6 +30,9 @@ def main() -> None:
     parser.add_argument("--critic", choices=["separate", "shared"], default="separate")
     parser.add_argument("--group", type=int, default=8, help="responses to a prompt (grpo)")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument(
+        "--compile", action="store_true", help="compiled layers; what compiling takes is in the warm-up"
+    )
     options = parser.parse_args()
 
     import torch
@@ -57,6 +60,7 @@ def main() -> None:
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
     kind = f" {options.critic} critic" if options.algorithm == "ppo" else ""
+    kind += " compiled" if options.compile else ""
     print_report(
         iteration_report(
             options,
@@ -89,6 +93,7 @@ def shared_settings(options: Any) -> dict[str, Any]:
         "max_grad_norm": 0.0,
         "adam_eps": 1e-8,
         "dtype": options.dtype,
+        "compile": options.compile,
         "seed": options.seed,
     }
 

@@ -12,6 +12,8 @@ that both sides compute the same numbers. --only takes some of the rows:
     ppo-natural-tuned                   the same, responses end at EOS
     ppo-shared-tuned                    heedful's default, a value head on the policy's trunk: less work, another algorithm
     grpo-fixed-tuned, grpo-fixed-stock
+    ppo-compiled-tuned, ppo-compiled-stock, grpo-compiled-tuned
+                                        of full length, heedful with --compile; what compiling takes is in the warm-up
 
 Each repetition has a seed of its own, the same for all sides. A run's figure is the median of its iterations after the
 warm-up, a row's that of its runs; ratios are the peer's over heedful's, so that above 1 heedful is faster, and for memory
@@ -56,6 +58,8 @@ PPO = Side("heedful", "iteration.py", ("ppo",))
 PPO_NATURAL = Side("heedful", "iteration.py", ("ppo", NATURAL))
 PPO_SHARED = Side("heedful", "iteration.py", ("ppo", "--critic", "shared"))
 GRPO = Side("heedful", "iteration.py", ("grpo",))
+PPO_COMPILED = Side("heedful", "iteration.py", ("ppo", "--compile"))
+GRPO_COMPILED = Side("heedful", "iteration.py", ("grpo", "--compile"))
 TRL_PPO = Side("peer-ppo", "peers/trl_ppo.py")
 TRL_PPO_TUNED = Side("peer-ppo", "peers/trl_ppo.py", ("--tuned",))
 TRL_PPO_NATURAL = Side("peer-ppo", "peers/trl_ppo.py", ("--tuned", NATURAL))
@@ -76,6 +80,9 @@ ROWS = {
     "ppo-natural-tuned": Row("ppo-natural", PPO_NATURAL, TRL_PPO_NATURAL),
     "grpo-fixed-tuned": Row("grpo-fixed", GRPO, TRL_GRPO_TUNED),
     "grpo-fixed-stock": Row("grpo-fixed", GRPO, TRL_GRPO),
+    "ppo-compiled-tuned": Row("ppo-fixed", PPO_COMPILED, TRL_PPO_TUNED),
+    "ppo-compiled-stock": Row("ppo-fixed", PPO_COMPILED, TRL_PPO),
+    "grpo-compiled-tuned": Row("grpo-fixed", GRPO_COMPILED, TRL_GRPO_TUNED),
 }
 
 
