@@ -1,5 +1,6 @@
 """Decoding on a fixed cache, kernel by kernel: token for token `model.generate`. The graphs themselves: tests/test_gpu.py."""
 
+import contextlib
 import copy
 
 import pytest
@@ -138,6 +139,62 @@ def test_where_capturing_fails_the_same_tokens_come_without_a_graph(policies):
         tokens = decode(decoder, PROMPTS, 12)
     assert torch.equal(tokens, generate(lm, PROMPTS, 12))
     assert len(caught) == 1
+
+
+class Device:
+    """torch.cuda's part in recording, without a device: its recordings end as torch's broken ones do, whose last act raises
+    before the stream is put back."""
+
+    def __init__(self, monkeypatch):
+        self.stream_now = self.outside = self.Stream()
+        self.is_recording = False
+        for name in ("Stream", "stream", "current_stream", "set_stream", "CUDAGraph", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    class Stream:
+        def wait_stream(self, other):
+            assert other is not self
+
+    def current_stream(self):
+        return self.stream_now
+
+    def set_stream(self, stream):
+        self.stream_now = stream
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.stream_now = self.stream_now, stream
+        yield
+        self.stream_now = before
+
+    def CUDAGraph(self):  # noqa: N802
+        return None
+
+    @contextlib.contextmanager
+    def graph(self, _graph, **_):
+        self.stream_now, self.is_recording = self.Stream(), True
+        try:
+            yield
+        finally:
+            self.is_recording = False
+            raise RuntimeError("failed due to a previous error during capture")
+
+
+def test_a_broken_recording_leaves_its_stream_and_its_cause_is_named(policies, monkeypatch):
+    lm = copy.deepcopy(policies["llama"].lm)
+    device = Device(monkeypatch)
+
+    def wait(*_):
+        if device.is_recording:
+            raise RuntimeError("it waits for the device")
+
+    lm.register_forward_hook(wait)
+    decoder = GraphDecoder(lm, torch.float32, capture=True)
+    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph.*: it waits for the device") as caught:
+        tokens = decode(decoder, PROMPTS, 12)
+    assert torch.equal(tokens, generate(lm, PROMPTS, 12))
+    assert len(caught) == 1
+    assert device.stream_now is device.outside
 
 
 def test_more_steps_than_announced_are_refused(policies):
