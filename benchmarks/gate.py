@@ -37,19 +37,19 @@ from torch import Tensor, nn
 from workload import END, PAD
 
 from heedful import GRPOConfig, PPOConfig, core
+from heedful.checkpoints.load import load_policy, load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.commands import grpo, ppo
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.collate import Batch
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.policy import Policy, load_policy
-from heedful.models.reward_model import load_reward_model
-from heedful.models.value_model import load_value_model
+from heedful.models.policy import Policy
 from heedful.rewards.model import ModelReward
-from heedful.rollout.generate import sample
-from heedful.rollout.rollouts import Rollouts
-from heedful.rollout.teacher_forced import token_outputs, token_values
-from heedful.train import grpo, ppo
-from heedful.train.experience import Experience, Models
+from heedful.sampling.generate import sample
+from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.teacher_forced import token_outputs, token_values
+from heedful.train.online.experience import Experience, Models
 from heedful.train.optimization import MetricSums
 from heedful.types import MicroBatch
 

@@ -40,23 +40,23 @@ from transformers import (
 )
 
 from heedful import GRPOConfig, PPOConfig
+from heedful.commands import grpo, ppo
 from heedful.configs.options import SamplingOptions
+from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.inference import halve_frozen, same_weights
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.sampling_copy import halve_frozen, same_weights
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
-from heedful.rollout.cuda_graph import graph_decoder
-from heedful.rollout.generate import sample
-from heedful.rollout.responses import Sampler
-from heedful.train import grpo, ppo
-from heedful.train.experience import Models, collect
-from heedful.train.memory import halve_reference
+from heedful.sampling.cuda_graph import graph_decoder
+from heedful.sampling.generate import sample
+from heedful.sampling.sampler import Sampler
+from heedful.train.online.experience import Models, collect
 from heedful.train.optimization import make_optimizer
-from heedful.train.scores import ScoreNorm
+from heedful.train.setup import halve_reference
 from heedful.types import MicroBatch
 
 CAUTIOUS = 0.1

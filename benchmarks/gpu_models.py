@@ -14,9 +14,9 @@ from transformers import (
     Qwen2Config,
 )
 
+from heedful.checkpoints.load import learn_every_embedding
 from heedful.data.loading import EncodedPrompt
-from heedful.models.attention import use_attention
-from heedful.models.checkpoints import learn_every_embedding
+from heedful.kernels.attention import use_attention
 from heedful.types import Prompt
 
 SPECIALS = ("<|pad|>", "<|endoftext|>", "<|unknown|>")

@@ -23,10 +23,10 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     """A function from prompts to the lengths of responses."""
     import torch
 
+    from heedful.checkpoints.load import load_policy
     from heedful.configs.options import SamplingOptions
-    from heedful.models.device import resolve_device
-    from heedful.models.policy import load_policy
-    from heedful.rollout.generate import sample
+    from heedful.kernels.device import resolve_device
+    from heedful.sampling.generate import sample
 
     device = resolve_device("auto")
     policy = load_policy(policy_folder(options), device=device, compute_dtype=torch.bfloat16)
@@ -84,7 +84,7 @@ def main() -> None:
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401 (loaded late, else it would count as a run's memory)
 
     if options.side == "heedful":
-        import heedful.rollout.generate  # noqa: F401
+        import heedful.sampling.generate  # noqa: F401
     import_memory = peak_memory()
     torch.set_num_threads(options.threads)
     respond = (heedful_sampler if options.side == "heedful" else transformers_sampler)(options)

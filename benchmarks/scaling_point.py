@@ -19,7 +19,7 @@ from workload import Shape, make_policy, make_prompts, make_tokenizer
 
 from heedful import PPOConfig, train_ppo
 from heedful.errors import HeedfulError
-from heedful.models.device import resolve_device
+from heedful.kernels.device import resolve_device
 
 PROMPTS, PROMPT_LENGTH = 512, 32
 

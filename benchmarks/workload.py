@@ -37,10 +37,10 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
+from heedful.checkpoints.save import VALUE_HEAD, save_tensors
 from heedful.configs.options import SamplingOptions
-from heedful.models.checkpoints import save_tensors
-from heedful.models.policy import VALUE_HEAD, Policy
-from heedful.rollout.generate import sample
+from heedful.models.policy import Policy
+from heedful.sampling.generate import sample
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 FIRST_WORD = 2 + 256

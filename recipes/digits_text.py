@@ -13,15 +13,16 @@ import itertools
 
 import torch
 
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_prompts
 from heedful.data.chat import Renderer
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.policy import freeze, load_policy
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.policy import freeze
 from heedful.rewards.rules import make_rule
-from heedful.rollout.generate import sample
-from heedful.rollout.teacher_forced import token_outputs
+from heedful.sampling.generate import sample
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch
 
 

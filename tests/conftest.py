@@ -1,4 +1,4 @@
-"""Set-up of every test: annotations of `heedful.core` are checked at run time, threads are few, seeds are fixed."""
+"""Set-up of every test: annotations of the mathematics are checked at run time, threads are few, seeds are fixed."""
 
 import os
 
@@ -8,7 +8,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
-install_import_hook("heedful.core", "beartype.beartype")
+install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
 # Workers that run beside each other (pytest -n 2) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -29,7 +29,7 @@ def _seed() -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """``tiny(architecture)`` is the folder of a tiny model, made once."""
-    from heedful.models.tiny import make_tiny_model  # after the hook above is in place
+    from heedful.checkpoints.tiny import make_tiny_model
 
     root = tmp_path_factory.mktemp("模型")
 

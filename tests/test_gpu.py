@@ -6,25 +6,25 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from heedful.checkpoints.load import load_causal_lm, load_policy
+from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward import RewardConfig
+from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
-from heedful.models.checkpoints import load_causal_lm
-from heedful.models.device import resolve_device
-from heedful.models.heads import positions
-from heedful.models.packing import can_pack
-from heedful.models.policy import freeze, load_policy
-from heedful.models.tiny import make_tiny_model
-from heedful.rollout.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
-from heedful.rollout.generate import sample
-from heedful.rollout.teacher_forced import token_outputs
-from heedful.train.grpo import train_grpo
-from heedful.train.memory import load_reference
-from heedful.train.ppo import train_ppo
+from heedful.kernels.device import resolve_device
+from heedful.kernels.layout import positions
+from heedful.kernels.packing import can_pack
+from heedful.models.policy import freeze
+from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
+from heedful.sampling.generate import sample
+from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.online.grpo import train_grpo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.reward import train_reward
+from heedful.train.setup import load_reference
 from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 
@@ -143,7 +143,7 @@ def test_packed_rows_on_cuda_have_the_numbers_of_padded_ones(tmp_path, monkeypat
     for dtype, rtol, atol in ((torch.bfloat16, 0.1, 0.05), (torch.float32, 1e-4, 1e-4)):
         numbers = []
         for most_real in (0.9, 0.0):
-            monkeypatch.setattr("heedful.models.packing.MOST_REAL", most_real)
+            monkeypatch.setattr("heedful.kernels.packing.MOST_REAL", most_real)
             policy = load_policy(str(tmp_path / "m"), device=torch.device("cuda"), compute_dtype=dtype)
             logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
             logprobs.sum().backward()

@@ -10,19 +10,22 @@ import torch
 import yaml
 
 from heedful import hub
+from heedful.checkpoints.adapters import adapter_chain
+from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk, load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.lora import add_adapters
+from heedful.checkpoints.save import save_policy, save_reward_model, save_value_model
+from heedful.checkpoints.source import load_config, resolve
+from heedful.checkpoints.tiny import make_tiny_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.lora import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.policies import evaluate_scores
-from heedful.models.adapters import adapter_chain
-from heedful.models.checkpoints import check_model_folder, load_causal_lm, load_config, load_tokenizer, load_trunk
-from heedful.models.lora import add_adapters
-from heedful.models.policy import Policy, load_policy, save_policy
-from heedful.models.reward_model import load_reward_model, save_reward_model
-from heedful.models.tiny import make_tiny_model
-from heedful.models.value_model import ValueModel, load_value_model, save_value_model
+from heedful.models.policy import Policy
+from heedful.models.value_model import ValueModel
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 PACKAGE = """
@@ -86,7 +89,7 @@ def test_every_loader_takes_a_name_on_modelscope(modelscope, folders):
     """What comes is what the folder holds, heads beside the weights too; ModelScope is asked once a name."""
     names = {name: (f"modelscope:org/{name}", str(folders / name)) for name in ("tiny", "policy", "values", "reward")}
     there, here = names["tiny"]
-    check_model_folder(there)
+    resolve(there)
     assert load_tokenizer(there).get_vocab() == load_tokenizer(here).get_vocab()
     assert load_config(there).to_dict() == load_config(here).to_dict()
     for load in (load_causal_lm, load_trunk):
@@ -101,7 +104,7 @@ def test_every_loader_takes_a_name_on_modelscope(modelscope, folders):
     assert sorted(modelscope.calls) == [("model", f"org/{name}") for name in ("policy", "reward", "tiny", "values")]
 
 
-@pytest.mark.parametrize("load", [check_model_folder, load_tokenizer, load_config, load_causal_lm, load_trunk])
+@pytest.mark.parametrize("load", [resolve, load_tokenizer, load_config, load_causal_lm, load_trunk])
 def test_each_loader_resolves_by_itself(modelscope, load):
     load("modelscope:org/tiny")
     assert modelscope.calls == [("model", "org/tiny")]
@@ -116,7 +119,7 @@ def test_adapters_find_their_base_on_modelscope(modelscope, folders, tmp_path):
     save_policy(policy, tokenizer, adapters, stop_ids=[tokenizer.eos_token_id])
     assert json.loads((adapters / "adapter_config.json").read_text())["base_model_name_or_path"] == name
     assert adapter_chain(str(adapters)) == (str(folders / "tiny"), [adapters])
-    check_model_folder(str(adapters))
+    resolve(str(adapters))
     assert load_config(str(adapters)).to_dict() == load_config(str(folders / "tiny")).to_dict()
     for load in (load_causal_lm, load_trunk):
         same_weights(load(str(adapters)), load(str(folders / "tiny")))

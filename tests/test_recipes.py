@@ -15,18 +15,18 @@ import pytest
 import torch
 import yaml
 
+from heedful.checkpoints.adapters import adapter_chain, is_adapter
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tiny import CHAT_TEMPLATE
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import COMMANDS, main
 from heedful.configs.parse import parse
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
-from heedful.models.adapters import adapter_chain, is_adapter
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.policy import load_policy
-from heedful.models.reward_model import load_reward_model
-from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.rewards.model import score_texts
-from heedful.rollout.teacher_forced import token_outputs
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Message, MicroBatch
 
 ROOT = Path(__file__).parents[1] / "recipes"

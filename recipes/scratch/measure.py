@@ -9,18 +9,19 @@ from pathlib import Path
 
 import torch
 
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_demonstrations, read_rankings
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.collate import collate
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import HeedfulError
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.policy import Policy, load_policy
-from heedful.models.reward_model import load_reward_model
+from heedful.models.policy import Policy
 from heedful.rewards.model import score_texts
-from heedful.rollout.responses import make_sampler
-from heedful.rollout.teacher_forced import token_outputs
+from heedful.sampling.sampler import make_sampler
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch, Prompt, Ranking, Text
 
 HERE = Path(__file__).parent

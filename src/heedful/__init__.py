@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heedful.checkpoints.merge import merge_model
+    from heedful.checkpoints.tiny import make_tiny_model
     from heedful.configs.a2c import A2CConfig
     from heedful.configs.chat import ChatConfig
     from heedful.configs.demo import DemoConfig
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from heedful.configs.grpo import GRPOConfig
     from heedful.configs.merge import MergeConfig
     from heedful.configs.ppo import PPOConfig
-    from heedful.configs.reward import RewardConfig
-    from heedful.configs.rewards import ServeRewardConfig
+    from heedful.configs.reward_model import RewardConfig
+    from heedful.configs.scoring import ServeRewardConfig
     from heedful.configs.sft import SFTConfig
     from heedful.demo.pipeline import run_demo
     from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, RewardError, TrainingError
@@ -41,13 +43,11 @@ if TYPE_CHECKING:
         evaluate_win_rate,
     )
     from heedful.evaluate.reward_models import evaluate_accuracy
-    from heedful.models.merge import merge_model
-    from heedful.models.tiny import make_tiny_model
     from heedful.rewards.interface import Reward
     from heedful.rewards.serve import serve_reward
     from heedful.train.dpo import train_dpo
-    from heedful.train.grpo import train_grpo
-    from heedful.train.ppo import train_ppo
+    from heedful.train.online.grpo import train_grpo
+    from heedful.train.online.ppo import train_ppo
     from heedful.train.reward import train_reward
     from heedful.train.sft import train_sft
     from heedful.types import Demonstration, Message, Prompt, Ranking
@@ -68,8 +68,8 @@ _HOMES = {
     "configs.grpo": ("GRPOConfig",),
     "configs.merge": ("MergeConfig",),
     "configs.ppo": ("PPOConfig",),
-    "configs.reward": ("RewardConfig",),
-    "configs.rewards": ("ServeRewardConfig",),
+    "configs.reward_model": ("RewardConfig",),
+    "configs.scoring": ("ServeRewardConfig",),
     "configs.sft": ("SFTConfig",),
     "demo.pipeline": ("run_demo",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "HeedfulError", "RewardError", "TrainingError"),
@@ -82,13 +82,13 @@ _HOMES = {
         "evaluate_win_rate",
     ),
     "evaluate.reward_models": ("evaluate_accuracy",),
-    "models.merge": ("merge_model",),
-    "models.tiny": ("make_tiny_model",),
+    "checkpoints.merge": ("merge_model",),
+    "checkpoints.tiny": ("make_tiny_model",),
     "rewards.interface": ("Reward",),
     "rewards.serve": ("serve_reward",),
     "train.dpo": ("train_dpo",),
-    "train.grpo": ("train_grpo",),
-    "train.ppo": ("train_ppo",),
+    "train.online.grpo": ("train_grpo",),
+    "train.online.ppo": ("train_ppo",),
     "train.reward": ("train_reward",),
     "train.sft": ("train_sft",),
     "types": ("Demonstration", "Message", "Prompt", "Ranking"),

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
 from heedful.errors import ConfigError
-from heedful.models.checkpoints import context_length, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.policy import Policy, freeze, load_policy
-from heedful.rollout.generate import decode
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.context import context_length
+from heedful.models.policy import Policy, freeze
+from heedful.sampling.generate import decode
 from heedful.types import Message, Text
 
 

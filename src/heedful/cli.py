@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
     "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
     "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
-    "reward": Command("configs.reward:RewardConfig", "commands:reward", "learn a reward model from preferences"),
+    "reward": Command("configs.reward_model:RewardConfig", "commands:reward", "learn a reward model from preferences"),
     "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
     "a2c": Command(
         "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step a rollout batch"
@@ -48,7 +48,7 @@ COMMANDS = {
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
     ),
     "serve-reward": Command(
-        "configs.rewards:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
+        "configs.scoring:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
     ),
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),

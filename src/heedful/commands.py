@@ -5,6 +5,8 @@ from typing import Any
 from rich.console import Console
 
 from heedful.chat import chat
+from heedful.checkpoints.merge import merge_model
+from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import (
@@ -20,18 +22,16 @@ from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
-from heedful.configs.reward import RewardConfig
-from heedful.configs.rewards import ServeRewardConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
-from heedful.evaluate.report import check_result_file, report
-from heedful.models.merge import merge_model
-from heedful.models.tiny import make_tiny_model
+from heedful.evaluate.output import check_result_file, report
 from heedful.train.dpo import train_dpo
-from heedful.train.grpo import train_grpo
-from heedful.train.ppo import train_ppo
+from heedful.train.online.grpo import train_grpo
+from heedful.train.online.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
@@ -40,7 +40,7 @@ __all__ = ["chat"]
 
 def demo(config: DemoConfig) -> None:
     """Run the demo, which tells itself what it does."""
-    from heedful.demo.pipeline import run_demo  # matplotlib, which no other command but report needs
+    from heedful.demo.pipeline import run_demo
 
     run_demo(config)
 
@@ -139,7 +139,7 @@ def report_curves(config: ReportConfig) -> None:
 
 def serve_reward_model(config: ServeRewardConfig) -> None:
     """Serve until Ctrl-C."""
-    from heedful.rewards.serve import serve_reward  # the web server, which no other command needs
+    from heedful.rewards.serve import serve_reward
 
     serve_reward(config, _print)
 

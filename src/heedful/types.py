@@ -1,6 +1,6 @@
 """Torch-free records that cross rooms. Text is either raw (a string) or a conversation (a tuple of messages)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,17 @@ class Prompt:
     source: str
     """Where it was read: ``file:line``, for messages about it."""
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A response to a prompt, to be scored."""
+
+    prompt: Prompt
+    response: str
+    ids: Sequence[int] = ()
+    truncated: bool = False
+    """The response was cut by length before the model ended it."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from heedful.models.checkpoints import load_causal_lm
+from heedful.checkpoints.load import load_causal_lm
 
 
 @pytest.fixture

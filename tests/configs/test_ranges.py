@@ -25,8 +25,8 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
-from heedful.configs.reward import RewardConfig
-from heedful.configs.rewards import ServeRewardConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError

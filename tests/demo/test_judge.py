@@ -8,8 +8,8 @@ from heedful.demo.facts import FAMILIES, family_named
 from heedful.demo.judge import WEIGHTS, gold_judge, gold_marks, gold_score
 from heedful.demo.tables import LISTS
 from heedful.demo.world import answers, instructions, prompts
-from heedful.rewards.interface import Completion, Reward, score
-from heedful.types import Message, Prompt
+from heedful.rewards.interface import Reward, score
+from heedful.types import Completion, Message, Prompt
 
 KNOWN = instructions()
 ANSWERS = [answers(instruction) for instruction in KNOWN]

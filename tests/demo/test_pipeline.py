@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from heedful.checkpoints.tiny import SPECIALS
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
 from heedful.configs.parse import parse
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward import RewardConfig
+from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
@@ -31,7 +32,6 @@ from heedful.demo.world import instructions
 from heedful.errors import ConfigError
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.tiny import SPECIALS
 
 SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")
 SHARES += tuple(f"{model}.{what}_frac" for model in ("sft", "ppo") for what in ("eos", "empty", "flawless"))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import heedful
 from heedful.cli import main
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
+from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.errors import ConfigError, RewardError
-from heedful.evaluate.best_of_n import best_row, expected_best, kl_bound
+from heedful.evaluate.intervals import mean_and_interval, prompt_means
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
-from heedful.evaluate.report import mean_and_interval, prompt_means
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]
 

@@ -16,8 +16,9 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError, RewardError
+from heedful.evaluate.intervals import mean_and_interval
+from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
-from heedful.evaluate.report import mean_and_interval, report
 from heedful.models.reward_model import RewardModel
 from heedful.rewards import Reward
 

@@ -6,8 +6,8 @@ import pytest
 
 from heedful.configs.evaluate import KLConfig, ScoresConfig, WinRateConfig
 from heedful.errors import ConfigError
+from heedful.evaluate.intervals import mean_and_interval, prompt_means
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
-from heedful.evaluate.report import mean_and_interval, prompt_means
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(5)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from heedful.models.tiny import DECODERS, make_tiny_model
+from heedful.checkpoints.tiny import DECODERS, make_tiny_model
 
 
 def sharpen(folder, kind):

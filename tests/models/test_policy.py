@@ -20,12 +20,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.save import VALUE_HEAD, save_policy
+from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
-from heedful.models.policy import VALUE_HEAD, Policy, freeze, load_policy, save_policy
-from heedful.models.tiny import byte_tokenizer
+from heedful.models.policy import Policy, freeze
 
-HEAD_LOGPROBS = importlib.import_module("heedful.core.head_logprobs")
+HEAD_LOGPROBS = importlib.import_module("heedful.kernels.head_logprobs")
 CPU = torch.device("cpu")
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi!")]

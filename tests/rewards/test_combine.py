@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.configs.rewards import RewardOptions
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError
 from heedful.rewards import Ensemble, Reward, score
 from heedful.rewards.combine import combine_scores, shares

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from heedful.configs.rewards import RewardOptions
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Completion, Reward, http, score
 from heedful.rewards.http import HTTPReward

@@ -4,10 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import RewardError
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
+from heedful.models.reward_model import RewardModel
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.model import ModelReward, score_texts
 from heedful.rewards.resolve import resolve_rewards

@@ -13,19 +13,20 @@ import pytest
 import torch
 import uvicorn
 
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import RewardError
 from heedful.evaluate.policies import evaluate_scores
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.reward_model import load_reward_model, save_reward_model
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
 from heedful.rewards.serve import make_app
-from heedful.train.ppo import train_ppo
+from heedful.train.online.ppo import train_ppo
 from heedful.types import Message, Prompt
 
 MAX_BYTES = 20_000

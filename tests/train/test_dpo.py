@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import core
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.tiny import make_tiny_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError, DataError
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.policy import load_policy
-from heedful.models.tiny import make_tiny_model
 from heedful.train import dpo
 from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, train_dpo, with_reference
 from heedful.types import Message, Ranking

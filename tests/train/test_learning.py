@@ -10,7 +10,7 @@ from heedful.cli import main
 from heedful.configs.evaluate import WinRateConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.evaluate.policies import evaluate_win_rate
-from heedful.train.ppo import train_ppo
+from heedful.train.online.ppo import train_ppo
 
 pytestmark = pytest.mark.exhaustive
 ROOT = Path(__file__).parents[2]

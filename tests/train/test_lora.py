@@ -9,31 +9,30 @@ import pytest
 import torch
 
 from heedful import core
+from heedful.checkpoints.adapters import is_adapter
+from heedful.checkpoints.load import load_policy, load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.quantize import check_bitsandbytes
+from heedful.checkpoints.tiny import make_tiny_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward import RewardConfig
+from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, TrainingError
-from heedful.models.adapters import is_adapter
-from heedful.models.checkpoints import load_tokenizer
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import load_policy
-from heedful.models.quantize import check_bitsandbytes
-from heedful.models.reward_model import load_reward_model
-from heedful.models.tiny import make_tiny_model
-from heedful.models.value_model import load_value_model
-from heedful.rollout.generate import sample
-from heedful.rollout.teacher_forced import token_outputs
+from heedful.sampling.generate import sample
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.train import sft
 from heedful.train.dpo import train_dpo
-from heedful.train.grpo import train_grpo
-from heedful.train.memory import load_reference, prepare, quantized, reference_device
+from heedful.train.online.grpo import train_grpo
+from heedful.train.online.ppo import _load_models, train_ppo
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
-from heedful.train.ppo import _load_models, train_ppo
 from heedful.train.reward import train_reward
+from heedful.train.setup import load_reference, prepare, quantized, reference_device
 from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from heedful.configs.checks import fraction, positive
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
-from heedful.configs.rewards import RewardOptions
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 

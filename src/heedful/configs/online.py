@@ -6,7 +6,7 @@ from typing import Literal
 from heedful.configs.checks import multiple, not_negative, positive
 from heedful.configs.lora import ReferenceOptions, check_reference_device
 from heedful.configs.options import SamplingOptions, TrainingOptions
-from heedful.configs.rewards import RewardOptions
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError
 
 

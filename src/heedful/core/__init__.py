@@ -5,7 +5,6 @@ float64 stays float64. Needs torch and jaxtyping alone.
 """
 
 from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages
-from heedful.core.head_logprobs import head_logprobs
 from heedful.core.kl_control import AdaptiveKL, FixedKL
 from heedful.core.logprobs import entropy, kl_estimate, token_logprobs
 from heedful.core.masking import first_in_mask, masked_mean, masked_sum, masked_var, rescale, whiten
@@ -17,12 +16,7 @@ from heedful.core.policy_losses import (
     sft_loss,
     value_loss,
 )
-from heedful.core.preference_losses import (
-    best_of_k_reward_loss,
-    dpo_loss,
-    pairwise_reward_loss,
-    ranking_reward_loss,
-)
+from heedful.core.preference_losses import best_of_k_reward_loss, dpo_loss, pairwise_reward_loss, ranking_reward_loss
 
 __all__ = [
     "AdaptiveKL",
@@ -35,7 +29,6 @@ __all__ = [
     "gae",
     "group_advantages",
     "grpo_loss",
-    "head_logprobs",
     "kl_estimate",
     "kl_shaped_rewards",
     "masked_mean",

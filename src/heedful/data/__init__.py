@@ -3,13 +3,13 @@
 Importing this package loads neither torch nor the readers' libraries.
 """
 
+from heedful.data.batch_order import BatchOrder
 from heedful.data.readers import Record, parse_columns, read_records
-from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations, read_prompts, read_rankings
 from heedful.data.splits import prompt_key, split_by_prompt
 
 __all__ = [
-    "BatchSampler",
+    "BatchOrder",
     "Record",
     "parse_columns",
     "prompt_key",

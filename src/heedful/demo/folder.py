@@ -1,11 +1,11 @@
 """The demo's folder: refused where it is in use, and begun with the world's data and a random model."""
 
+from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent
-from heedful.models.tiny import make_tiny_model
 from heedful.train.run_folder import check_folder
 
 CONTENTS = {"world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}

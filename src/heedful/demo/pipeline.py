@@ -17,7 +17,7 @@ from rich.console import Console
 from heedful.configs.demo import DemoConfig
 from heedful.configs.parse import parse
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward import RewardConfig
+from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
@@ -30,8 +30,8 @@ from heedful.display import print_table
 from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
-from heedful.models.device import resolve_device
-from heedful.train.ppo import train_ppo
+from heedful.kernels.device import resolve_device
+from heedful.train.online.ppo import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.configs.demo import DemoConfig
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward import RewardConfig
+from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.demo.measure import SAMPLES_FOR_RARE
 from heedful.demo.world import FLAW_WEIGHTS

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from heedful.errors import CheckpointError, ConfigError, DataError
-from heedful.evaluate.report import check_result_file
+from heedful.evaluate.output import check_result_file
 
 Points = tuple[list[float], list[float]]
 """Steps and values of a metric."""

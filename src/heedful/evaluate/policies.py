@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from heedful import core
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.source import load_config
+from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
@@ -16,6 +19,7 @@ from heedful.configs.evaluate import (
     ScoresConfig,
     WinRateConfig,
 )
+from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
@@ -23,17 +27,16 @@ from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError, RewardError
-from heedful.evaluate.best_of_n import best_row, expected_best, kl_bound
-from heedful.evaluate.report import mean_and_interval, prompt_means
+from heedful.evaluate.intervals import mean_and_interval, prompt_means
 from heedful.evaluate.reward_models import held_out, left_out
-from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
-from heedful.models.policy import Policy, freeze, load_policy
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.context import context_length
+from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
 from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
-from heedful.rollout.responses import make_sampler
-from heedful.rollout.rollouts import Rollouts
-from heedful.rollout.teacher_forced import token_outputs
+from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.sampler import make_sampler
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Prompt
 
 

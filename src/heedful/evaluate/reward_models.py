@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
+from heedful.core.agreement import ordered_pairs
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import read_usable
@@ -11,13 +14,10 @@ from heedful.data.rankings import encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
-from heedful.evaluate.report import clustered_interval
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.device import resolve_device, resolve_dtype
+from heedful.evaluate.intervals import clustered_interval
+from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.policy import freeze
-from heedful.models.reward_model import load_reward_model
-from heedful.rewards.agreement import agreement, ordered_pairs
-from heedful.rewards.model import score_rows
+from heedful.rewards.model import agreement_with, score_rows
 
 Item = TypeVar("Item", bound=HasPrompt)
 
@@ -55,7 +55,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         )
     )
     by_ranking = [[next(scores) for _ in ranking.responses] for ranking in rankings]
-    measured = agreement(rankings, by_ranking)
+    measured = agreement_with(rankings, by_ranking)
     accuracy, pairs = measured.pop("accuracy"), measured.pop("pairs")
     margins = [
         [better - worse for better, worse in ordered_pairs(ranking.ranks, own)]

@@ -4,28 +4,20 @@ Its ``forward`` contains both heads, so that whatever wraps the module (data par
 of it; nobody calls trunk and head from outside.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from heedful import core
-from heedful.errors import CheckpointError
-from heedful.hub import local_model
-from heedful.models.adapters import has_adapters, save_model
-from heedful.models.checkpoints import load_causal_lm, load_tensors, save_tensors
-from heedful.models.device import HALF, autocast, scale_gradient
-from heedful.models.heads import scalar_head, scatter, split_language_model
-from heedful.models.packing import response_tokens, token_states
-from heedful.models.quantize import FourBit
-from heedful.models.shapes import filling
-from heedful.models.tied_matrix import TiedMatrix
-
-VALUE_HEAD = Path("value_head") / "value_head.safetensors"
-"""Where a saved model's value head lies in its folder."""
+from heedful.kernels.device import HALF, autocast, scale_gradient
+from heedful.kernels.head_logprobs import head_logprobs
+from heedful.kernels.layout import scatter
+from heedful.kernels.packing import response_tokens, token_states
+from heedful.kernels.row_filling import filling
+from heedful.kernels.tied_gradient import TiedMatrix
+from heedful.models.heads import scalar_head, split_language_model
 
 
 class TokenOutputs(NamedTuple):
@@ -99,7 +91,7 @@ class Policy(nn.Module):
             count, missing = len(tokens), filling(len(tokens), tokens.device, weights=weight.numel())
             if missing:
                 hidden, tokens = nn.functional.pad(hidden, (0, 0, 0, missing)), nn.functional.pad(tokens, (0, missing))
-            logprobs, entropy = core.head_logprobs(
+            logprobs, entropy = head_logprobs(
                 hidden,
                 weight,
                 tokens,
@@ -114,50 +106,6 @@ class Policy(nn.Module):
         logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
         entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)
         return logprobs, entropy
-
-
-def load_policy(
-    name: str,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    with_value_head: bool = False,
-    four_bit: FourBit | None = None,
-) -> Policy:
-    """A policy from a Hugging Face folder, an adapter folder or a Hub name; a saved value head is loaded too.
-
-    Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
-    """
-    policy = Policy(load_causal_lm(name, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
-    head_file = Path(local_model(name)) / VALUE_HEAD
-    if policy.value_head is not None and head_file.is_file():
-        load_head(policy.value_head, head_file)
-    return policy.to(device)
-
-
-def load_head(head: nn.Linear, path: Path) -> None:
-    """Weights of a scalar head. Raises CheckpointError where they do not fit."""
-    tensors = load_tensors(path)
-    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    wanted = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}
-    if found != wanted:
-        raise CheckpointError(f"{path}: holds {found}, the model needs {wanted}; it belongs to another model")
-    head.load_state_dict(tensors)
-
-
-def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
-    """Write a folder that transformers, vLLM and others load; of a policy with adapters, the adapters.
-
-    ``stop_ids`` go into its generation config, so that generation ends elsewhere where it ends here. The value head lies in
-    a folder of its own: vLLM reads every safetensors file beside config.json as weights of the language model.
-    """
-    policy.lm.generation_config.eos_token_id = list(stop_ids)
-    save_model(policy.lm, folder)
-    if has_adapters(policy.lm):
-        policy.lm.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    if policy.value_head is not None:
-        save_tensors(policy.value_head.state_dict(), folder / VALUE_HEAD)
 
 
 def freeze(model: nn.Module) -> nn.Module:

@@ -3,30 +3,18 @@
 import inspect
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
-from heedful.hub import local_model
-from heedful.models.adapters import adapter_chain, attach_adapter, merge_adapters, save_model, whole_weights
-from heedful.models.attention import use_attention
-from heedful.models.checkpoints import (
-    check_model_folder,
-    context_length,
-    explained,
-    learn_every_embedding,
-    refuse_hub_adapters,
-)
-from heedful.models.device import autocast, scale_gradient
-from heedful.models.heads import hidden_states
-from heedful.models.packing import can_pack, is_worth_packing, packed_states
-from heedful.models.quantize import FourBit
-from heedful.models.score_offset import load_offset, save_offset
+from heedful.kernels.device import autocast, scale_gradient
+from heedful.kernels.layout import hidden_states
+from heedful.kernels.packing import can_pack, is_worth_packing, packed_states
+from heedful.models.context import context_length
 
 HEADS = ("score", "classifier")
 """Names of the last linear layer of sequence classifiers, decoder and encoder."""
@@ -35,7 +23,7 @@ HEADS = ("score", "classifier")
 class RewardModel(nn.Module):
     """A sequence classifier with one output: token ids in, one score a row out.
 
-    The score is the head's output minus ``offset`` (see `heedful.models.score_offset`), which is 0 unless one was saved.
+    The score is the head's output minus ``offset`` (see `heedful.checkpoints.score_offset`), which is 0 unless one was saved.
     Half precision is for the trunk; the head computes in float32, or scores near 5 would come in steps of 1/32.
     """
 
@@ -123,71 +111,6 @@ def _without_padding(ids: list[int], pad_id: int) -> list[int]:
     return ids[:end]
 
 
-def load_reward_model(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    seed: int | None = None,
-    merged: bool = False,
-    four_bit: FourBit | None = None,
-) -> RewardModel:
-    """A reward model from a folder, an adapter folder or a Hub name.
-
-    With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
-    missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
-    token is added where the tokenizer has none of its own, because the score is read at the last token that is not
-    padding.
-
-    Adapters are merged with a seed, or where ``merged`` says so. Else the last ones stay beside the weights, so that scores
-    are those of the run that trained them, bit for bit.
-
-    Raises CheckpointError where the model has more than one output, no head, or no padding token.
-    """
-    name = local_model(name)
-    check_model_folder(name)
-    base, adapters = adapter_chain(name)
-    with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
-        classifier, info = AutoModelForSequenceClassification.from_pretrained(
-            base,
-            dtype=torch.float32,
-            num_labels=1,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
-        )
-        refuse_hub_adapters(classifier, name)
-        beside = [] if merged or seed is not None else adapters[-1:]
-        classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
-        for folder in beside:
-            attach_adapter(classifier, folder)
-    if info["mismatched_keys"]:
-        raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
-    missing = set(info["missing_keys"]) - whole_weights(adapters)
-    head_missing = any(key.split(".")[0] in HEADS for key in missing)
-    if head_missing and seed is None:
-        raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
-    # A fresh head may lie on further layers that a language model lacks, such as a pooler; a trunk must be complete.
-    trunk = f"{classifier.base_model_prefix}."
-    lacking = sorted(
-        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
-    )
-    if lacking:
-        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
-    if head_missing and seed is not None:
-        _init_head(classifier, seed)
-    if seed is not None or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
-        ensure_distinct_pad(tokenizer, classifier)
-    elif classifier.config.pad_token_id is None:
-        if tokenizer.pad_token_id is None:
-            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
-        classifier.config.pad_token_id = tokenizer.pad_token_id
-    use_attention(learn_every_embedding(classifier))
-    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
-
-
 def score_head(classifier: PreTrainedModel) -> nn.Linear:
     """The last linear layer. Raises CheckpointError where a classifier has none of the usual names."""
     for name in HEADS:
@@ -205,33 +128,3 @@ def _recompute_in_float32(head: nn.Module, inputs: tuple[Tensor, ...], output: T
         return output
     with torch.autocast(output.device.type, enabled=False):
         return nn.functional.linear(at_least_float32(inputs[0]), head.weight, head.bias)
-
-
-def _init_head(classifier: PreTrainedModel, seed: int) -> None:
-    head = score_head(classifier)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
-        if head.bias is not None:
-            head.bias.zero_()
-
-
-def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> None:
-    """Give tokenizer and classifier a padding token that is not the end-of-sequence token."""
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-    if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
-        classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    classifier.config.pad_token_id = tokenizer.pad_token_id
-
-
-def save_reward_model(
-    model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
-) -> None:
-    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer; adapters with the head.
-
-    ``offset`` is written beside it (None: the model's own); that class knows nothing of it and gives the raw head.
-    """
-    save_model(model.classifier, folder)
-    tokenizer.save_pretrained(folder)
-    save_offset(folder, model.offset if offset is None else offset)

@@ -1,19 +1,13 @@
 """A value model of its own: a trunk and a scalar head, when the critic does not share the policy's trunk."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from heedful.hub import local_model
-from heedful.models.adapters import save_model
-from heedful.models.checkpoints import load_trunk, save_tensors
-from heedful.models.device import autocast, scale_gradient
-from heedful.models.heads import check_causal, scalar_head, scatter
-from heedful.models.packing import response_tokens, token_states
-from heedful.models.policy import VALUE_HEAD, load_head
-from heedful.models.quantize import FourBit
+from heedful.kernels.device import autocast, scale_gradient
+from heedful.kernels.layout import scatter
+from heedful.kernels.packing import response_tokens, token_states
+from heedful.models.heads import scalar_head
 
 
 class ValueModel(nn.Module):
@@ -33,32 +27,3 @@ class ValueModel(nn.Module):
             before = token_states(self.trunk, ids, attention_mask)[:-1][responses[1:]]
         values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
         return scale_gradient(scatter(values, response_mask), self.grad_scaler)
-
-
-def load_value_model(
-    name: str,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    trunk: PreTrainedModel | None = None,
-    four_bit: FourBit | None = None,
-) -> ValueModel:
-    """A value model on the trunk of any causal model; a ``value_head`` folder in it is loaded too.
-
-    ``trunk`` is that of ``name`` where it is in memory already. Raises CheckpointError where the model is missing,
-    incomplete or looks ahead.
-    """
-    trunk = load_trunk(name, four_bit) if trunk is None else trunk
-    check_causal(trunk, name)
-    model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
-    head_file = Path(local_model(name)) / VALUE_HEAD
-    if head_file.is_file():
-        load_head(model.value_head, head_file)
-    return model.to(device)
-
-
-def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the trunk in Hugging Face format with the value head in a folder of its own."""
-    save_model(model.trunk, folder)
-    tokenizer.save_pretrained(folder)
-    save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)

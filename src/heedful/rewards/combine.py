@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from heedful.configs.rewards import Combination
+from heedful.configs.scoring import Combination
 
 
 def combine_scores(scores: Sequence[float], how: Combination, *, std_coef: float = 1.0) -> float:

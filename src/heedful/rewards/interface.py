@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, overload
 
-from heedful.configs.rewards import Combination
+from heedful.configs.scoring import Combination
 from heedful.errors import RewardError
 from heedful.rewards.combine import combine_scores, shares
-from heedful.types import Prompt, Text
+from heedful.types import Completion, Text
 
 OneScore = float | list[float] | None
 """A reward's score of a response: a number, one number a token, or None where it does not apply."""
@@ -54,17 +54,6 @@ class Ensemble(Sequence[Reward]):
 
     def __len__(self) -> int:
         return len(self.rewards)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A response to a prompt, to be scored."""
-
-    prompt: Prompt
-    response: str
-    ids: Sequence[int] = ()
-    truncated: bool = False
-    """The response was cut by length before the model ended it."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
 """A reward model as a reward function: text in, so that any tokenizer and any architecture will do."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from heedful.core.agreement import agreement
 from heedful.data.chat import RewardInputs
 from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.rules import response_text
-from heedful.types import Message, MicroBatch, Text
+from heedful.types import Message, MicroBatch, Ranking, Text
 
 MICRO_BATCH = MicroBatch(32)
 
@@ -78,3 +80,15 @@ class ModelReward:
             truncated,
             micro_batch=self.micro_batch,
         )
+
+
+def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    """`heedful.core.agreement.agreement` of scores with people's rankings. Raises RewardError if a score is not finite."""
+    for ranking, own in zip(rankings, scores, strict=True):
+        if not all(math.isfinite(one) for one in own):
+            raise RewardError(
+                f"{ranking.source}: the reward model gives {own}; scores must be finite. Its weights or the precision "
+                "are at fault: try --dtype float32, or train it with a lower --learning-rate"
+            )
+    lengths = [[len(response) for response in ranking.responses] for ranking in rankings]
+    return agreement([ranking.ranks for ranking in rankings], scores, lengths)

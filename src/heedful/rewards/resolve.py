@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from heedful.configs.rewards import RewardOptions
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
-from heedful.models.checkpoints import load_tokenizer
-from heedful.models.inference import halve_frozen
+from heedful.kernels.sampling_copy import halve_frozen
 from heedful.models.policy import freeze
-from heedful.models.reward_model import load_reward_model, score_head
+from heedful.models.reward_model import score_head
 from heedful.rewards.http import HTTPReward, check_url
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction
 from heedful.rewards.model import MICRO_BATCH, ModelReward

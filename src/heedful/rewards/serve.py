@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from heedful.configs.rewards import ServeRewardConfig
+from heedful.configs.scoring import ServeRewardConfig
 from heedful.errors import ConfigError, HeedfulError
-from heedful.models.device import resolve_device, resolve_dtype
+from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward
 from heedful.types import MicroBatch

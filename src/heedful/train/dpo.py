@@ -10,22 +10,24 @@ import torch
 from torch import Tensor
 
 from heedful import core
+from heedful.checkpoints.save import save_policy
+from heedful.checkpoints.source import load_config
+from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
+from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, PairRows, encode_pairs, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
-from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
-from heedful.models.checkpoints import check_companion, context_length, load_config, load_tokenizer
+from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
-from heedful.models.policy import Policy, save_policy
-from heedful.rollout.responses import make_sampler
+from heedful.models.policy import Policy
+from heedful.sampling.sampler import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import load_reference, load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -36,6 +38,7 @@ from heedful.train.optimization import (
     step_metrics,
 )
 from heedful.train.run_folder import check_output
+from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
 from heedful.types import Prompt, Ranking
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -78,7 +81,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
         lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
     )
     check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
-    sampler = BatchSampler(len(train), config.batch_size, config.seed)
+    sampler = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     policy = load_trained(config, device, dtype)
     disable_dropout(policy)

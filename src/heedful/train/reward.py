@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.reward import RewardConfig
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.quantize import four_bit
+from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.reward_model import RewardConfig
+from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
 from heedful.data.loading import encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.rankings import RankingRows, encode_rankings
-from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_rankings
-from heedful.models.checkpoints import load_tokenizer
 from heedful.models.heads import disable_dropout
-from heedful.models.quantize import four_bit
-from heedful.models.reward_model import RewardModel, load_reward_model, save_reward_model
-from heedful.rewards.agreement import agreement
+from heedful.models.reward_model import RewardModel
+from heedful.rewards.model import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -36,6 +37,7 @@ from heedful.train.optimization import (
     step_metrics,
 )
 from heedful.train.run_folder import check_output
+from heedful.train.setup import prepare, resolve_machine
 from heedful.types import MicroBatch, Ranking
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -79,7 +81,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    sampler = BatchSampler(len(train), config.batch_size, config.seed)
+    sampler = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     optimizer = make_optimizer([(model, config.learning_rate)], config)
 
@@ -163,7 +165,7 @@ def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], confi
             sums.add(metrics)
             seen += [one.ranking for one in part]
             scores += in_rows(part, of_part)
-    means, measured = sums.means(1), agreement(seen, scores)
+    means, measured = sums.means(1), agreement_with(seen, scores)
     if measured["pairs"] == len(rankings):  # one pair each: the loss's own accuracy is the same number
         measured["accuracy"] = means["reward/accuracy"]
     return {

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from heedful.checkpoints.adapters import adapter_chain
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json, write_json
 from heedful.hub import downloaded_model
-from heedful.models.adapters import adapter_chain
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 

@@ -9,20 +9,22 @@ from typing import Any
 import torch
 
 from heedful import core
+from heedful.checkpoints.save import save_policy
+from heedful.checkpoints.source import load_config
+from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
+from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
-from heedful.data.sampler import BatchSampler
 from heedful.data.schemas import read_demonstrations
-from heedful.models.checkpoints import context_length, load_config, load_tokenizer
-from heedful.models.policy import Policy, save_policy
-from heedful.rollout.responses import make_sampler
+from heedful.models.context import context_length
+from heedful.models.policy import Policy
+from heedful.sampling.sampler import make_sampler
 from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.memory import load_trained, prepare, resolve_machine
 from heedful.train.optimization import (
     MetricSums,
     lr_factor,
@@ -33,6 +35,7 @@ from heedful.train.optimization import (
     step_metrics,
 )
 from heedful.train.run_folder import check_output
+from heedful.train.setup import load_trained, prepare, resolve_machine
 from heedful.types import Demonstration, MicroBatch, Prompt
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -60,7 +63,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         split,
         config,
     )
-    sampler = BatchSampler(len(train), config.batch_size, config.seed)
+    sampler = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     policy = load_trained(config, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)

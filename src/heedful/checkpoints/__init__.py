@@ -1,0 +1,1 @@
+"""Models and tokenizers on disk and on the Hub: names, loading, adapters, saving."""

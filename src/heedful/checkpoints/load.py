@@ -1,0 +1,122 @@
+"""Networks from checkpoints in Hugging Face format: language models, policies, value models."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from heedful.checkpoints.adapters import merge_adapters
+from heedful.checkpoints.quantize import FourBit
+from heedful.checkpoints.save import VALUE_HEAD, load_tensors
+from heedful.checkpoints.source import Source, explained, resolve
+from heedful.errors import CheckpointError
+from heedful.kernels.attention import use_attention
+from heedful.models.heads import check_causal
+from heedful.models.policy import Policy
+from heedful.models.value_model import ValueModel
+
+transformers.utils.logging.disable_progress_bar()
+
+
+def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
+    """A causal language model with float32 weights, or with linear layers in 4 bits; adapters are merged into it.
+
+    Raises CheckpointError where weights are missing.
+    """
+    source = resolve(model)
+    with explained(source.folder, "causal language model"):
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
+        )
+        refuse_hub_adapters(lm, source.folder)
+        lm = merge_adapters(lm, source.adapters)
+        for folder in source.adapters:
+            if (folder / "generation_config.json").is_file():
+                lm.generation_config = GenerationConfig.from_pretrained(folder)
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
+            f"first {sorted(info['missing_keys'])[0]}"
+        )
+    return use_attention(learn_every_embedding(lm))
+
+
+def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
+    """The trunk of a model, without its head, as `load_causal_lm` does. Raises CheckpointError where weights are missing."""
+    source = resolve(model)
+    with explained(source.folder, "model"):
+        trunk, info = AutoModel.from_pretrained(
+            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
+        )
+        refuse_hub_adapters(trunk, source.folder)
+        trunk = merge_adapters(trunk, source.adapters)
+    if info["missing_keys"]:
+        raise CheckpointError(f"{source.folder}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
+    return use_attention(learn_every_embedding(trunk))
+
+
+def refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
+    """transformers follows adapters on the Hub to their base and leaves them unmerged. Raises CheckpointError."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise CheckpointError(f"{name} holds adapters, and is no folder here: download it, and give the folder")
+
+
+def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
+    """Let the padding token's embedding learn too: transformers freezes it, and it often is the end-of-sequence token."""
+    model.get_input_embeddings().padding_idx = None
+    return model
+
+
+def load_policy(
+    model: str | Source,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    with_value_head: bool = False,
+    four_bit: FourBit | None = None,
+) -> Policy:
+    """A policy from a Hugging Face folder, an adapter folder or a Hub name; a saved value head is loaded too.
+
+    Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
+    """
+    source = resolve(model)
+    policy = Policy(load_causal_lm(source, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
+    head_file = Path(source.folder) / VALUE_HEAD
+    if policy.value_head is not None and head_file.is_file():
+        load_head(policy.value_head, head_file)
+    return policy.to(device)
+
+
+def load_value_model(
+    model: str | Source,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    trunk: PreTrainedModel | None = None,
+    four_bit: FourBit | None = None,
+) -> ValueModel:
+    """A value model on the trunk of any causal model; a ``value_head`` folder in it is loaded too.
+
+    ``trunk`` is that of ``model`` if it is in memory already. Raises CheckpointError where the model is missing,
+    incomplete or looks ahead.
+    """
+    source = resolve(model)
+    trunk = load_trunk(source, four_bit) if trunk is None else trunk
+    check_causal(trunk, source.name)
+    value_model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
+    head_file = Path(source.folder) / VALUE_HEAD
+    if head_file.is_file():
+        load_head(value_model.value_head, head_file)
+    return value_model.to(device)
+
+
+def load_head(head: nn.Linear, path: Path) -> None:
+    """Weights of a scalar head. Raises CheckpointError where they do not fit."""
+    tensors = load_tensors(path)
+    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}
+    if found != wanted:
+        raise CheckpointError(f"{path}: holds {found}, the model needs {wanted}; it belongs to another model")
+    head.load_state_dict(tensors)

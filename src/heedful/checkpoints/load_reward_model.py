@@ -1,0 +1,95 @@
+"""Reward models from checkpoints, and what a language model needs to become one."""
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from heedful.checkpoints.adapters import attach_adapter, merge_adapters, whole_weights
+from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
+from heedful.checkpoints.quantize import FourBit
+from heedful.checkpoints.score_offset import load_offset
+from heedful.checkpoints.source import Source, explained, resolve
+from heedful.errors import CheckpointError
+from heedful.kernels.attention import use_attention
+from heedful.models.reward_model import HEADS, RewardModel, score_head
+
+
+def load_reward_model(
+    model: str | Source,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    seed: int | None = None,
+    merged: bool = False,
+    four_bit: FourBit | None = None,
+) -> RewardModel:
+    """A reward model from a folder, an adapter folder or a Hub name.
+
+    With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
+    missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
+    token is added where the tokenizer has none of its own, because the score is read at the last token that is not
+    padding.
+
+    Adapters are merged with a seed, or where ``merged`` says so. Else the last ones stay beside the weights, so that scores
+    are those of the run that trained them, bit for bit.
+
+    Raises CheckpointError where the model has more than one output, no head, or no padding token.
+    """
+    source = resolve(model)
+    name, adapters = source.folder, source.adapters
+    with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
+        classifier, info = AutoModelForSequenceClassification.from_pretrained(
+            source.base,
+            dtype=torch.float32,
+            num_labels=1,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
+        )
+        refuse_hub_adapters(classifier, name)
+        beside = [] if merged or seed is not None else adapters[-1:]
+        classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
+        for folder in beside:
+            attach_adapter(classifier, folder)
+    if info["mismatched_keys"]:
+        raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
+    missing = set(info["missing_keys"]) - whole_weights(adapters)
+    head_missing = any(key.split(".")[0] in HEADS for key in missing)
+    if head_missing and seed is None:
+        raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+    # A fresh head may lie on further layers that a language model lacks, such as a pooler; a trunk must be complete.
+    trunk = f"{classifier.base_model_prefix}."
+    lacking = sorted(
+        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
+    )
+    if lacking:
+        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
+    if head_missing and seed is not None:
+        _init_head(classifier, seed)
+    if seed is not None or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
+        ensure_distinct_pad(tokenizer, classifier)
+    elif classifier.config.pad_token_id is None:
+        if tokenizer.pad_token_id is None:
+            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+        classifier.config.pad_token_id = tokenizer.pad_token_id
+    use_attention(learn_every_embedding(classifier))
+    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
+
+
+def _init_head(classifier: PreTrainedModel, seed: int) -> None:
+    head = score_head(classifier)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> None:
+    """Give tokenizer and classifier a padding token that is not the end-of-sequence token."""
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
+        classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    classifier.config.pad_token_id = tokenizer.pad_token_id

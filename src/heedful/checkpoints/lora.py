@@ -1,0 +1,92 @@
+"""LoRA (Hu et al. 2021): a frozen model with low-rank adapters on its linear layers.
+
+    y = W x + alpha / rank * B A x        A [rank, in] random, B [out, rank] zero at the start
+
+B is zero, so fresh adapters change nothing. They are put on in place: the model stays the class it was, and whatever works
+on it (trunk, head, sampling, a value head) goes on working.
+"""
+
+import difflib
+import warnings
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from heedful.checkpoints.adapters import ADAPTER
+from heedful.configs.lora import LoRAOptions
+from heedful.errors import ConfigError
+
+
+def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
+    """Freeze a model and put fresh adapters on its linear layers, in place. A classifier's head stays trainable.
+
+    ``base`` is where the model came from; it is written down with the adapters, a local folder by its whole path. Raises
+    ConfigError where ``lora_targets`` matches nothing.
+    """
+    linear = _linear_layers(model)
+    config = LoraConfig(
+        task_type=_task(model),
+        base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha or 2 * options.lora_rank,
+        lora_dropout=dropout,
+        target_modules=_targets(options.lora_targets, list(linear)),
+        fan_in_fan_out=all(isinstance(module, Conv1D) for module in linear.values()),
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on fan_in_fan_out of models with both kinds of layer
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, ADAPTER)
+    heads = [name for name, _ in model.named_parameters() if _is_head(model, name) and _task(model) == "SEQ_CLS"]
+    for name in heads:
+        model.get_parameter(name).requires_grad_(True)
+    config.modules_to_save = sorted({_head_module(name) for name in heads}) or None
+
+
+def _task(model: PreTrainedModel) -> str:
+    """PEFT's word for what a model does."""
+    if model.base_model is model:
+        return "FEATURE_EXTRACTION"
+    return "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
+
+
+def _is_head(model: PreTrainedModel, name: str) -> bool:
+    """True for what stands above the trunk. A pooler, wherever it stands, is part of the head."""
+    in_trunk = model.base_model is model or name.startswith(f"{model.base_model_prefix}.")
+    return not in_trunk or "pooler" in name.split(".")
+
+
+def _head_module(name: str) -> str:
+    """The module that PEFT shall replace whole: the pooler, or the outermost part of the head."""
+    parts = name.split(".")
+    return "pooler" if "pooler" in parts else parts[0]
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and not _is_head(model, name)
+    }
+
+
+def _targets(wanted: str, names: list[str]) -> list[str]:
+    """The layers that ``--lora-targets`` means."""
+    if wanted == "all-linear":
+        return names
+    chosen: set[str] = set()
+    for target in (part.strip() for part in wanted.split(",")):
+        matched = [name for name in names if name == target or name.endswith(f".{target}")]
+        if not matched:
+            ends = sorted({name.rpartition(".")[2] for name in names})
+            near = difflib.get_close_matches(target.rpartition(".")[2], ends, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(
+                f"--lora-targets: no linear layer of the model is named {target!r}{hint}; its layers are {', '.join(ends)}"
+            )
+        chosen |= set(matched)
+    return [name for name in names if name in chosen]

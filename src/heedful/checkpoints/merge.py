@@ -1,0 +1,73 @@
+"""A plain model out of adapters and their base, for what reads no adapters."""
+
+from pathlib import Path
+
+import torch
+
+from heedful.checkpoints.adapters import adapter_chain, is_adapter, read_adapter_config, whole_weights
+from heedful.checkpoints.load import load_causal_lm, load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.save import VALUE_HEAD, load_tensors, save_reward_model, save_tensors, save_value_model
+from heedful.checkpoints.source import resolve
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.merge import MergeConfig
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import blocking_file, complete_or_absent
+from heedful.hub import local_model
+from heedful.models.reward_model import HEADS
+
+CPU = torch.device("cpu")
+
+
+def merge_model(config: MergeConfig) -> None:
+    """Write the model that an adapter folder stands for, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
+
+    A policy keeps its value head and generation config, a reward model its head and offset. Weights are float32.
+
+    Raises ConfigError and CheckpointError before anything is written.
+    """
+    folder = local_model(config.adapter)
+    if not is_adapter(folder):
+        resolve(folder)
+        raise CheckpointError(f"{config.adapter} holds no adapters (adapter_config.json), so there is nothing to merge")
+    _check_output(config)
+    tokenizer = load_tokenizer(folder)
+    with complete_or_absent(config.output) as partial:
+        match _kind(Path(folder)):
+            case "SEQ_CLS":
+                model = load_reward_model(folder, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True)
+                save_reward_model(model, tokenizer, partial)
+            case "FEATURE_EXTRACTION":
+                critic = load_value_model(folder, device=CPU, compute_dtype=torch.float32)
+                save_value_model(critic, tokenizer, partial)
+            case _:
+                load_causal_lm(folder).save_pretrained(partial)
+                tokenizer.save_pretrained(partial)
+                if (Path(folder) / VALUE_HEAD).is_file():
+                    save_tensors(load_tensors(Path(folder) / VALUE_HEAD), partial / VALUE_HEAD)
+
+
+def _kind(folder: Path) -> str:
+    """What the adapters are for, in PEFT's words; not every tool writes it down."""
+    task = read_adapter_config(folder).get("task_type")
+    if task is None and any(name.split(".")[0] in HEADS for name in whole_weights([folder])):
+        return "SEQ_CLS"
+    return str(task or "CAUSAL_LM")
+
+
+def _check_output(config: MergeConfig) -> None:
+    """Refuse an output folder that is in use, or that the model is made from. Raises ConfigError and CheckpointError."""
+    output = config.output
+    blocking = output if output.is_file() else blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+    if not output.exists():
+        return
+    if not config.overwrite:
+        raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
+    if not (output / "config.json").is_file():
+        raise ConfigError(f"--output {output} holds no model, so it is left alone; choose another folder")
+    base, adapters = adapter_chain(config.adapter)
+    for path in (Path(base), *adapters):
+        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+            raise ConfigError(f"--output {output} holds {path}, which the model is made from; choose another folder")

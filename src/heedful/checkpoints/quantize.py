@@ -1,0 +1,59 @@
+"""What bitsandbytes does: frozen weights in 4 bits, and Adam's moments in 8. GPUs alone."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from heedful.checkpoints.adapters import is_adapter
+from heedful.configs.lora import MemoryOptions
+from heedful.errors import ConfigError
+from heedful.hub import local_model
+
+
+@dataclass(frozen=True)
+class FourBit:
+    """Load a model's linear layers in 4 bits: NF4, with the scales quantised too (Dettmers et al. 2023)."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    def arguments(self, *, keep: Sequence[str] = ()) -> dict[str, Any]:
+        """What ``from_pretrained`` has to be told; layers named in ``keep`` stay as they are (else: the output head)."""
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            llm_int8_skip_modules=list(keep) or None,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=self.compute_dtype,
+        )
+        return {"quantization_config": quantization, "device_map": {"": self.device}}
+
+
+def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.dtype) -> FourBit | None:
+    """How to load the base of adapters; None for weights as they are."""
+    return FourBit(device, compute_dtype) if options.quantize == "4bit" else None
+
+
+def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: torch.device) -> None:
+    """Refuse what cannot work here, before anything is loaded; ``models`` are those to load in 4 bits. Raises ConfigError."""
+    if options.quantize == "4bit":
+        _check(f"--quantize {options.quantize}", device)
+        for model in models:
+            if is_adapter(local_model(model)):
+                raise ConfigError(
+                    f"--quantize 4bit: {model} holds adapters, which cannot be merged into 4-bit weights without loss; write "
+                    f"a plain model first: heedful merge --adapter {model} --output FOLDER"
+                )
+    if options.optimizer == "adamw-8bit":
+        _check(f"--optimizer {options.optimizer}", device)
+
+
+def _check(flag: str, device: torch.device) -> None:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(f'{flag} needs bitsandbytes, which is not installed: pip install "heedful[gpu]"')
+    if device.type != "cuda":
+        raise ConfigError(f"{flag} needs a CUDA device, and this run is on {device.type}; leave it out")

@@ -1,0 +1,100 @@
+"""What a model's name stands for: a folder here, a name on the Hub, or adapters and the base they belong to."""
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+
+from heedful.checkpoints.adapters import ADAPTER_CONFIG, adapter_chain
+from heedful.errors import CheckpointError
+from heedful.hub import local_model
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's name, resolved once; whatever loads a part of the model takes it in place of the name."""
+
+    name: str
+    """As the user wrote it."""
+    folder: str
+    """The folder on this machine, or the name on the Hub."""
+    base: str
+    """The plain model that the folder comes down to; the folder itself if it holds no adapters."""
+    adapters: tuple[Path, ...]
+    """Adapter folders to merge into the base, in this order."""
+
+
+def resolve(model: str | Source) -> Source:
+    """Find what a name stands for and check that it is there, before anything heavy is loaded.
+
+    A folder of LoRA adapters stands for its base model with the adapters, so the base must be there too. A name of the form
+    ``org/model`` or ``model`` that is no local path is left to the Hub. Raises CheckpointError if a local path is missing
+    or holds no model.
+    """
+    if isinstance(model, Source):
+        return model
+    folder = str(local_model(model))
+    base, adapters = adapter_chain(folder)
+    if adapters:
+        try:
+            _check_model_folder(base)
+        except CheckpointError as error:
+            raise CheckpointError(f"{adapters[0]} holds adapters, whose base is not there: {error}") from error
+    else:
+        _check_model_folder(folder)
+    return Source(str(model), folder, base, tuple(adapters))
+
+
+def _check_model_folder(name: str) -> None:
+    """Refuse a local path that is missing or holds no model. Raises CheckpointError."""
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            models = sorted({str(p.parent) for kind in ("config.json", ADAPTER_CONFIG) for p in path.glob(f"*/{kind}")})
+            hint = f"; did you mean {' or '.join(models)}?" if models else ""
+            raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
+    elif path.exists():
+        raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
+    else:
+        parent = path.parent
+        siblings = [p.name for p in parent.iterdir()] if parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        looks_local = HUB_NAME.fullmatch(name) is None or Path(path.parts[0]).is_dir()
+        if looks_local or (near and len(path.parts) == 1):
+            hint = f"; did you mean {parent / near[0]}?" if near else ""
+            raise CheckpointError(f"model {name} does not exist{hint}")
+
+
+def load_config(model: str | Source) -> Any:
+    """Only a model's configuration. Raises CheckpointError."""
+    source = resolve(model)
+    with explained(source.folder, "configuration"):
+        return AutoConfig.from_pretrained(source.base)
+
+
+@contextlib.contextmanager
+def explained(name: str, kind: str) -> Iterator[None]:
+    """Turn what a library raises while it reads ``name`` into a CheckpointError that says what was wanted.
+
+    transformers' own report of missing weights is silenced meanwhile: every caller checks them itself.
+    """
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        nowhere = "" if Path(name).exists() else " (and there is no folder of that name here)"
+        raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}{nowhere}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)

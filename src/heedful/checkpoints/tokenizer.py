@@ -1,0 +1,73 @@
+"""Tokenizers and their chat templates, and whether two models share one."""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from heedful.checkpoints.source import Source, explained, load_config, resolve
+from heedful.errors import CheckpointError, ConfigError
+from heedful.models.context import context_length
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
+    "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+"""``--chat-template plain``: ``User: ...``, ``System: ...`` and ``Assistant: ...`` lines, answers closed by EOS."""
+
+
+def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. ``chat_template`` replaces its template: ``plain`` or the path of a Jinja file.
+
+    Raises CheckpointError if there is none.
+    """
+    source = resolve(model)
+    with explained(source.folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(source))
+        if set(tokenizer.get_vocab()) <= {token.content for token in tokenizer.added_tokens_decoder.values()}:
+            raise CheckpointError(
+                f"{source.folder}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?"
+            )
+    if chat_template == "plain":
+        adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = ("{{ bos_token }}" if adds_bos else "") + PLAIN_TEMPLATE
+    elif chat_template:
+        if not Path(chat_template).is_file():
+            raise ConfigError(f"--chat-template: {chat_template!r} is neither 'plain' nor an existing Jinja file")
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _tokenizer_home(source: Source) -> str:
+    """The model's folder; if adapters came without a tokenizer, that of the nearest base that has one."""
+    with_one = [str(folder) for folder in source.adapters if (folder / "tokenizer_config.json").is_file()]
+    return with_one[-1] if with_one else source.base
+
+
+def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuse a reference or value model that cannot read the policy's token ids, before it is loaded.
+
+    It must give every token of the policy's tokenizer the same id (it may know more) and read ``longest`` tokens. Nothing is
+    checked if ``model`` is None. Raises ConfigError and CheckpointError.
+    """
+    if model is None:
+        return
+    source = resolve(model)
+    name = source.name
+    own, theirs = tokenizer.get_vocab(), load_tokenizer(source).get_vocab()
+    different = [token for token, i in own.items() if theirs.get(token) != i]
+    if different:
+        raise ConfigError(
+            f"{flag} {name} has another vocabulary than the policy: {len(different)} of {len(own)} tokens differ, such as "
+            f"{different[0]!r}; it must share the policy's tokenizer"
+        )
+    config = load_config(source)
+    if context_length(config) < longest:
+        raise ConfigError(
+            f"{flag} {name} reads {context_length(config)} tokens, but prompts and responses need {longest}"
+        )
+    if getattr(config, "vocab_size", len(own)) <= max(own.values()):
+        raise ConfigError(
+            f"{flag} {name} has {config.vocab_size} embeddings, fewer than the policy's {len(own)} tokens"
+        )

@@ -1,0 +1,187 @@
+"""Attention by plain matrix products where torch's fused kernel is slower (on a CPU, for short texts and single tokens), and
+within each of the texts of a packed row."""
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from heedful.core.masking import at_least_float32
+from heedful.kernels.device import HALF
+from heedful.kernels.row_filling import compiles_each_shape
+
+M = TypeVar("M", bound=PreTrainedModel)
+ATTENTION = "heedful"
+"""The name that `attention` has in transformers."""
+MOST_SCORES = 2**22
+"""Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
+
+GROUP, COMPILED_GROUP = 8, 32
+"""Packed texts attend with others whose lengths have the same next multiple of it, at the cost of padding to it; the second
+is for products that are compiled for each shape."""
+
+
+def use_attention(model: M) -> M:
+    """Let a model that attends by "sdpa", and can by another, attend by `attention`; others stay as they are.
+
+    Nothing of it is saved with the model.
+    """
+    if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
+        model.set_attn_implementation(ATTENTION)
+    return model
+
+
+class Segments:
+    """The texts that lie one after the other in a packed row, given to a model as ``segments``."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = list(lengths)
+        self.group = COMPILED_GROUP if compiles_each_shape(device) else GROUP
+        self.uses = 0
+        """How often attention was called with them, by which `heedful.kernels.packing.can_pack` knows that they arrive."""
+        self.device = device
+
+    @functools.cached_property
+    def edges(self) -> Tensor:
+        """Where each text begins, and where the last ends."""
+        return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(self.device)
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """The place of each token in its text."""
+        return torch.cat([torch.arange(length) for length in self.lengths]).to(self.device)
+
+    @functools.cached_property
+    def widths(self) -> list[int]:
+        """The length of each text's group, a multiple of ``group``."""
+        return [-(-length // self.group) * self.group for length in self.lengths]
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[int, int]]:
+        """Texts of about one length, which a call of the kernel takes together: their width, and how many they are."""
+        return sorted(Counter(self.widths).items())
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """Where each token is when the groups lie one after the other, every text as wide as its group, padding behind."""
+        starts, at = [0] * len(self.lengths), 0
+        for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
+            starts[i], at = at, at + self.widths[i]
+        return torch.cat([torch.arange(at, at + n) for at, n in zip(starts, self.lengths, strict=True)]).to(self.device)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    segments: Segments | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """``softmax(q k^T scaling + mask) v`` of queries ``[rows, heads, queries, size]``, as ``[rows, queries, heads, size]``.
+
+    ``attention_mask`` is boolean (True: attend) or additive; with None each query of a causal model attends to the keys up
+    to its own place. On a CPU torch's fused attention is several times slower for a single query, and in bfloat16 for
+    learning. It is called everywhere else, for many scores, and with what only it knows.
+
+    With ``segments`` there is one row, and a query attends to keys of its own text alone.
+    """
+    if segments is not None:
+        assert attention_mask is None, "packed rows have no padding, and no model with another mask is packed"
+        segments.uses += 1
+        if _has_kernel(module, query, is_causal, options):
+            return _packed_by_kernel(query, key, value, segments, scaling), None
+        return _packed(module, query, key, value, segments, scaling=scaling, is_causal=is_causal, **options), None
+    if not _is_faster(query, key) or _is_beyond(attention_mask, options):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
+        )
+    rows, heads, queries, size = query.shape
+    kv_heads = key.shape[1]
+    grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, one below the other
+    scores = at_least_float32(grouped @ key.transpose(2, 3))
+    if queries > 1 or attention_mask is not None:
+        scores = scores.view(rows, heads, queries, -1)
+    scaling = size**-0.5 if scaling is None else scaling
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and queries > 1:
+        attention_mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = _additive(attention_mask, scores.dtype)
+    scores = scores * scaling if attention_mask is None else torch.add(attention_mask, scores, alpha=scaling)
+    weights = scores.softmax(dim=-1).to(value.dtype).view(rows, kv_heads, -1, key.shape[2])
+    mixed = (weights @ value).view(rows, heads, queries, value.shape[3])
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 at True, the least number at False. Finite scores become the same by adding it as by being replaced."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def _packed(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, segments: Segments, **options: Any
+) -> Tensor:
+    """Texts of about one length as rows of a batch, padding behind, which no token of a causal text sees."""
+    parts, places = [], segments.places
+    sizes = [length * count for length, count in segments.groups]
+    rows = (x[0].transpose(0, 1) for x in (query, key, value))
+    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, places, x).split(sizes) for x in rows)
+    for (length, _), *group in zip(segments.groups, *padded, strict=True):
+        q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in group)
+        parts.append(attention(module, q, k, v, None, **options)[0].flatten(0, 1))
+    return torch.cat(parts).index_select(0, places).unsqueeze(0)
+
+
+def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
+    """The same by torch's kernel for texts of any length."""
+    dtype = _compute_dtype(query)
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
+    edges = segments.edges
+    mixed = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped)
+    assert isinstance(mixed, Tensor)
+    return mixed.unsqueeze(0)
+
+
+def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:
+    """It is for CUDA, half precision, and causal attention without dropout or a cap."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return query.is_cuda and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    """The dtype that products are computed in."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+
+
+def _is_faster(query: Tensor, key: Tensor) -> bool:
+    rows, heads, queries, _ = query.shape
+    half = query.dtype in HALF or torch.is_autocast_enabled("cpu")
+    few = rows * heads * queries * key.shape[2] <= MOST_SCORES
+    return query.device.type == "cpu" and (queries == 1 or (half and few))
+
+
+def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """True with what the fused attention alone computes, dropout, biases of positions, masks by head; or refuses, a cap."""
+    by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
+    others = [options.get(name) for name in ("position_bias", "softcap")]
+    return by_head or bool(options.get("dropout")) or any(other is not None for other in others)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)

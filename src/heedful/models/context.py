@@ -1,0 +1,12 @@
+"""How much a model can read."""
+
+from typing import Any
+
+
+def context_length(config: Any) -> int:
+    """How many tokens a model can read at once; a very large number if its configuration sets no limit."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, key, None)
+        if value:
+            return int(value)
+    return 2**31

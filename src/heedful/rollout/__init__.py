@@ -1,1 +1,0 @@
-"""From a model to experience: sampling, and the teacher-forced pass over what was sampled."""

@@ -1,0 +1,117 @@
+"""A policy reading prompts and then one token a row at a time, on the key-value cache."""
+
+import math
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from heedful.core.masking import at_least_float32
+from heedful.data.collate import collate
+from heedful.kernels.device import HALF, autocast
+from heedful.kernels.layout import positions
+from heedful.kernels.sampling_copy import inference_copy, pack_linears, refresh
+from heedful.models.policy import Policy
+from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
+from heedful.sampling.kv_cache import capacity, make_cache
+
+
+class Decoder:
+    """The cache of a batch of rows, one a prompt, and the model that fills it; its weights are those of this moment.
+
+    Rows with the same prompt share one reading of it. ``cuda_graphs`` needs to know how many tokens follow at most.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        max_new_tokens: int = 0,
+        cuda_graphs: bool = False,
+    ) -> None:
+        self.device, self.compute_dtype = policy.device, policy.compute_dtype
+        self.max_new_tokens = max_new_tokens
+        half = self.compute_dtype if self.compute_dtype in HALF else None
+        self.graph: GraphDecoder | None = None
+        if cuda_graphs and self.device.type == "cuda":
+            self.lm, self.graph = _recorded(policy)
+        else:
+            self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
+        self.cache, self.in_place = make_cache(self.lm, half)
+        self.mask_dtype = half or self.lm.dtype
+        place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        self.prompt = collate(list(place), [[]] * len(place), pad_id=pad_id).to(self.device)
+        self.prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=self.device)
+
+    def read_prompts(self) -> Tensor:
+        """Logits ``[rows, vocab]`` of every row's first response token."""
+        mask = self.prompt.attention_mask
+        position_ids = positions(mask)
+        logits = self._forward(self.prompt.ids, mask.long(), position_ids)
+        if self.graph is not None:
+            self.graph.start(self.cache, mask, self.max_new_tokens, rows=self.prompt_of_row)
+            return logits[self.prompt_of_row]
+        self.position_ids = position_ids[:, -1:]
+        self.length = mask.shape[1]
+        self.mask = self._additive(mask) if self.in_place else mask.long()
+        self.keep(self.prompt_of_row)
+        return logits[self.prompt_of_row]
+
+    def read_tokens(self, tokens: Tensor) -> Tensor:
+        """Logits ``[rows, vocab]`` after one more token ``[rows]``."""
+        if self.graph is not None:
+            return at_least_float32(self.graph.step(tokens))
+        self.position_ids = self.position_ids + 1
+        self.length += 1
+        if self.in_place:
+            if self.length > self.mask.shape[-1]:
+                more = capacity(self.length) - self.mask.shape[-1]
+                self.mask = nn.functional.pad(self.mask, (0, more), value=-math.inf)
+            self.mask[..., self.length - 1] = 0.0
+        else:
+            self.mask = nn.functional.pad(self.mask, (0, 1), value=1)
+        return self._forward(tokens.unsqueeze(1), self.mask, self.position_ids)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the given rows alone, in the given order; a row may be given more than once."""
+        if self.graph is not None:
+            self.graph.keep(rows)
+        else:
+            self.cache.batch_select_indices(rows)
+            self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
+
+    def _additive(self, mask: Tensor) -> Tensor:
+        """``[rows, 1, 1, capacity]``, 0 at the prompt's tokens, -inf at padding and at places still to be written."""
+        places = nn.functional.pad(mask, (0, capacity(mask.shape[1]) - mask.shape[1]), value=False)
+        additive = torch.zeros(places.shape, dtype=self.mask_dtype, device=self.device)
+        return additive.masked_fill_(~places, -math.inf)[:, None, None]
+
+    def _forward(self, ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        with autocast(self.device, self.compute_dtype):
+            output = self.lm(
+                input_ids=ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return at_least_float32(output.logits[:, -1])
+
+
+_RECORDED: WeakKeyDictionary[PreTrainedModel, tuple[PreTrainedModel, GraphDecoder | None]] = WeakKeyDictionary()
+"""Of each model, the copy whose addresses its recordings read: recording for every batch would cost more than it saves."""
+
+
+def _recorded(policy: Policy) -> tuple[PreTrainedModel, GraphDecoder | None]:
+    """The policy's inference copy with the weights of this moment, and its recordings, None where it can have none."""
+    if policy.lm not in _RECORDED:
+        copied = inference_copy(policy.lm, policy.compute_dtype)
+        _RECORDED[policy.lm] = copied, graph_decoder(copied, policy.compute_dtype)
+    copied, graph = _RECORDED[policy.lm]
+    refresh(copied, policy.lm)
+    return copied, graph

@@ -1,0 +1,141 @@
+"""The sampling loop: prompts in, responses out, one token a step on the key-value cache."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.configs.options import SamplingOptions
+from heedful.core import token_logprobs
+from heedful.data.collate import collate
+from heedful.kernels.device import HALF
+from heedful.models.policy import Policy
+from heedful.sampling.decoder import Decoder
+from heedful.sampling.draw import draw, draw_from, filter_logits
+from heedful.sampling.rollouts import Rollouts
+
+CHECK_EVERY = 16
+"""Steps between looks, on a GPU, at which rows have ended: each look waits for the device."""
+ROWS = 8
+"""Half precision: rows are held in multiples of it, as oneDNN compiles a product for each number of rows and keeps it."""
+
+
+def sample(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
+    *,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    generator: torch.Generator,
+    micro_batch_size: int = 64,
+) -> Rollouts:
+    """Sample one response to each prompt, ``micro_batch_size`` rows at a time.
+
+    Every row draws from its own stream of uniform numbers, taken from ``generator`` (a CPU one) before the loop: the
+    responses depend on the seed and the row alone, not on the micro-batch size or the device.
+    """
+    rows = len(prompts)
+    uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
+    lengths = torch.full((rows,), sampling.max_new_tokens)
+    if sampling.response_length == "drawn":
+        lengths = torch.randint(sampling.min_new_tokens, sampling.max_new_tokens + 1, (rows,), generator=generator)
+    stops = stop_ids if sampling.response_length == "stop" else ()
+    tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
+    logprobs = torch.zeros(tokens.shape, device=policy.device)
+    counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
+    for start in range(0, rows, micro_batch_size):
+        part = slice(start, start + micro_batch_size)
+        steps = decode(
+            policy,
+            prompts[part],
+            sampling,
+            uniforms=uniforms[part],
+            lengths=lengths[part],
+            stop_ids=stops,
+            pad_id=pad_id,
+        )
+        for i, step in enumerate(steps):
+            places = start + step.rows
+            tokens[places, i] = step.tokens
+            logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+            counts[places] += step.active
+    responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+    batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
+    return Rollouts(
+        batch=batch,
+        lengths=counts,
+        truncated=torch.tensor([response[-1] not in stops for response in responses], device=policy.device),
+        sampler_logprobs=torch.where(batch.response_mask, logprobs[:, : batch.response_mask.shape[1]], 0.0),
+    )
+
+
+class Step(NamedTuple):
+    """What one step of `decode` sampled, a number each row that is still held."""
+
+    rows: Tensor
+    """Where the row stands among the prompts."""
+    tokens: Tensor
+    logprobs: Tensor
+    active: Tensor
+    """False = the row had ended before; its token means nothing."""
+
+
+@torch.inference_mode()
+def decode(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
+    *,
+    uniforms: Tensor,
+    lengths: Tensor,
+    stop_ids: Sequence[int],
+    pad_id: int,
+) -> Iterator[Step]:
+    """Yield, step by step, what each row sampled.
+
+    Row i stops after ``lengths[i]`` tokens or at one of ``stop_ids``; the loop ends when all rows have. Rows that have
+    ended are let go when they are an eighth of those held; until then they read padding. In half precision some stay, so
+    that the number of rows is a multiple of `ROWS`.
+    """
+    device = policy.device
+    multiple = ROWS if policy.compute_dtype in HALF else 1
+    stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+    lengths = lengths.to(device)
+    uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
+    most = int(lengths.max())
+    decoder = Decoder(policy, prompts, pad_id=pad_id, max_new_tokens=most, cuda_graphs=sampling.cuda_graphs)
+    rows = torch.arange(len(prompts), device=device)
+    active = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    logits = decoder.read_prompts()
+    for step in range(most):
+        tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
+        yield Step(rows, tokens, logprobs, active)
+        active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
+        if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
+            num_active = int(active.sum())
+            if num_active == 0:
+                return
+            num_held = -(-num_active // multiple) * multiple
+            if num_held <= len(rows) * 7 // 8:
+                # those that go on, and some that ended
+                kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
+                rows, tokens, active = rows[kept], tokens[kept], active[kept]
+                decoder.keep(kept)
+        logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
+
+
+def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Sampled tokens and their log-probs under the unfiltered distribution at the sampling temperature."""
+    temperature = sampling.temperature or 1.0
+    scaled = logits if temperature == 1 else logits / temperature
+    if sampling.temperature > 0 and sampling.top_k == 0 and sampling.top_p == 1:  # one softmax does for both
+        probabilities = scaled.softmax(dim=-1)
+        tokens = draw_from(probabilities, uniforms)
+        return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+    if sampling.temperature == 0:
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = draw(filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p), uniforms)
+    return tokens, token_logprobs(scaled, tokens)

@@ -1,0 +1,48 @@
+"""Sampling responses to encoded prompts, and reading them as text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from heedful.configs.options import SamplingOptions
+from heedful.data.chat import Renderer, stop_ids
+from heedful.data.loading import EncodedPrompt
+from heedful.models.policy import Policy
+from heedful.sampling.generate import sample
+from heedful.sampling.rollouts import Rollouts
+from heedful.types import Completion
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Everything that sampling needs besides a policy and prompts."""
+
+    options: SamplingOptions
+    renderer: Renderer
+    stop_ids: tuple[int, ...]
+    micro_batch_size: int
+
+    def respond(
+        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
+    ) -> tuple[Rollouts, list[Completion]]:
+        """One sampled response to each prompt, as tensors and as text (without the stop token that ended it)."""
+        rollouts = sample(
+            policy,
+            [prompt.ids for prompt in prompts],
+            self.options,
+            stop_ids=self.stop_ids,
+            pad_id=self.renderer.pad_id,
+            generator=generator,
+            micro_batch_size=self.micro_batch_size,
+        )
+        rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
+        return rollouts, [Completion(p.prompt, self.renderer.decode(ids), ids, cut) for p, ids, cut in rows]
+
+
+def make_sampler(
+    options: SamplingOptions, renderer: Renderer, policy: Policy, *, micro_batch_size: int = 64
+) -> Sampler:
+    """A sampler that stops where the policy's generation config, tokenizer or template end a response."""
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    return Sampler(options, renderer, stops, micro_batch_size)

@@ -1,0 +1,84 @@
+"""Where PPO's critic starts: which model it is, and whether it can read what the policy writes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from heedful.checkpoints.load import load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.quantize import four_bit
+from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.configs.ppo import PPOConfig
+from heedful.core.score_norm import Norm, ScoreNorm
+from heedful.data.chat import RewardInputs
+from heedful.errors import ConfigError
+from heedful.kernels.sampling_copy import same_weights
+from heedful.models.policy import Policy
+from heedful.models.reward_critic import normalise_values, value_model_from
+from heedful.models.value_model import ValueModel
+from heedful.rewards import Reward
+from heedful.train.setup import prepare
+
+
+def check_critic(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
+    check_companion("--value-model", config.value_model, tokenizer, longest)
+    if config.critic == "reward":
+        name = first_reward_model(config)
+        if RewardInputs(load_tokenizer(name)).renderer is None:
+            raise ConfigError(
+                f"--critic reward needs a decoder, which reads no tokens to come, but {name} is an encoder; use --critic "
+                "separate"
+            )
+        check_companion("--critic reward:", name, tokenizer, longest)
+
+
+def first_reward_model(config: PPOConfig) -> str:
+    """The first reward model among the rewards. Raises ConfigError where there is none."""
+    for reward in config.rewards:
+        if reward.startswith("model:"):
+            return reward.removeprefix("model:")
+    raise ConfigError(
+        "--critic reward starts from a reward model, but there is none in --rewards; add --rewards model:PATH, or use "
+        "--critic separate"
+    )
+
+
+def load_critic(
+    config: PPOConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+) -> ValueModel | None:
+    """A critic of its own, ready to be trained, or None where the policy carries the value head.
+
+    With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
+    policy has none yet. Raises ConfigError, CheckpointError.
+    """
+    if config.critic == "shared":
+        return None
+    machine: Any = {"device": device, "compute_dtype": compute_dtype}
+    if config.critic == "reward":
+        start = first_reward_model(config)
+        critic = value_model_from(load_reward_model(start, load_tokenizer(start), merged=True, **machine), start)
+    else:
+        start = config.value_model or config.model
+        trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        critic = load_value_model(start, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
+    prepare(critic, config, base=start)
+    return critic
+
+
+def start_from_scores(
+    critic: ValueModel | None, rewards: Sequence[Reward], score_norm: Norm, config: PPOConfig
+) -> None:
+    """Values of a critic that starts as a reward model are those of its scores as training sees them.
+
+    That is times the reward's weight, then normalised. A running normalisation has seen nothing yet, so there the values
+    start as the weighted scores.
+    """
+    if critic is None or config.critic != "reward":
+        return
+    name = f"model:{first_reward_model(config)}"
+    weight = next(reward.weight for reward in rewards if reward.name == name)
+    norm = score_norm if isinstance(score_norm, ScoreNorm) else ScoreNorm()
+    normalise_values(critic, reward_weight=weight, mean=norm.mean, std=norm.std)

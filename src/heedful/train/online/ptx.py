@@ -1,0 +1,77 @@
+"""PPO-ptx: the likelihood of demonstrations or plain text, kept up while a policy learns from rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heedful import core
+from heedful.checkpoints.source import load_config
+from heedful.configs.ppo_update import PPOUpdateOptions
+from heedful.data.batch_order import BatchOrder
+from heedful.data.chat import Renderer
+from heedful.data.collate import collate_padding_behind
+from heedful.data.fitting import Counts, check_dropped
+from heedful.data.loading import Example, encode_demonstrations, read_usable
+from heedful.data.schemas import read_demonstrations
+from heedful.errors import DataError
+from heedful.models.context import context_length
+from heedful.models.policy import Policy
+from heedful.sampling.teacher_forced import micro_batches
+from heedful.train.optimization import MetricSums
+from heedful.types import MicroBatch
+
+
+@dataclass(frozen=True)
+class PretrainingMix:
+    """Records whose loss is added to that of each minibatch."""
+
+    examples: Sequence[Example]
+    sampler: BatchOrder
+    pad_id: int
+    coef: float
+    micro_batch: MicroBatch
+    counts: Counts
+    """What was done with the records of the file."""
+
+    def accumulate(self, policy: Policy, sums: MetricSums) -> None:
+        """Gradients of ``coef * L_sft`` on the next records, as many as a minibatch has responses.
+
+            L_sft = -1/N sum_t log pi(token_t)          over the N learned tokens of these records, at temperature 1
+
+        Ouyang et al. 2022, equation 2, adds gamma times the expected log-likelihood of a pretraining text; gamma = 27.8
+        with eight texts an episode, and how tokens are averaged is not told. Here a token weighs ``coef`` times what a
+        token of the policy loss weighs, so their gamma cannot be taken over.
+        """
+        chosen = [self.examples[row] for row in next(self.sampler)]
+        batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
+        num_tokens = int(batch.response_mask.sum())
+        for _, part in micro_batches(batch.to(policy.device), self.micro_batch):
+            logprobs = policy(part.ids, part.attention_mask, part.response_mask).logprobs
+            loss, _ = core.sft_loss(logprobs, part.response_mask, num_tokens=num_tokens)
+            (self.coef * loss).backward()
+            sums.add({"loss/ptx": loss.detach()})
+
+
+def load_mix(config: PPOUpdateOptions, renderer: Renderer) -> PretrainingMix | None:
+    """The records of ``ptx_data``, up to the model's context, or None where there are none.
+
+    They are read like the other records but for ``columns``, which names those of the prompts. Raises DataError, ConfigError.
+    """
+    if config.ptx_data is None:
+        return None
+    records, refused = read_usable(read_demonstrations, config.ptx_data, replace(config, columns=""))
+    limit = context_length(load_config(config.model))
+    examples, done = encode_demonstrations(records, renderer, max_length=limit, action=config.too_long)
+    done = {"dropped_unusable": refused, **done}
+    counts = {"records": len(records) + refused} | {name: count for name, count in done.items() if count}
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.ptx_data)
+    if not examples:
+        raise DataError(f"{config.ptx_data}: every record was dropped: {counts}")
+    flag = "--minibatch-size (records of --ptx-data beside it)"
+    return PretrainingMix(
+        examples=examples,
+        sampler=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
+        pad_id=renderer.pad_id,
+        coef=config.ptx_coef,
+        micro_batch=config.micro_batch,
+        counts=counts,
+    )

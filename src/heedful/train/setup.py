@@ -1,0 +1,106 @@
+"""What the options that save memory or time do to the models of a run."""
+
+import torch
+from transformers import PreTrainedModel
+
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.lora import add_adapters
+from heedful.checkpoints.quantize import check_bitsandbytes, four_bit
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.online import OnlineOptions
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.kernels.compiled import check_compiler, compile_layers
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.sampling_copy import halve_frozen, same_weights
+from heedful.models.heads import checkpoint_layers
+from heedful.models.policy import Policy, freeze
+from heedful.models.reward_model import RewardModel
+from heedful.models.value_model import ValueModel
+
+Config = SFTConfig | RewardConfig | DPOConfig | OnlineOptions
+"""What starts from a model."""
+
+
+def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Device and compute dtype of a run. Raises ConfigError where the options ask for what is not here."""
+    device = resolve_device(config.device)
+    check_bitsandbytes(config, quantized(config), device)
+    if config.compile:
+        check_compiler(device)
+    return device, resolve_dtype(config.dtype, device)
+
+
+def quantized(config: Config) -> list[str]:
+    """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU stays whole."""
+    names = ["model", "value_model"]
+    if getattr(config, "reference_device", "cpu") == "same":
+        names.append("reference")
+    return [name for name in (getattr(config, field, None) for field in names) if name]
+
+
+def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False) -> Policy:
+    """The policy that a run trains, as it starts, in 4 bits where that is wanted. Raises CheckpointError."""
+    return load_policy(
+        config.model,
+        device=device,
+        compute_dtype=dtype,
+        with_value_head=with_value_head,
+        four_bit=four_bit(config, device, dtype),
+    )
+
+
+def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
+    """Adapters, gradient checkpointing, compiled layers and a scaler of gradients, where wanted, on a model to be trained.
+
+    ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
+    Raises ConfigError.
+    """
+    model = _transformer(module)
+    if config.lora_rank:
+        add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+        module.train()
+    if config.compile:
+        compile_layers(model)
+    if module.compute_dtype == torch.float16:  # small gradients would be 0 there
+        module.grad_scaler = torch.amp.GradScaler(model.device.type)
+
+
+def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
+    """The pretrained model in a module."""
+    if isinstance(module, Policy):
+        return module.lm
+    return module.trunk if isinstance(module, ValueModel) else module.classifier
+
+
+def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
+    """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
+
+    For the last, the policy has no adapters yet: those it gets are not on the reference.
+    """
+    if config.reference is None and config.lora_rank:
+        reference = same_weights(policy)
+        reference.value_head = None
+    else:
+        device = reference_device(config, policy.device)
+        dtype = policy.compute_dtype  # the KL before the first update is 0
+        smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
+        reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
+        halve_reference(reference)
+    freeze(reference)
+    return reference
+
+
+def halve_reference(reference: Policy) -> Policy:
+    """A policy that is never trained with its matrices in the compute dtype, in place, where that saves memory."""
+    head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
+    # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
+    halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
+    return reference
+
+
+def reference_device(config: OnlineOptions | DPOConfig, device: torch.device) -> torch.device:
+    """Where the reference lives, the policy being on ``device``."""
+    return torch.device("cpu") if config.reference_device == "cpu" else device

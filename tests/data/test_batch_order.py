@@ -1,0 +1,103 @@
+"""The sampler: whole batches, whole epochs, and a position that restores exactly."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.data import BatchOrder
+from heedful.errors import CheckpointError, ConfigError
+
+SIZES = st.integers(1, 40).flatmap(lambda items: st.tuples(st.just(items), st.integers(1, items)))
+
+
+def take(sampler, count):
+    return list(itertools.islice(sampler, count))
+
+
+def test_golden_order():
+    """Written out, so that a run resumed by another release or on another machine sees the same order."""
+    assert take(BatchOrder(5, 2, seed=7), 5) == [[4, 2], [1, 3], [0, 2], [1, 3], [4, 0]]
+
+
+@given(sizes=SIZES, seed=st.integers())
+def test_batches_are_full_and_every_epoch_holds_each_item_once(sizes, seed):
+    """``batch_size`` epochs are ``num_items`` batches, to the item."""
+    num_items, batch_size = sizes
+    batches = take(BatchOrder(num_items, batch_size, seed), num_items)
+    assert {len(batch) for batch in batches} == {batch_size}
+    visited = list(itertools.chain(*batches))
+    for epoch in range(batch_size):
+        assert sorted(visited[epoch * num_items : (epoch + 1) * num_items]) == list(range(num_items))
+
+
+@given(sizes=SIZES, seed=st.integers(), before=st.integers(0, 60))
+def test_continuing_equals_never_having_stopped(sizes, seed, before):
+    """The state goes into a sampler that has already wandered elsewhere."""
+    num_items, batch_size = sizes
+    uninterrupted = BatchOrder(num_items, batch_size, seed)
+    take(uninterrupted, before)
+    state = uninterrupted.state_dict()
+    resumed = BatchOrder(num_items, batch_size, seed)
+    take(resumed, 3)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert take(resumed, 50) == take(uninterrupted, 50)
+
+
+@given(sizes=SIZES, before=st.integers(0, 60))
+def test_state_and_progress_count_items(sizes, before):
+    num_items, batch_size = sizes
+    sampler = BatchOrder(num_items, batch_size, seed=0)
+    take(sampler, before)
+    epoch, cursor = divmod(before * batch_size, num_items)
+    assert sampler.state_dict() == {"epoch": epoch, "cursor": cursor}
+    assert sampler.progress == pytest.approx(before * batch_size / num_items, rel=1e-12)
+
+
+def test_state_is_a_copy():
+    sampler = BatchOrder(10, 3, seed=0)
+    state = sampler.state_dict()
+    take(sampler, 2)
+    assert sampler.state_dict() == {"epoch": 0, "cursor": 6}
+    assert state == {"epoch": 0, "cursor": 0}
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    """Also seed 1 in epoch 0 against seed 0 in epoch 1: the two numbers are not added."""
+    first, second = take(BatchOrder(30, 30, seed=0), 2)
+    assert len({tuple(order) for order in (first, second, *take(BatchOrder(30, 30, seed=1), 2))}) == 4
+    assert take(BatchOrder(30, 30, seed=0), 2) == [first, second]
+    assert first != list(range(30))
+
+
+@pytest.mark.parametrize(("num_items", "batch_size"), [(3, 4), (0, 1)])
+def test_a_batch_larger_than_the_data(num_items, batch_size):
+    with pytest.raises(ConfigError) as caught:
+        BatchOrder(num_items, batch_size, seed=0)
+    assert f"--batch-size is {batch_size}, but the data have only {num_items} items" in str(caught.value)
+    assert "Lower --batch-size, or give more data" in str(caught.value)
+
+
+def test_the_flag_in_messages_is_the_callers():
+    with pytest.raises(ConfigError, match=r"--rollout-batch-size is 8, but .* Lower --rollout-batch-size"):
+        BatchOrder(4, 8, seed=0, batch_flag="--rollout-batch-size")
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_nothing(batch_size):
+    with pytest.raises(ConfigError, match=f"--batch-size is {batch_size}; it must be at least 1"):
+        BatchOrder(3, batch_size, seed=0)
+
+
+@pytest.mark.parametrize(
+    "state", [{"epoch": 0, "cursor": 5}, {"epoch": 0, "cursor": -1}, {"epoch": -1, "cursor": 0}, {"epoch": 0}, {}]
+)
+def test_a_position_that_the_data_do_not_have(state):
+    sampler = BatchOrder(5, 2, seed=0)
+    with pytest.raises(CheckpointError) as caught:
+        sampler.load_state_dict(state)
+    assert f"the saved data position {state} does not fit data of 5 items" in str(caught.value)
+    assert "0 <= cursor < 5. Resume with the data that the run was started with" in str(caught.value)
+    assert sampler.state_dict() == {"epoch": 0, "cursor": 0}

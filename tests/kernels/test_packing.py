@@ -1,0 +1,307 @@
+"""Packed rows: the states that each text has by itself, without padding."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma3Config,
+    Gemma3Model,
+    MistralConfig,
+    MistralModel,
+)
+
+from heedful.checkpoints.load import load_policy
+from heedful.data.collate import collate, collate_padding_behind
+from heedful.kernels.attention import Segments, use_attention
+from heedful.kernels.layout import hidden_states, padding_behind
+from heedful.kernels.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
+from heedful.models.heads import checkpoint_layers
+from heedful.models.reward_model import RewardModel
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14], [15]]
+RESPONSES = [[20, 21, 22, 23, 24, 25], [26, 27], [28], [29, 30]]
+TEXTS = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+TOKENS = [token for text in TEXTS for token in text]
+LENGTHS = [13, 3, 3, 3]
+
+
+def load(folder, dtype=torch.float32, **options):
+    return load_policy(str(folder), device=CPU, compute_dtype=dtype, **options)
+
+
+def read_rows(module, seen):
+    """The shapes of ids that a trunk is called with, from now on."""
+
+    def note(_module, arguments, given):
+        seen.append(tuple((arguments[0] if arguments else given["input_ids"]).shape))
+
+    return module.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def test_padding_goes_behind_and_no_column_more_is_kept():
+    """Prompts of 1 and 3 tokens, responses of 3 and 1: 6 columns as a batch, 4 with the padding behind."""
+    ids = torch.tensor([[0, 0, 11, 12, 13, 14], [21, 22, 23, 24, 0, 0]])
+    rows, real = padding_behind(ids, ids > 0, longest=4)
+    assert rows.tolist() == [[11, 12, 13, 14], [21, 22, 23, 24]]
+    assert real.all()
+    rows, real = padding_behind(
+        torch.tensor([[0, 1, 2, 0], [4, 0, 0, 0]]), torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]]) > 0, longest=2
+    )
+    assert rows.tolist() == [[1, 2], [4, 0]]
+    assert real.tolist() == [[True, True], [True, False]]
+
+
+def test_response_tokens_are_told_among_the_real_ones_with_a_hole_too():
+    attention = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    responses = torch.tensor([[True, False, True], [True, False, False]])
+    found = response_tokens(attention, responses)
+    assert found.tolist() == [False, True, False, True, False, False, False, True]
+
+
+def test_texts_of_about_one_length_attend_together_wherever_they_stand():
+    """Lengths 9, 3, 8 and 10: two of width 8, then two of width 16."""
+    segments = Segments([9, 3, 8, 10], CPU)
+    assert segments.widths == [16, 8, 8, 16]
+    assert segments.groups == [(8, 2), (16, 2)]
+    assert segments.places.tolist() == [*range(16, 25), *range(3), *range(8, 16), *range(32, 42)]
+    assert segments.edges.tolist() == [0, 9, 12, 20, 30]
+    assert segments.positions.tolist() == [*range(9), *range(3), *range(8), *range(10)]
+
+
+def test_groups_are_wider_where_products_are_compiled_for_each_width():
+    with torch.autocast("cpu", torch.bfloat16):
+        segments = Segments([9, 3, 33, 32], CPU)
+    assert segments.widths == [32, 32, 64, 32]
+    assert segments.groups == [(32, 3), (64, 1)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [([10, 10], False), ([10, 9], False), ([10, 8], True), ([9], False), ([100, 1, 1], True), ([100, 0], False)],
+)
+def test_it_is_worth_it_where_a_tenth_would_be_padding(lengths, expected):
+    assert MOST_REAL == 0.9
+    assert is_worth_packing(lengths) is expected
+
+
+def test_packed_texts_have_the_states_that_each_has_alone(decoder):
+    """Texts of one length stand side by side, so that a mistake in their order shows."""
+    trunk = load(decoder).lm.base_model
+    assert can_pack(trunk)
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    together = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("make", [collate, collate_padding_behind])
+def test_a_batch_with_much_padding_is_read_as_one_row(decoder, make):
+    trunk = load(decoder).lm.base_model
+    batch, seen = make(PROMPTS, RESPONSES, pad_id=0), []
+    can_pack(trunk)
+    with read_rows(trunk, seen):
+        token_states(trunk, batch.ids, batch.attention_mask)
+        even = collate([[1, 2], [3]], [[4], [5, 6]], pad_id=0)
+        token_states(trunk, even.ids, even.attention_mask)
+    assert seen == [(1, 22), (2, 3)]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_and_padded_rows_have_the_same_outputs_and_gradients(decoder, monkeypatch, checkpointing):
+    packed, padded = load(decoder, with_value_head=True).train(), load(decoder, with_value_head=True).train()
+    batch = collate(PROMPTS, RESPONSES, pad_id=0)
+    for policy in (packed, padded):
+        torch.nn.init.constant_(policy.value_head.weight, 0.1)
+        for module in policy.modules():
+            module.p = 0.0 if isinstance(module, torch.nn.Dropout) else getattr(module, "p", None)
+        if checkpointing:
+            checkpoint_layers(policy.lm)
+    outputs = []
+    for policy in (packed, padded):
+        if policy is padded:
+            monkeypatch.setattr("heedful.kernels.packing.MOST_REAL", 0.0)
+        result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+        (result.logprobs.sum() + result.entropy.sum() + result.values.sum()).backward()
+        outputs.append(result)
+    for x, y in zip(*outputs, strict=True):
+        torch.testing.assert_close(x, y)
+    for (name, x), y in zip(packed.named_parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_half_precision_has_the_numbers_of_padded_rows(decoder, monkeypatch):
+    """By the same products, so that old and new log-probs agree whichever way each of their passes took."""
+    policy, batch, seen = load(decoder, torch.bfloat16), collate(PROMPTS, RESPONSES, pad_id=0), []
+    can_pack(policy.lm.base_model)
+    numbers = []
+    for most_real in (0.9, 0.0):
+        monkeypatch.setattr("heedful.kernels.packing.MOST_REAL", most_real)
+        with read_rows(policy.lm.base_model, seen):
+            numbers.append(policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs)
+    assert seen == [(1, 64), (4, 13)]
+    torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_filled_up_where_products_are_compiled_for_each_length(decoder):
+    """Up to 64 tokens, by texts no longer than the longest: a model may not have more positions. Elsewhere it is not."""
+    trunk, lengths = load(decoder).lm.base_model, []
+
+    def note(_module, _arguments, given):
+        lengths.append(given["segments"].lengths)
+
+    with trunk.register_forward_pre_hook(note, with_kwargs=True):
+        plain = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+        with torch.autocast("cpu", torch.bfloat16):
+            filled = packed_states(trunk, torch.tensor(TOKENS), LENGTHS)
+            packed_states(trunk, torch.tensor(TOKENS * 32), LENGTHS * 32)
+    assert lengths == [LENGTHS, [*LENGTHS, 13, 13, 13, 3], LENGTHS * 32]
+    assert filled.shape == plain.shape
+    torch.testing.assert_close(filled.float(), plain, rtol=0.05, atol=0.05 * float(plain.detach().abs().max()))
+
+
+def test_half_precision_has_the_gradients_of_padded_rows(decoder, monkeypatch):
+    """What fills a row up and what fills the head's products up adds nothing to them."""
+    batch, gradients, seen = collate(PROMPTS, RESPONSES, pad_id=0), [], []
+    for most_real in (0.9, 0.0):
+        monkeypatch.setattr("heedful.kernels.packing.MOST_REAL", most_real)
+        policy = load(decoder, torch.bfloat16)
+        can_pack(policy.lm.base_model)
+        with read_rows(policy.lm.base_model, seen):
+            result = policy(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+        (result.logprobs.sum() + result.entropy.sum()).backward()
+        gradients.append({name: p.grad for name, p in policy.named_parameters()})
+        monkeypatch.setattr("heedful.models.policy.filling", lambda *_, **__: 0)
+    assert seen == [(1, 64), (4, 13)]
+    for name, gradient in gradients[1].items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(gradients[0][name], gradient, rtol=2e-2, atol=2e-2 * largest, msg=name)
+
+
+@pytest.mark.parametrize(("window", "expected"), [(4, False), (None, True)])
+def test_a_window_that_slides_is_not_packed(window, expected):
+    """Its mask would be as large as the square of all tokens of the row."""
+    config = MistralConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=window,
+    )  # fmt: skip
+    assert can_pack(use_attention(MistralModel(config))) is expected
+
+
+def test_a_model_with_a_config_inside_its_config_can_be_tried():
+    """As those for pictures and text have it."""
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    config = Gemma3Config(text_config={**text, "num_key_value_heads": 1, "vocab_size": 40, "sliding_window": 8})
+    with torch.device("meta"):
+        trunk = Gemma3Model(config)
+    assert not can_pack(trunk)
+
+
+def test_memory_that_runs_out_while_trying_is_told(decoder):
+    trunk = load(decoder).lm.base_model
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("none left")
+
+    with trunk.register_forward_pre_hook(fail), pytest.raises(torch.OutOfMemoryError):
+        can_pack(trunk)
+    assert can_pack(trunk)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_what_attends_in_another_way_is_not_packed(decoder, implementation):
+    trunk = load(decoder).lm.base_model
+    trunk.set_attn_implementation(implementation)
+    assert not can_pack(trunk)
+    batch, seen = collate(PROMPTS, RESPONSES, pad_id=0), []
+    with read_rows(trunk, seen):
+        states = token_states(trunk, batch.ids, batch.attention_mask)
+    assert seen == [(4, 13)]
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    torch.testing.assert_close(states, torch.cat(alone))
+
+
+def test_a_trunk_that_mixes_tokens_outside_attention_is_not_packed(decoder):
+    """Here: the mean of all states so far is added, which runs on from one text into the next."""
+    trunk = load(decoder).lm.base_model
+
+    def add_mean(_module, _given, output):
+        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.cumsum(dim=1)
+        return output
+
+    trunk.register_forward_hook(add_mean)
+    assert not can_pack(trunk)
+
+
+def test_chunks_of_attention_are_not_packed_although_short_texts_would_agree(decoder):
+    """They begin every so many tokens of a row, not of a text."""
+    trunk = load(decoder).lm.base_model
+    trunk.config.attention_chunk_size = 64
+    assert not can_pack(trunk)
+
+
+def test_a_trunk_that_loses_the_lengths_is_not_packed(decoder):
+    """Not even where nothing would show: here the layers add nothing to the embeddings."""
+    trunk = load(decoder).lm.base_model
+    for name, parameter in trunk.named_parameters():
+        if parameter.ndim > 1 and "emb" not in name and "wte" not in name and "wpe" not in name:
+            torch.nn.init.zeros_(parameter)
+    trunk.register_forward_pre_hook(
+        lambda _, args, given: (args, {name: value for name, value in given.items() if name != "segments"}),
+        with_kwargs=True,
+    )
+    assert not can_pack(trunk)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_trying_leaves_the_mode_alone(decoder, training):
+    trunk = load(decoder).lm.base_model.train(training)
+    can_pack(trunk)
+    assert trunk.training is training
+
+
+def scored(folder, tmp_path, pad_id=0):
+    """A reward model whose head is far from zero."""
+    lm = AutoModelForCausalLM.from_pretrained(folder)
+    lm.config.pad_token_id = pad_id
+    lm.save_pretrained(tmp_path)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1, dtype=torch.float32)
+    torch.nn.init.constant_(classifier.score.weight, 0.3)
+    return RewardModel(use_attention(classifier).eval(), compute_dtype=torch.float32)
+
+
+def test_scores_of_packed_rows_are_those_of_each(decoder, tmp_path):
+    model = scored(decoder, tmp_path)
+    rows, seen = [{"input_ids": text} for text in TEXTS], []
+    alone = torch.cat([model([row]) for row in rows])
+    model._can_pack()
+    with read_rows(model.classifier.base_model, seen):
+        together = model(rows)
+        model(rows[1:])
+    assert seen == [(1, 22), (3, 3)]
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_score_is_read_before_the_padding_that_a_text_ends_with(decoder, tmp_path):
+    """As transformers reads it, which tells padding by its id."""
+    model = scored(decoder, tmp_path)
+    rows = [{"input_ids": TEXTS[0]}, {"input_ids": [12, 26, 0, 0]}, {"input_ids": [0, 0]}]
+    expected = model._padded_logits(rows).squeeze(-1)
+    torch.testing.assert_close(model(rows), expected)
+
+
+def test_a_classifier_that_reads_elsewhere_is_not_packed(decoder, tmp_path):
+    model = scored(decoder, tmp_path)
+
+    def move(_module, _given, output):
+        output.logits = output.logits + 1
+        return output
+
+    model.classifier.register_forward_hook(move)
+    assert not model._can_pack()

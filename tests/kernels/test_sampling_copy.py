@@ -1,0 +1,196 @@
+"""The copy that samples: the weights of the model in training, its matrices in half precision where that computes."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.lora import add_adapters
+from heedful.checkpoints.tiny import DECODERS, byte_tokenizer
+from heedful.configs.sft import SFTConfig
+from heedful.kernels.sampling_copy import PackedLinear, inference_copy, pack_linears
+
+CPU = torch.device("cpu")
+HALF = [torch.bfloat16, torch.float16]
+IDS = byte_tokenizer()("今天天气怎么样？", return_tensors="pt").input_ids
+
+
+def load(folder, compute_dtype=torch.float32):
+    return load_policy(str(folder), device=CPU, compute_dtype=compute_dtype)
+
+
+def matrices(model):
+    """Names of the parameters that linear layers multiply by."""
+    return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+
+
+def logits(lm, compute_dtype=torch.float32):
+    with torch.no_grad(), torch.autocast("cpu", dtype=compute_dtype, enabled=compute_dtype in HALF):
+        return lm(input_ids=IDS).logits
+
+
+def every_parameter(model):
+    """With both names of what is tied."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_in_full_precision_every_weight_is_shared(decoder, dtype):
+    lm = load(decoder).lm.to(dtype)
+    inference = inference_copy(lm, dtype)
+    assert inference is not lm
+    ours, theirs = every_parameter(inference), every_parameter(lm)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name] is theirs[name] for name in ours)
+    buffers = dict(lm.named_buffers())
+    assert all(buffer is buffers[name] for name, buffer in inference.named_buffers())
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_in_half_precision_all_but_the_matrices_is_shared(decoder, dtype):
+    """Two layers of four or seven matrices, and the output head."""
+    lm = load(decoder).lm
+    before = {name: p.detach().clone() for name, p in lm.named_parameters()}
+    ours, theirs = every_parameter(inference_copy(lm, dtype)), every_parameter(lm)
+    copied = {name for name in ours if ours[name] is not theirs[name]}
+    assert copied == matrices(lm)
+    assert len(copied) == (2 * 4 + 1 if lm.config.model_type == "gpt2" else 2 * 7 + 1)
+    for name in copied:
+        assert torch.equal(ours[name], theirs[name].detach().to(dtype)), name
+        assert not ours[name].requires_grad
+    for name, parameter in lm.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.requires_grad
+        assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_tied_embedding_stays_shared_and_its_head_is_a_copy(decoder, dtype):
+    lm = load(decoder).lm
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    inference = inference_copy(lm, dtype)
+    assert inference.get_input_embeddings().weight is lm.get_input_embeddings().weight
+    assert inference.get_output_embeddings().weight.dtype == dtype
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_its_results_are_those_of_the_model_in_training_bit_for_bit(decoder, compute_dtype):
+    lm = load(decoder).lm
+    expected = logits(lm, compute_dtype)
+    assert torch.equal(logits(inference_copy(lm, compute_dtype), compute_dtype), expected)
+    assert torch.equal(logits(lm, compute_dtype), expected), "the model in training is as it was"
+    assert torch.equal(expected, logits(lm)) == (compute_dtype == torch.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_in_evaluation_mode_and_the_model_keeps_its_own(checkpoints, training):
+    lm = load(checkpoints["gpt2"]).lm.train(training)
+    inference = inference_copy(lm, torch.bfloat16)
+    assert not any(module.training for module in inference.modules())
+    assert all(module.training == training for module in lm.modules())
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_it_has_the_weights_of_the_moment(decoder, compute_dtype):
+    """An optimizer step before the copy is in it; one after it, in what is shared alone."""
+    lm = load(decoder).lm
+    optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
+    stale = inference_copy(lm, compute_dtype)
+    start = logits(stale, compute_dtype)
+    lm(input_ids=IDS, labels=IDS).loss.backward()
+    optimizer.step()
+    expected = logits(lm, compute_dtype)
+    assert not torch.equal(expected, start)
+    assert torch.equal(logits(inference_copy(lm, compute_dtype), compute_dtype), expected)
+    assert torch.equal(logits(stale, compute_dtype), expected) == (compute_dtype == torch.float32)
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_adapters_are_on_it(decoder, compute_dtype):
+    lm = load(decoder).lm
+    base = logits(lm, compute_dtype)
+    add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(decoder), seed=3)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    expected = logits(lm, compute_dtype)
+    inference = inference_copy(lm, compute_dtype)
+    assert torch.equal(logits(inference, compute_dtype), expected)
+    assert (expected.float() - base.float()).abs().max() > 0.1
+    adapters = {name: p for name, p in inference.named_parameters() if "lora_" in name}
+    assert len(adapters) >= 2 * 2 * 4
+    wanted = torch.float32 if compute_dtype == torch.float32 else compute_dtype
+    assert all(p.dtype == wanted for p in adapters.values())
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_weights_that_are_in_half_precision_already_are_shared(checkpoints, architecture):
+    """A reference loaded in bfloat16: nothing is left to copy."""
+    lm = AutoModelForCausalLM.from_pretrained(checkpoints[architecture], dtype=torch.bfloat16)
+    ours, theirs = every_parameter(inference_copy(lm, torch.bfloat16)), every_parameter(lm)
+    assert all(ours[name] is theirs[name] for name in ours)
+
+
+def test_a_copy_costs_no_more_than_its_matrices(checkpoints):
+    """In bytes of storage that the model in training does not have."""
+    lm = load(checkpoints["qwen3"]).lm
+    mine = {t.untyped_storage().data_ptr() for t in (*lm.parameters(), *lm.buffers())}
+    named = every_parameter(lm)
+    for compute_dtype, expected in (
+        (torch.float32, 0),
+        (torch.bfloat16, sum(2 * math.prod(named[name].shape) for name in matrices(lm))),
+    ):
+        inference = inference_copy(lm, compute_dtype)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in inference.parameters()}
+        assert sum(size for pointer, size in storages.items() if pointer not in mine) == expected
+    assert copy.deepcopy(lm).lm_head.weight.untyped_storage().data_ptr() not in mine, "a negative control"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_layers_in_four_bits_are_left_alone(checkpoints):
+    pytest.importorskip("bitsandbytes")
+    from heedful.checkpoints.quantize import FourBit
+
+    cuda = torch.device("cuda")
+    lm = load_policy(
+        str(checkpoints["qwen3"]), device=cuda, compute_dtype=torch.bfloat16, four_bit=FourBit(cuda, torch.bfloat16)
+    ).lm
+    ours, theirs = every_parameter(inference_copy(lm, torch.bfloat16)), every_parameter(lm)
+    packed = [name for name, p in theirs.items() if p.dtype == torch.uint8]
+    assert packed
+    assert all(ours[name] is theirs[name] for name in packed)
+
+
+def can_reorder(linear):
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16(), None)
+    except (AttributeError, RuntimeError):  # torch without oneDNN; "needs the cpu support"
+        return False
+    return True
+
+
+def test_matrices_are_packed_where_the_processor_has_the_instructions():
+    """oneDNN packs bfloat16 with AVX-512, on others it raises."""
+    linear = nn.Linear(8, 8)
+    assert PackedLinear.is_possible(linear.bfloat16()) == can_reorder(linear)
+    assert not PackedLinear.is_possible(nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_packed_matrices_give_the_same_logits_and_leave_adapters_alone(decoder, with_adapters):
+    """To a rounding of bfloat16; PEFT's layers read the matrices that they lie on, so those stay."""
+    lm = load(decoder).lm
+    if with_adapters:
+        add_adapters(lm, SFTConfig(model="m", data="d", output="o", lora_rank=4), base=str(decoder), seed=3)
+    expected = logits(inference_copy(lm, torch.bfloat16), torch.bfloat16)
+    packed = pack_linears(inference_copy(lm, torch.bfloat16))
+    expects_packed = can_reorder(nn.Linear(8, 8)) and not with_adapters
+    assert any(isinstance(module, PackedLinear) for module in packed.modules()) == expects_packed
+    torch.testing.assert_close(logits(packed, torch.bfloat16), expected, rtol=2**-7, atol=2**-7)

@@ -1,0 +1,32 @@
+"""One tiny policy per decoder, made once."""
+
+import pytest
+import torch
+
+from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.tiny import DECODERS, make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def policies(tmp_path_factory):
+    """Policies by architecture, with weights so large that predictions are far from uniform. Read-only."""
+    root = tmp_path_factory.mktemp("policies")
+    torch.manual_seed(11)
+    loaded = {}
+    for architecture in DECODERS:
+        make_tiny_model(architecture, root / architecture, hidden_size=32)
+        policy = load_policy(
+            str(root / architecture), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=True
+        )
+        with torch.no_grad():
+            for parameter in policy.lm.parameters():
+                parameter.mul_(5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+            policy.value_head.weight.normal_()
+        loaded[architecture] = policy.eval()
+    return loaded
+
+
+@pytest.fixture(params=DECODERS)
+def policy(request, policies):
+    """The policy of each decoder in turn."""
+    return policies[request.param]

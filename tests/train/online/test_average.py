@@ -1,0 +1,101 @@
+"""The moving average of a policy's weights: its recursion, and that it is what is evaluated and saved."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from heedful.checkpoints.load import load_causal_lm
+from heedful.checkpoints.save import VALUE_HEAD, load_tensors
+from heedful.configs.ppo import PPOConfig
+from heedful.train.online.average import WeightAverage, averaged
+from heedful.train.online.ppo import train_ppo
+
+
+def length(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+def layer(weight, *, frozen_bias=7.0):
+    module = nn.Linear(1, 1).double()
+    nn.init.constant_(module.weight, weight)
+    nn.init.constant_(module.bias, frozen_bias)
+    module.bias.requires_grad_(False)
+    return module
+
+
+def test_golden_average():
+    """Decay 0.9 over the weights 1 (the start), 2 and 3; a weight that does not train is left alone."""
+    module = layer(1.0)
+    average = WeightAverage(module, 0.9)
+    for weight in (2.0, 3.0):
+        nn.init.constant_(module.weight, weight)
+        average.update()
+    with average.in_place():
+        assert float(module.weight.detach()) == pytest.approx(0.9 * (0.9 * 1 + 0.1 * 2) + 0.1 * 3, rel=1e-12)
+        assert module.bias.item() == 7.0
+    assert float(module.weight.detach()) == 3.0
+
+
+def test_the_average_of_weights_that_stay_is_those_weights():
+    """Bit for bit, also where decay is no binary fraction."""
+    module = nn.Linear(50, 50)
+    before = module.weight.detach().clone()
+    average = WeightAverage(module, 0.992)
+    for _ in range(5):
+        average.update()
+    with average.in_place():
+        assert torch.equal(module.weight, before)
+
+
+def test_the_weights_come_back_after_an_error_too():
+    module = layer(1.0)
+    average = WeightAverage(module, 0.5)
+    nn.init.constant_(module.weight, 2.0)
+    with pytest.raises(RuntimeError, match="full"), averaged(average):
+        raise RuntimeError("the disk is full")
+    assert float(module.weight.detach()) == 2.0
+
+
+def test_without_an_average_nothing_happens():
+    with averaged(None):
+        pass
+
+
+@pytest.fixture
+def settings(tiny, prompts, tmp_path):
+    def make(name, **changes):
+        common = {"rollout_batch_size": 4, "minibatch_size": 4, "ppo_epochs": 1, "max_new_tokens": 8, "steps": 2}
+        run = {"eval_fraction": 0.3, "eval_every": 1, "save_every": 1, "sample_every": 0, "dtype": "float32"}
+        start = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / name, "learning_rate": 1e-2}
+        return PPOConfig(**(common | run | start | changes))
+
+    return make
+
+
+def test_the_average_is_evaluated_and_saved_and_the_live_policy_samples(settings):
+    """Two runs of one seed and one optimizer step a batch: training is the same, the saved models are the average."""
+    live, averages = settings("live"), settings("averages", ema_decay=0.5)
+    train_ppo(live, rewards=[length])
+    train_ppo(averages, rewards=[length])
+    weights = [load_causal_lm(live.model).state_dict()]
+    weights += [load_causal_lm(str(live.output / "checkpoints" / f"step-00000{i}")).state_dict() for i in (1, 2)]
+    heads = [load_tensors(live.output / "checkpoints" / f"step-00000{i}" / VALUE_HEAD)["weight"] for i in (1, 2)]
+    saved = load_causal_lm(str(averages.output / "final")).state_dict()
+    for name, start in weights[0].items():
+        expected = 0.25 * start + 0.25 * weights[1][name] + 0.5 * weights[2][name]
+        torch.testing.assert_close(saved[name], expected, rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(saved["transformer.wte.weight"], weights[2]["transformer.wte.weight"])
+    head = load_tensors(averages.output / "final" / VALUE_HEAD)["weight"]
+    torch.testing.assert_close(head, 0.25 * heads[0] + 0.5 * heads[1], rtol=1e-5, atol=1e-7)
+    a, b = (numbers(run.output) for run in (live, averages))
+    assert a["loss/policy"] == b["loss/policy"]
+    assert a["reward/score_mean"] == b["reward/score_mean"]
+    assert a["eval/kl"] != b["eval/kl"]
+
+
+def numbers(run):
+    """Every metric's values over the steps."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {name: [line[name] for line in lines if name in line] for name in lines[-1] | lines[-2]}

@@ -1,0 +1,166 @@
+"""A critic that starts as the reward model: its values are the model's scores, and misfits are refused."""
+
+import pytest
+import torch
+
+from heedful.checkpoints.load import load_causal_lm
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.lora import add_adapters
+from heedful.checkpoints.save import VALUE_HEAD, load_tensors, save_reward_model
+from heedful.checkpoints.tiny import make_tiny_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.commands import ppo
+from heedful.configs.ppo import PPOConfig
+from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
+from heedful.data.collate import collate
+from heedful.errors import CheckpointError, ConfigError
+from heedful.models.reward_critic import normalise_values, value_model_from
+from heedful.rewards import Reward
+from heedful.train.online.critic import start_from_scores
+from heedful.train.online.ppo import train_ppo
+
+CPU = torch.device("cpu")
+DIALOGUES = [("你好吗", "我很好，谢谢！"), ("2+2?", "4"), ("name a colour, please", "blue")]
+
+
+@pytest.fixture
+def reward_folder(tmp_path):
+    """A reward model with random trunk and head, made from a decoder of its own."""
+
+    def make(architecture, name="rm"):
+        base, folder = tmp_path / f"{name}-base", tmp_path / name
+        make_tiny_model(architecture, base, hidden_size=32, num_layers=2, max_length=128, initializer_range=0.2, seed=9)
+        tokenizer = load_tokenizer(str(base))
+        model = load_reward_model(str(base), tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
+        save_reward_model(model, tokenizer, folder)
+        return str(folder)
+
+    return make
+
+
+def loaded(folder):
+    return load_reward_model(folder, load_tokenizer(folder), device=CPU, compute_dtype=torch.float32)
+
+
+def values_after(critic, folder, texts):
+    """The value of the state behind each whole response: that before one more token, whatever it is."""
+    tokenizer = load_tokenizer(folder)
+    encoded = [(tokenizer(p).input_ids, [*tokenizer(r).input_ids, 2]) for p, r in texts]
+    batch = collate([p for p, _ in encoded], [[*r, 99] for _, r in encoded], pad_id=0)
+    values = critic(batch.ids, batch.attention_mask, batch.response_mask)
+    ends = [len(r) for _, r in encoded]
+    return torch.stack([values[row, end] for row, end in enumerate(ends)]).detach(), [p + r for p, r in encoded]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "llama"])
+def test_before_training_the_value_after_a_response_is_its_score(reward_folder, architecture):
+    """Against plain transformers on single rows, with an offset that the score takes off."""
+    folder = reward_folder(architecture)
+    reward_model = loaded(folder)
+    reward_model.offset = 0.75
+    values, rows = values_after(value_model_from(reward_model, folder), folder, DIALOGUES)
+    with torch.no_grad():
+        logits = [reward_model.classifier(input_ids=torch.tensor([row])).logits.item() for row in rows]
+    assert max(logits) - min(logits) > 0.01, "equal scores would prove nothing"
+    torch.testing.assert_close(values, torch.tensor(logits) - 0.75, rtol=1e-5, atol=1e-5)
+
+
+def test_values_of_normalised_scores(reward_folder):
+    folder = reward_folder("qwen3")
+    critic = value_model_from(loaded(folder), folder)
+    before, _ = values_after(critic, folder, DIALOGUES)
+    normalise_values(critic, reward_weight=3.0, mean=0.5, std=4.0)
+    after, _ = values_after(critic, folder, DIALOGUES)
+    torch.testing.assert_close(after, (3.0 * before - 0.5) / 4.0, rtol=1e-5, atol=1e-6)
+
+
+def test_an_encoder_has_no_head_to_start_from(tiny):
+    with pytest.raises(CheckpointError, match="no linear head named score"):
+        value_model_from(loaded(tiny("deberta-v2")), "rm")
+
+
+@pytest.fixture
+def config(tiny, prompts, tmp_path):
+    def make(*rewards, **changes):
+        settings = {"rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 8, "steps": 2, "critic": "reward"}
+        run = {"eval_fraction": 0.3, "eval_every": 0, "sample_every": 0, "dtype": "float32"}
+        start = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run"}
+        return PPOConfig(rewards=rewards, **(settings | run | start | changes))
+
+    return make
+
+
+def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own(config, reward_folder):
+    first, second = reward_folder("gpt2", "first"), reward_folder("qwen3", "second")
+    settings = config("rule:digits", f"model:{first}", f"model:{second}")
+    critic = ppo._load_models(settings).value_model
+    expected = value_model_from(loaded(first), first).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.state_dict().items())
+    assert all(parameter.requires_grad for parameter in critic.parameters())
+    weights = {"rule:digits": 7.0, f"model:{first}": -0.5, f"model:{second}": 3.0}
+    rewards = [Reward(name, len, weight=weight) for name, weight in weights.items()]
+    start_from_scores(critic, rewards, ScoreNorm(mean=1.0, std=2.0), settings)
+    torch.testing.assert_close(critic.value_head.weight, -0.5 * expected["value_head.weight"] / 2.0)
+    torch.testing.assert_close(critic.value_head.bias, (-0.5 * expected["value_head.bias"] - 1.0) / 2.0)
+    start_from_scores(critic, rewards, RunningScoreNorm(), settings)
+    torch.testing.assert_close(critic.value_head.weight, 0.25 * expected["value_head.weight"] / 2.0)
+    summary = train_ppo(settings)
+    assert summary["steps"] == 2
+    saved = settings.output / "final" / "value_model"
+    head = load_tensors(saved / VALUE_HEAD)["weight"]
+    assert not torch.equal(head, expected["value_head.weight"]), "it learns"
+    torch.testing.assert_close(head, expected["value_head.weight"], atol=1e-2, rtol=0)
+    again = loaded(first).classifier.state_dict()
+    assert all(torch.equal(again[f"transformer.{n}"], expected[f"trunk.{n}"]) for n in ("wte.weight", "ln_f.weight"))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(config, reward_folder, tmp_path, lora_rank):
+    """Its old adapters are plain weights then; with LoRA the critic's own come on top, and change no value at the start."""
+    base = reward_folder("gpt2")
+    model = loaded(base)
+    add_adapters(model.classifier, config(f"model:{base}", lora_rank=4), base=base, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    folder = tmp_path / "适配器"
+    save_reward_model(model, load_tokenizer(base), folder)
+    critic = ppo._load_models(config(f"model:{folder}", lora_rank=lora_rank)).value_model
+    adapted = [name for name, _ in critic.named_parameters() if "lora_" in name]
+    assert bool(adapted) == bool(lora_rank)
+    assert all(parameter.requires_grad for name, parameter in critic.named_parameters() if name in adapted)
+    values, rows = values_after(critic.eval(), base, DIALOGUES)
+    with torch.no_grad():
+        scores = model.eval()([{"input_ids": row} for row in rows])
+    torch.testing.assert_close(values, scores, rtol=0, atol=1e-5)
+
+
+def test_its_values_are_normalised_as_the_scores_are(config, reward_folder):
+    """A critic that hardly learns is saved as it began: the head over the scores' deviation, their mean taken off."""
+    folder = reward_folder("gpt2")
+    settings = {"reward_weights": (2.0,), "score_norm_samples": 16, "value_learning_rate": 1e-12}
+    norm = train_ppo(config(f"model:{folder}", **settings))["score_norm"]
+    assert norm["std"] != 1.0
+    head = load_tensors(config().output / "final" / "value_model" / VALUE_HEAD)
+    torch.testing.assert_close(head["weight"], 2.0 * loaded(folder).classifier.score.weight / norm["std"])
+    assert head["bias"].item() == pytest.approx(-norm["mean"] / norm["std"], rel=1e-5)
+
+
+def test_what_cannot_be_the_critic_is_refused(config, tiny, reward_folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"--critic reward starts from a reward model, .* add --rewards model:PATH"):
+        train_ppo(config("rule:digits"))
+    with pytest.raises(ConfigError, match=r"--critic reward needs a decoder.* is an encoder; use --critic separate"):
+        train_ppo(config(f"model:{tiny('deberta-v2')}"))
+    other = reward_folder("gpt2")
+    tokenizer = load_tokenizer(other)
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.add_tokens(["恭喜"])
+    tokenizer.save_pretrained(tmp_path / "policy")
+    assert len(vocabulary) < len(tokenizer)
+    policy = load_causal_lm(tiny("gpt2"))
+    policy.resize_token_embeddings(len(tokenizer))
+    policy.save_pretrained(tmp_path / "policy")
+    with pytest.raises(ConfigError, match=r"--critic reward: .*rm has another vocabulary than the policy: 1 of"):
+        train_ppo(config(f"model:{other}", model=str(tmp_path / "policy")))
+    assert not (tmp_path / "run").exists()
