@@ -15,7 +15,7 @@ from heedful.files import to_json, write_json
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def commands_of(document):
@@ -42,7 +42,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert len(set(scores)) > 1 or scores[0] < 0.93, "the reward must tell responses apart"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_of_the_documents_is_parsed(document, tmp_path, monkeypatch):
     """With the recipes where they are, and a run's own config.yaml as a run would have left it."""
     monkeypatch.chdir(tmp_path)
