@@ -26,8 +26,7 @@ from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
 from heedful.train.dpo import train_dpo
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_grpo, train_ppo
 
 OF_PPO_ALONE = ("gae_lambda", "value_coef", "value_learning_rate", "score_norm_samples")
 GROUP = 8

@@ -30,8 +30,7 @@ from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.output import check_result_file, report
 from heedful.train.dpo import train_dpo
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 

@@ -1,8 +1,10 @@
 """Settings of the conversation in the terminal."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from heedful.configs.options import MachineOptions, SamplingOptions
+from heedful.configs.ranges import POSITIVE
 from heedful.errors import ConfigError
 
 
@@ -18,11 +20,10 @@ class ChatConfig(SamplingOptions, MachineOptions):
     """Chat template in place of the model's own: plain, or a Jinja file."""
     raw: bool = False
     """No template: the model continues each line as plain text."""
-    max_new_tokens: int = 256
+    max_new_tokens: Annotated[int, POSITIVE] = 256
     """Longest answer, in tokens."""
 
-    def __post_init__(self) -> None:
-        self.check_machine()
-        self.check_sampling()
+    def check(self) -> None:
+        super().check()
         if self.raw and self.system_prompt is not None:
             raise ConfigError("--system-prompt is a message, and --raw has none; leave one of them out")

@@ -15,12 +15,12 @@ class DemoConfig(MachineOptions):
     output: Path = Path("runs/demo")
     """Folder of the demo: the world's data, the models, the three runs, tables and curves."""
     overwrite: bool = False
-    """Replace a demo that already lies in the output folder."""
+    """Replace a demo that is already in the output folder."""
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Compute precision; weights stay float32. A model this small gains nothing from bfloat16."""
 
-    def __post_init__(self) -> None:
-        self.check_machine()
+    def check(self) -> None:
+        super().check()
         object.__setattr__(self, "output", Path(self.output).expanduser())
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the demo, such as runs/demo")

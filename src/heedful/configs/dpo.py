@@ -1,11 +1,11 @@
 """Settings of direct preference optimisation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from heedful.configs.checks import fraction, positive
-from heedful.configs.lora import ReferenceOptions, check_reference_device
+from heedful.configs.lora import ReferenceOptions
 from heedful.configs.options import TrainingOptions
+from heedful.configs.ranges import FRACTION, POSITIVE
 from heedful.errors import ConfigError
 
 
@@ -15,34 +15,29 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    reference: str | None = None
-    """Frozen model that the policy is compared with; None is the policy as it starts."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
     """sigmoid: DPO. ipo: a squared distance to a margin, which does not push certain pairs for ever. hinge: SLiC."""
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Price of leaving the reference. Raising it keeps the policy closer."""
-    label_smoothing: float = 0.0
-    """Share of labels taken to be wrong (conservative DPO); with the sigmoid loss alone."""
-    batch_size: int = 32
-    """Pairs an optimizer step."""
-    epochs: float = 1
+    label_smoothing: Annotated[float, FRACTION] = 0.0
+    """Share of labels assumed to be wrong (conservative DPO); only with the sigmoid loss."""
+    batch_size: Annotated[int, POSITIVE] = 32
+    """Pairs per optimizer step."""
+    epochs: Annotated[float, POSITIVE] = 1
     """Passes over the data."""
-    max_steps: int | None = None
+    max_steps: Annotated[int | None, POSITIVE] = None
     """Optimizer steps; overrides epochs."""
-    max_length: int | None = None
+    max_length: Annotated[int | None, POSITIVE] = None
     """Longest prompt with response in tokens; None is the model's context."""
     equal_pairs: Literal["error", "drop"] = "error"
     """What to do with pairs whose chosen and rejected responses are equal (also after truncation)."""
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, POSITIVE] = 1e-6
     """Peak learning rate."""
 
-    def __post_init__(self) -> None:
-        self.check_training()
-        check_reference_device(self)
-        positive(self, "batch_size", "epochs", "max_steps", "max_length", "beta")
-        fraction(self, "label_smoothing")
+    def check(self) -> None:
+        super().check()
         if self.label_smoothing and self.loss != "sigmoid":
             raise ConfigError(
                 f"--label-smoothing belongs to --loss sigmoid, got --loss {self.loss}; leave out one of the two"

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeConfig:
+class MergeConfig(Settings):
     """Write a plain model from LoRA adapters and the model they belong to: a policy, reward model or value model."""
 
     adapter: str
@@ -15,9 +16,10 @@ class MergeConfig:
     output: Path
     """Folder to write the model to."""
     overwrite: bool = False
-    """Replace a model that already lies in the output folder."""
+    """Replace a model that is already in the output folder."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        super().check()
         object.__setattr__(self, "output", Path(self.output).expanduser())
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the model, such as runs/merged")

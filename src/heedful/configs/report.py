@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """Draw the learning curves of runs; those of the same algorithm overlay."""
 
     runs: tuple[str, ...]
@@ -17,7 +18,8 @@ class ReportConfig:
     output: Path = Path("curves.png")
     """Picture to write: .png, .svg or .pdf."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        super().check()
         object.__setattr__(self, "output", Path(self.output).expanduser())
         if not self.runs:
             raise ConfigError("--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo")

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from heedful.configs.checks import not_negative, positive
 from heedful.configs.options import MachineOptions
+from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE, Range
+from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions:
+class RewardOptions(Settings):
     """What scores responses, and how several scores become one."""
 
     rewards: tuple[str, ...] = ()
@@ -21,16 +22,15 @@ class RewardOptions:
     """What multiplies the score of each reward, in order, functions given in Python included; none given is 1 for each."""
     reward_combine: Literal["sum", "mean", "min", "mean-std"] = "sum"
     """How the weighted scores of several rewards become one. min and mean-std are for ensembles, and err on the low side."""
-    reward_std_coef: float = 1.0
+    reward_std_coef: Annotated[float, NOT_NEGATIVE] = 1.0
     """Standard deviations of the rewards that mean-std takes off their mean. Raising it trusts only what all agree on."""
-    reward_timeout: float = 60.0
+    reward_timeout: Annotated[float, POSITIVE] = 60.0
     """Seconds to wait for an http reward's answer."""
-    reward_retries: int = 3
+    reward_retries: Annotated[int, NOT_NEGATIVE] = 3
     """How often an http reward is asked again when it does not answer or is overloaded, after 0.5, 1, 2, ... seconds."""
 
-    def check_rewards(self) -> None:
-        positive(self, "reward_timeout")
-        not_negative(self, "reward_std_coef", "reward_retries")
+    def check(self) -> None:
+        super().check()
         if not all(map(math.isfinite, self.reward_weights)):
             raise ConfigError(f"--reward-weights must be finite numbers, got {self.reward_weights}")
         if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
@@ -47,16 +47,10 @@ class ServeRewardConfig(MachineOptions):
     model: str
     """The reward model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     host: str = "127.0.0.1"
-    """Address to listen at. 127.0.0.1 is reached from this machine alone; 0.0.0.0 from every machine, without a password."""
-    port: int = 8001
+    """Address to listen at. 127.0.0.1 is reachable only from this machine; 0.0.0.0 from every machine, without a password."""
+    port: Annotated[int, Range(at_least=0, at_most=65535)] = 8001
     """Port to listen at; 0 takes a free one."""
-    micro_batch_size: int = 32
+    micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
-    max_request_mb: float = 64.0
+    max_request_mb: Annotated[float, POSITIVE] = 64.0
     """Largest request in megabytes; a larger one is refused."""
-
-    def __post_init__(self) -> None:
-        self.check_machine()
-        positive(self, "micro_batch_size", "max_request_mb")
-        if not 0 <= self.port < 2**16:
-            raise ConfigError(f"--port must lie between 0 and 65535, got {self.port}")

@@ -1,11 +1,10 @@
 """Settings of supervised fine-tuning."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from heedful.configs.checks import not_negative, positive
 from heedful.configs.options import TrainingOptions
-from heedful.errors import ConfigError
+from heedful.configs.ranges import BELOW_ONE, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,24 +15,20 @@ class SFTConfig(TrainingOptions):
     """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
-    batch_size: int = 16
-    """Demonstrations an optimizer step."""
-    epochs: float = 3
+    batch_size: Annotated[int, POSITIVE] = 16
+    """Demonstrations per optimizer step."""
+    epochs: Annotated[float, POSITIVE] = 3
     """Passes over the data."""
-    max_steps: int | None = None
+    max_steps: Annotated[int | None, POSITIVE] = None
     """Optimizer steps; overrides epochs."""
-    max_length: int | None = None
+    max_length: Annotated[int | None, POSITIVE] = None
     """Longest demonstration in tokens, prompt included; None is the model's context."""
     loss_on: Literal["response", "all"] = "response"
     """Which tokens are learned: the response, or the prompt as well. Plain text is learned whole either way."""
 
-    lora_dropout: float = 0.0
-    """Share of the adapters' inputs that is left out of a step. The other trainers have no dropout."""
+    lora_dropout: Annotated[float, BELOW_ONE] = 0.0
+    """Share of the adapters' inputs left out at random in each step. The other trainers have no dropout."""
 
-    def __post_init__(self) -> None:
-        self.check_training()
-        not_negative(self, "lora_dropout")
-        if self.lora_dropout >= 1:
-            raise ConfigError(f"--lora-dropout must be below 1, got {self.lora_dropout}")
+    def check(self) -> None:
+        super().check()
         self.check_belongs_to_lora("lora_dropout", 0.0)
-        positive(self, "batch_size", "epochs", "max_steps", "max_length")

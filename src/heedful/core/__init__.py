@@ -1,48 +1,16 @@
 """The mathematics of learning from human feedback: pure functions, tensors in, tensors out.
 
 Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Half precision is computed in float32;
-float64 stays float64. Needs torch and jaxtyping alone.
+float64 stays float64. Needs only torch and jaxtyping. Each module names what it makes public in its ``__all__``.
 """
 
-from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages
-from heedful.core.kl_control import AdaptiveKL, FixedKL
-from heedful.core.logprobs import entropy, kl_estimate, token_logprobs
-from heedful.core.masking import first_in_mask, masked_mean, masked_sum, masked_var, rescale, whiten
-from heedful.core.policy_losses import (
-    a2c_policy_loss,
-    grpo_loss,
-    ppo_policy_loss,
-    sequence_policy_loss,
-    sft_loss,
-    value_loss,
-)
-from heedful.core.preference_losses import best_of_k_reward_loss, dpo_loss, pairwise_reward_loss, ranking_reward_loss
-
-__all__ = [
-    "AdaptiveKL",
-    "FixedKL",
-    "a2c_policy_loss",
-    "best_of_k_reward_loss",
-    "dpo_loss",
-    "entropy",
-    "first_in_mask",
-    "gae",
-    "group_advantages",
-    "grpo_loss",
-    "kl_estimate",
-    "kl_shaped_rewards",
-    "masked_mean",
-    "masked_sum",
-    "masked_var",
-    "pairwise_reward_loss",
-    "ppo_policy_loss",
-    "ranking_reward_loss",
-    "rescale",
-    "response_rewards",
-    "rloo_advantages",
-    "sequence_policy_loss",
-    "sft_loss",
-    "token_logprobs",
-    "value_loss",
-    "whiten",
-]
+from heedful.core.advantages import *
+from heedful.core.agreement import *
+from heedful.core.best_of_n import *
+from heedful.core.kl_control import *
+from heedful.core.logprobs import *
+from heedful.core.masking import *
+from heedful.core.policy_losses import *
+from heedful.core.preference_losses import *
+from heedful.core.score_norm import *
+from heedful.core.surrogates import *

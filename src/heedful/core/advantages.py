@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from heedful.core.logprobs import KLKind, kl_estimate
 from heedful.core.masking import at_least_float32, first_in_mask
 
+__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages"]
+
 
 @torch.no_grad()
 def kl_shaped_rewards(

@@ -4,6 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+__all__ = ["agreement", "calibration_error", "correlation", "ordered_pairs"]
+
 SIMILAR = 0.75
 """Two lengths are similar where the shorter is at least this share of the longer."""
 BINS = 10

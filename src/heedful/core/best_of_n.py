@@ -4,6 +4,8 @@ import functools
 import math
 from collections.abc import Sequence
 
+__all__ = ["best_row", "expected_best", "kl_bound"]
+
 
 def best_row(scores: Sequence[float]) -> int:
     """Where the highest score stands; of equal ones the first."""

@@ -1,5 +1,7 @@
 """Coefficients of the KL penalty, fixed or steered towards a target."""
 
+__all__ = ["AdaptiveKL", "FixedKL"]
+
 
 class FixedKL:
     """A constant KL coefficient, with the interface of `AdaptiveKL`."""

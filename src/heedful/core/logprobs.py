@@ -8,6 +8,8 @@ from torch import Tensor
 
 from heedful.core.masking import at_least_float32
 
+__all__ = ["entropy", "kl_estimate", "token_logprobs"]
+
 KLKind = Literal["k1", "k2", "k3"]
 
 

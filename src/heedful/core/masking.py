@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+__all__ = ["first_in_mask", "masked_mean", "masked_sum", "masked_var", "rescale", "whiten"]
+
 STD_FLOOR = 1e-4
 """Smallest standard deviation that `whiten` divides by: the effective floor of the usual ``rsqrt(var + 1e-8)``."""
 

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from heedful.core.logprobs import kl_estimate
 from heedful.core.masking import Count, at_least_float32, masked_mean
+from heedful.core.surrogates import Bounds, Surrogate, clipped_ratio, clipped_sequence_ratio, policy_gradient, ratio_kl
+from heedful.core.surrogates import aggregate as aggregate_tokens
+
+__all__ = ["a2c_policy_loss", "grpo_loss", "ppo_policy_loss", "sequence_policy_loss", "sft_loss", "value_loss"]
 
 Metrics = dict[str, Tensor]
 Scalar = Float[Tensor, ""]
@@ -51,11 +55,10 @@ def ppo_policy_loss(
     Metrics: ``policy/clip_frac``, the share of tokens where the clipped branch is the active one (ties are not), and
     ``policy/approx_kl``, the mean of ``(r - 1) - log r``.
     """
-    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
-    advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
-    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high, dual_clip)
-    loss = -masked_mean(objective, response_mask, count=num_tokens)
-    return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, response_mask, num_tokens)}
+    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
+    surrogate = clipped_ratio(logprobs, old_logprobs, advantages, response_mask, bounds)
+    loss = -masked_mean(surrogate.objective, response_mask, count=num_tokens)
+    return loss, {"loss/policy": loss.detach(), **_metrics(surrogate, num_tokens)}
 
 
 def value_loss(
@@ -96,9 +99,8 @@ def a2c_policy_loss(
     num_tokens: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
     """Policy gradient loss of advantage actor-critic (Mnih et al. 2016, section 4): ``L = -1/N sum_t A_t log pi_t``."""
-    advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)
-    logprobs = torch.where(response_mask, at_least_float32(logprobs), 0.0)
-    loss = -masked_mean(advantages * logprobs, response_mask, count=num_tokens)
+    surrogate = policy_gradient(logprobs, logprobs.detach(), advantages, response_mask)
+    loss = -masked_mean(surrogate.objective, response_mask, count=num_tokens)
     return loss, {"loss/policy": loss.detach()}
 
 
@@ -122,14 +124,13 @@ def sequence_policy_loss(
     ``clip_range_high`` and ``dual_clip`` are those of `ppo_policy_loss`. N is ``num_sequences``; rows without a
     response token count nowhere.
     """
-    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)
-    if length_normalise:
-        log_ratio = log_ratio / response_mask.sum(dim=1).clamp_min(1)
-    present = response_mask.any(dim=1)
-    advantages = torch.where(present, at_least_float32(advantages.detach()), 0.0)
-    objective, clipped = _clipped_surrogate(log_ratio, advantages, clip_range, clip_range_high, dual_clip)
-    loss = -masked_mean(objective, present, count=num_sequences)
-    return loss, {"loss/policy": loss.detach(), **_ratio_metrics(log_ratio, clipped, present, num_sequences)}
+    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
+    per_token = advantages.unsqueeze(1).expand_as(logprobs)
+    surrogate = clipped_sequence_ratio(
+        logprobs, old_logprobs, per_token, response_mask, bounds, length_normalise=length_normalise
+    )
+    loss = -masked_mean(surrogate.objective, surrogate.mask, count=num_sequences)
+    return loss, {"loss/policy": loss.detach(), **_metrics(surrogate, num_sequences)}
 
 
 def grpo_loss(
@@ -160,73 +161,39 @@ def grpo_loss(
     Metrics: ``policy/clip_frac``, ``policy/approx_kl`` and ``reference/kl`` (k3), each aggregated as the loss is.
     Raises ValueError for another ``aggregate``, or "fixed" without ``max_new_tokens``.
     """
-    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
-    to_reference = _log_ratio(logprobs, ref_logprobs, response_mask)
+    bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
+    per_token = advantages.unsqueeze(1).expand_as(logprobs)
+    surrogate = clipped_ratio(logprobs, old_logprobs, per_token, response_mask, bounds)
+    assert surrogate.log_ratio is not None
+    assert surrogate.clipped is not None
+    to_reference = torch.where(response_mask, at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach()), 0.0)
     kl = kl_estimate(to_reference, torch.zeros_like(to_reference), kind="k3")
-    per_token = at_least_float32(advantages.detach()).unsqueeze(1).expand_as(log_ratio)
-    per_token = torch.where(response_mask, per_token, 0.0)
-    surrogate, clipped = _clipped_surrogate(log_ratio, per_token, clip_range, clip_range_high)
-    weights = _token_weights(response_mask.to(log_ratio.dtype), aggregate, num_sequences, num_tokens, max_new_tokens)
-    ratio_kl = torch.expm1(log_ratio) - log_ratio
-    loss = -(weights * (surrogate - kl_coef * kl)).sum()
+
+    def mean(x: Tensor) -> Tensor:
+        return aggregate_tokens(
+            x,
+            response_mask,
+            aggregate,
+            num_tokens=num_tokens,
+            num_sequences=num_sequences,
+            max_new_tokens=max_new_tokens,
+        )
+
+    loss = kl_coef * mean(kl) - mean(surrogate.objective)
     return loss, {
         "loss/policy": loss.detach(),
-        "policy/clip_frac": (weights * clipped).sum(),
-        "policy/approx_kl": (weights * ratio_kl).sum().detach(),
-        "reference/kl": (weights * kl).sum().detach(),
+        "policy/clip_frac": mean(surrogate.clipped.to(kl.dtype)),
+        "policy/approx_kl": mean(ratio_kl(surrogate.log_ratio)),
+        "reference/kl": mean(kl).detach(),
     }
 
 
-def _token_weights(
-    mask: Tensor, aggregate: str, num_sequences: Count | None, num_tokens: Count | None, max_new_tokens: int | None
-) -> Tensor:
-    """What each token counts in the loss, zero outside the mask."""
-    lengths = mask.sum(dim=1, keepdim=True)
-    sequences = mask.any(dim=1).sum() if num_sequences is None else num_sequences
-    if aggregate == "sequence":
-        return mask / lengths.clamp_min(1) / sequences
-    if aggregate == "token":
-        return mask / (lengths.sum() if num_tokens is None else num_tokens)
-    if aggregate == "fixed":
-        if max_new_tokens is None:
-            raise ValueError("grpo_loss: aggregate='fixed' divides by max_new_tokens; hand it in")
-        return mask / (sequences * max_new_tokens)
-    raise ValueError(f"grpo_loss: aggregate is {aggregate!r}; choose 'sequence', 'token' or 'fixed'")
-
-
-def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """``new - old`` inside the mask, zero (ratio 1) outside; gradient into the first argument alone."""
-    return torch.where(mask, at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()), 0.0)
-
-
-def _clipped_surrogate(
-    log_ratio: Tensor,
-    advantages: Tensor,
-    clip_range: float,
-    clip_range_high: float | None,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The clipped objective (to be maximised) and where its clipped branch is the active one.
-
-    Where the objective does not depend on the ratio (a clip binds, or the advantage is 0), the ratio is left out of it: an
-    infinite one would make its gradient 0 times infinity.
-    """
-    ratio = log_ratio.detach().exp()
-    high = clip_range if clip_range_high is None else clip_range_high
-    at_bound = ratio.clamp(1 - clip_range, 1 + high) * advantages
-    clipped = at_bound < ratio * advantages
-    constant = torch.where(clipped, at_bound, 0.0)
-    is_constant = clipped | (advantages == 0)
-    if dual_clip is not None:
-        at_floor = (advantages < 0) & (ratio > dual_clip)
-        constant, is_constant = torch.where(at_floor, dual_clip * advantages, constant), is_constant | at_floor
-    unclipped = torch.where(is_constant, 0.0, log_ratio).exp() * advantages
-    return torch.where(is_constant, constant, unclipped), clipped
-
-
-def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor, count: Count | None) -> Metrics:
-    log_ratio = log_ratio.detach()
+def _metrics(surrogate: Surrogate, count: Count | None) -> Metrics:
+    """Share of clipped actions, and the mean of ``(r - 1) - log r``, an estimate of the KL to the old policy."""
+    assert surrogate.log_ratio is not None
+    assert surrogate.clipped is not None
+    clipped, mask = surrogate.clipped.to(surrogate.log_ratio.dtype), surrogate.mask
     return {
-        "policy/clip_frac": masked_mean(clipped.to(log_ratio.dtype), mask, count=count),
-        "policy/approx_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, mask, count=count),
+        "policy/clip_frac": masked_mean(clipped, mask, count=count),
+        "policy/approx_kl": masked_mean(ratio_kl(surrogate.log_ratio), mask, count=count),
     }

@@ -15,6 +15,8 @@ from torch.nn.functional import logsigmoid
 from heedful.core.masking import Count, at_least_float32
 from heedful.core.policy_losses import Metrics, Scalar
 
+__all__ = ["best_of_k_reward_loss", "dpo_loss", "pairwise_reward_loss", "ranking_reward_loss"]
+
 
 def pairwise_reward_loss(
     chosen: Float[Tensor, " pairs"],

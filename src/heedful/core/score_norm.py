@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+__all__ = ["SMALLEST_STD", "RunningScoreNorm", "ScoreNorm", "clip_scores", "spread_scores"]
 
 SMALLEST_STD = 1e-8
 """Scores that differ less than this have no scale to divide by."""
@@ -23,6 +25,9 @@ class ScoreNorm:
     def including(self, scores: Sequence[float]) -> "ScoreNorm":  # noqa: ARG002
         """Itself: what was measured before training stays."""
         return self
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean, "std": self.std}
 
 
 class RunningScoreNorm:
@@ -56,12 +61,6 @@ class RunningScoreNorm:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self.mean, self.sum_squares = state["count"], state["mean"], state["sum_squares"]
-
-
-class Norm(Protocol):
-    """A fixed or a running normalisation."""
-
-    def including(self, scores: Sequence[float]) -> ScoreNorm: ...
 
 
 def clip_scores(scores: Float[Tensor, " batch"], limit: float | None) -> Float[Tensor, " batch"]:

@@ -31,7 +31,7 @@ from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 

@@ -7,60 +7,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from heedful import core
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.source import load_config
+from heedful.checkpoints.source import load_config, resolve
 from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batch_order import BatchOrder
-from heedful.data.chat import Renderer, RewardInputs, plain_text
-from heedful.data.collate import collate_padding_behind
+from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
-from heedful.data.loading import EncodedPrompt, PairRows, encode_pairs, encode_split, load_split
+from heedful.data.loading import EncodedPrompt, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_rankings
-from heedful.errors import CheckpointError, DataError
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
-from heedful.sampling.sampler import make_sampler
-from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.optimization import (
-    MetricSums,
-    lr_factor,
-    make_optimizer,
-    optimizer_step,
-    seed_everything,
-    set_learning_rate,
-    step_metrics,
-)
+from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.learner import PolicyLearner
+from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
+from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
-from heedful.types import Prompt, Ranking
+from heedful.types import Prompt
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 SAMPLED_TOKENS = 64
 """Longest response in the table of samples."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A preference as token ids, and how likely the reference finds both responses."""
-
-    ranking: Ranking
-    prompt: list[int]
-    chosen: list[int]
-    rejected: list[int]
-    ref_chosen: float = math.nan
-    """Log-probability of the whole response, in nats."""
-    ref_rejected: float = math.nan
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
 
 
 def train_dpo(config: DPOConfig) -> dict[str, Any]:
@@ -68,135 +41,113 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
 
     The reference's log-probs do not change, so they are computed once, before the first step.
 
-    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains.
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
+    learner, data = start(config)
+    with Run(
+        config,
+        learner,
+        "dpo",
+        learner.schedule.total_steps,
+        objective="eval/loss",
+        higher_is_better=False,
+        shown=SHOWN,
+        parents=[config.model, *([config.reference] if config.reference else [])],
+        facts={"data": data.counts},
+        can_evaluate=bool(data.held_out),
+    ) as run:
+        run.evaluate(0, evaluate_pairs(learner.model, data.held_out, data.pad_id, config))
+        for step in run.steps():
+            run.log(step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config))
+            run.save(step)
+            if run.samples_due(step):
+                run.show_samples(step, sample_rows(learner, data))
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate_pairs(learner.model, data.held_out, data.pad_id, config))
+    return run.summary
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pairs with the reference's log-probs, and those whose prompts the table of samples answers."""
+
+    train: list[Pair]
+    held_out: list[Pair]
+    counts: Counts
+    pad_id: int
+    shown: list[Pair]
+    sampler: Sampler
+
+
+def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
+    """Load everything, check that it fits together, and read the pairs with the reference. Nothing is written."""
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
+    source = resolve(config.model)
+    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
-    context = context_length(load_config(config.model))
+    context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     train, held_out, counts = encode_split(
         lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
     )
     check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
-    sampler = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_trained(config, device, dtype)
+    policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu"
-    reference = load_reference(config, policy) if is_apart else policy
-    train, held_out = (with_reference(reference, pairs, renderer.pad_id, config) for pairs in (train, held_out))
+    reference = load_reference(config, source, policy) if is_apart else policy
+    train, held_out = (
+        with_reference(reference, pairs, renderer.pad_id, config.micro_batch) for pairs in (train, held_out)
+    )
     del reference
     prepare(policy, config, base=config.model)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
     shown = _shown(held_out or train, config.num_samples, room=context - new_tokens)
+    learner = PolicyLearner(
+        model=policy,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, total_steps, config),
+        batches=batches,
+        generator=generator,
+        max_grad_norm=config.max_grad_norm,
+        stop_ids=sampler.stop_ids,
+    )
+    return learner, Data(train, held_out, counts, renderer.pad_id, shown, sampler)
 
-    def step(i: int) -> Numbers:
-        started = time.perf_counter()
-        learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=total_steps, options=config))
-        metrics = accumulate(policy, [train[row] for row in next(sampler)], renderer.pad_id, config)
-        grad_norm = optimizer_step(optimizer, [policy], config.max_grad_norm)
-        return {
-            **metrics,
-            **step_metrics([grad_norm]),
-            "optimizer/learning_rate": learning_rate,
-            "time/update": time.perf_counter() - started,
+
+def learn(learner: PolicyLearner, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+    """One optimizer step on some pairs. Returns its metrics."""
+    started = time.perf_counter()
+    return learner.update(accumulate(learner.model, pairs, pad_id, config), started)
+
+
+def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
+    """Rows for the table of samples: pairs, and what the policy answers to their prompts."""
+    if not data.shown:
+        return []
+    prompts = [EncodedPrompt(Prompt(pair.ranking.prompt, pair.ranking.source), pair.prompt) for pair in data.shown]
+    _, completions = data.sampler.respond(learner.model, prompts, learner.generator)
+    return [
+        {
+            "prompt": plain_text(pair.ranking.prompt),
+            "chosen": pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))],
+            "rejected": pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))],
+            "response": completion.response,
         }
-
-    def samples() -> list[dict[str, Any]]:
-        if not shown:
-            return []
-        prompts = [EncodedPrompt(Prompt(pair.ranking.prompt, pair.ranking.source), pair.prompt) for pair in shown]
-        _, completions = table.respond(policy, prompts, generator)
-        return [
-            {
-                "prompt": plain_text(pair.ranking.prompt),
-                "chosen": pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))],
-                "rejected": pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))],
-                "response": completion.response,
-            }
-            for pair, completion in zip(shown, completions, strict=True)
-        ]
-
-    trainer = Trainer(
-        step=step,
-        save=lambda folder: save_policy(policy, tokenizer, folder, stop_ids=table.stop_ids),
-        evaluate=(lambda: evaluate_pairs(policy, held_out, renderer.pad_id, config)) if held_out else None,
-        samples=samples,
-        objective="eval/loss",
-        higher_is_better=False,
-    )
-    return run(
-        trainer,
-        config,
-        algorithm="dpo",
-        total_steps=total_steps,
-        shown=SHOWN,
-        parents=[config.model, *([config.reference] if config.reference else [])],
-        facts={"data": counts},
-    )
-
-
-def encode_preferences(
-    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig
-) -> tuple[list[Pair], Counts]:
-    """Pairs as token ids, too long and equal ones treated as `encode_pairs` does.
-
-    Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
-    """
-    inputs = RewardInputs(renderer.tokenizer)
-    if inputs.renderer is None:
-        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
-    rows, counts = encode_pairs(
-        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=config.equal_pairs
-    )
-    return [_split(row, renderer) for row in rows], counts
-
-
-def _split(row: PairRows, renderer: Renderer) -> Pair:
-    prompt = renderer.prompt_ids(row.ranking.prompt)
-    if not prompt:
-        raise DataError(
-            f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
-            "nothing. DPO needs prompts; `heedful reward` compares whole texts"
-        )
-    chosen, rejected = (side["input_ids"][len(prompt) :] for side in (row.chosen, row.rejected))
-    return Pair(row.ranking, prompt, chosen, rejected)
+        for pair, completion in zip(data.shown, completions, strict=True)
+    ]
 
 
 def _shown(pairs: Sequence[Pair], number: int, *, room: int) -> list[Pair]:
-    """The first pairs of different prompts whose prompt leaves the table's responses their place in the context."""
+    """The first pairs of different prompts that leave the table's responses their room in the context."""
     by_prompt = {pair.ranking.prompt: pair for pair in pairs if len(pair.prompt) <= room}
     return list(by_prompt.values())[:number]
-
-
-def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> list[Pair]:
-    """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
-    order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
-    done: dict[int, Pair] = {}
-    for part in in_micro_batches(order, config.micro_batch.of_pairs, lambda i: (2, pairs[i].length)):
-        with torch.no_grad():
-            chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
-        for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
-            pair = pairs[i]
-            done[i] = Pair(pair.ranking, pair.prompt, pair.chosen, pair.rejected, ref_chosen, ref_rejected)
-    return [done[i] for i in range(len(pairs))]
-
-
-def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
-    batch = collate_padding_behind(
-        [pair.prompt for _ in range(2) for pair in pairs],
-        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
-        pad_id=pad_id,
-    ).to(policy.device)
-    logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-    whole = torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
-    return whole[: len(pairs)], whole[len(pairs) :]
 
 
 def accumulate(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
@@ -224,8 +175,10 @@ def accumulate(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOCo
     return sums.means(1)
 
 
-def evaluate_pairs(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> Numbers:
+def evaluate_pairs(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out pairs."""
+    if not pairs:
+        return {}
     with torch.no_grad():
         metrics = accumulate(policy, pairs, pad_id, config)
     return {

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> torch.Generator:
 
 
 def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: TrainingOptions) -> torch.optim.Optimizer:
-    """AdamW over what modules have to learn, each with its own peak learning rate; weight decay acts on matrices alone."""
+    """AdamW over the weights that modules have to learn, each with its own peak rate; weight decay acts only on matrices."""
     parameter_groups = []
     seen: set[int] = set()
     for module, learning_rate in groups:
@@ -47,6 +47,36 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
     return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=is_fused)
 
 
+class Schedule:
+    """Sets an optimizer's learning rates before each step: linear warm-up, then the chosen shape down to 0.
+
+    Args:
+        optimizer: each of its groups has a ``peak_lr``.
+        total_steps: steps of the run.
+        options: warm-up and shape.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, total_steps: int, options: OptimizerOptions) -> None:
+        self.optimizer, self.total_steps, self.options = optimizer, total_steps, options
+        self.done = 0
+        """Steps whose learning rate has been set."""
+
+    def advance(self) -> float:
+        """Set the learning rates of the next step; returns the first group's."""
+        factor = lr_factor(self.done, total_steps=self.total_steps, options=self.options)
+        self.done += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        learning_rate: float = self.optimizer.param_groups[0]["lr"]
+        return learning_rate
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.done = state["done"]
+
+
 def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> float:
     """What multiplies the peak learning rate at a step (from 0): linear warm-up, then the schedule down to 0."""
     if step < options.warmup_steps:
@@ -59,21 +89,12 @@ def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> floa
     return 1.0
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set every group's learning rate to its peak times ``factor``; returns the first group's."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * factor
-    learning_rate: float = optimizer.param_groups[0]["lr"]
-    return learning_rate
-
-
 def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
     """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
 
-    Raises TrainingError where a norm is not finite; the weights are then those before the step. In float16 such a step is
-    left out instead, for every module, the norm that is not finite returned as it is, and the scale of the gradients
-    halved: that is how the scale is found.
-    When a scale below 1 has not helped, that is an error too.
+    Raises TrainingError if a norm is not finite; the weights are then those before the step. In float16 such a step is
+    skipped instead, for every module; the norm that is not finite is returned, and the scale of the gradients is halved: that
+    is how the scale is found. If a scale below 1 has not helped, that is an error too.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
     if scaler is not None:
@@ -92,14 +113,14 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
     if scaler is None:
         optimizer.step()
     else:
-        scaler.step(optimizer)  # or not, where a gradient is not finite
+        scaler.step(optimizer)  # or not, if a gradient is not finite
         scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norms[0] if broken is None else broken
 
 
 def step_metrics(norms: Sequence[float]) -> dict[str, float]:
-    """Mean gradient norm of optimizer steps; and how many were left out, where some were (see `optimizer_step`)."""
+    """Mean gradient norm of optimizer steps, and how many were skipped, if any (see `optimizer_step`)."""
     finite = [norm for norm in norms if math.isfinite(norm)]
     metrics = {"optimizer/grad_norm": sum(finite) / len(finite)} if finite else {}
     if len(finite) < len(norms):
@@ -120,27 +141,3 @@ class MetricSums:
     def means(self, steps: int) -> dict[str, float]:
         """Sums divided by the number of optimizer steps they were taken over."""
         return {name: float(total) / steps for name, total in self.totals.items()}
-
-
-class Patience:
-    """Keeps the best evaluation so far and says when to stop."""
-
-    def __init__(self, patience: int, *, higher_is_better: bool) -> None:
-        self.patience = patience
-        self.sign = 1.0 if higher_is_better else -1.0
-        self.best: float | None = None
-        self.best_step = 0
-        self.without_improvement = 0
-
-    def update(self, value: float, step: int) -> bool:
-        """True where ``value`` is the best so far."""
-        improved = math.isfinite(value) and (self.best is None or self.sign * value > self.sign * self.best)
-        if improved:
-            self.best, self.best_step, self.without_improvement = value, step, 0
-        else:
-            self.without_improvement += 1
-        return improved
-
-    @property
-    def exhausted(self) -> bool:
-        return self.patience > 0 and self.without_improvement >= self.patience

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from heedful import core
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import four_bit
 from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.batch_order import BatchOrder
@@ -20,22 +22,15 @@ from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
 from heedful.data.loading import encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
-from heedful.data.rankings import RankingRows, encode_rankings
+from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.model import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
-from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.optimization import (
-    MetricSums,
-    lr_factor,
-    make_optimizer,
-    optimizer_step,
-    seed_everything,
-    set_learning_rate,
-    step_metrics,
-)
+from heedful.train.learner import Learner
+from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import prepare, resolve_machine
 from heedful.types import MicroBatch, Ranking
@@ -45,18 +40,63 @@ MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
 """What an evaluation has besides the means that training logs too."""
 
 
+@dataclass
+class RewardLearner(Learner):
+    """A reward model in training."""
+
+    model: RewardModel
+    demonstrations: Sequence[Row]
+    """What scores 0 on average in every saved model; nothing if empty."""
+    micro_batch: MicroBatch
+
+    def save(self, folder: Path) -> None:
+        """Write the model in Hugging Face format, with the offset of its scores."""
+        limit = self.micro_batch.of_pairs
+        offset = mean_output(self.model, self.demonstrations, micro_batch=limit) if self.demonstrations else None
+        save_reward_model(self.model, self.tokenizer, folder, offset=offset)
+
+
 def train_reward(config: RewardConfig) -> dict[str, Any]:
     """Train a reward model on preferences and write a run folder. Returns what summary.json holds.
 
-    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains, and
-    RewardError where a held-out score is not finite.
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training, and
+    RewardError if a held-out score is not finite.
     """
+    learner, train, held_out, facts = start(config)
+    model = learner.model
+    with Run(
+        config,
+        learner,
+        "reward",
+        learner.schedule.total_steps,
+        objective="eval/accuracy",
+        higher_is_better=True,
+        shown=SHOWN,
+        parents=[config.model],
+        facts=facts,
+        more_data=[config.offset_data] if config.offset_data else [],
+        can_evaluate=bool(held_out),
+    ) as run:
+        run.evaluate(0, evaluate_rankings(model, held_out, config))
+        for step in run.steps():
+            run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
+            run.save(step)
+            if run.samples_due(step):
+                run.show_samples(step, sample_scores(model, (held_out or train)[: config.num_samples]))
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate_rankings(model, held_out, config))
+    return run.summary
+
+
+def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
+    """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
     check_output(config)
-    seed_everything(config.seed)
+    generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
+    source = resolve(config.model)
+    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
     model = load_reward_model(
-        config.model,
+        source,
         tokenizer,
         device=device,
         compute_dtype=dtype,
@@ -69,11 +109,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records: encode_rankings(
-            records,
-            inputs,
-            max_length=limit,
-            action=config.too_long,
-            equal_pairs=config.equal_pairs,
+            records, inputs, max_length=limit, action=config.too_long, equal_pairs=config.equal_pairs
         ),
         load_split(read_rankings, config),
         config,
@@ -81,45 +117,27 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
-    sampler = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     optimizer = make_optimizer([(model, config.learning_rate)], config)
-
-    def step(i: int) -> Numbers:
-        started = time.perf_counter()
-        learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=total_steps, options=config))
-        metrics = accumulate(model, [train[row] for row in next(sampler)], config)
-        grad_norm = optimizer_step(optimizer, [model], config.max_grad_norm)
-        return {
-            **metrics,
-            **step_metrics([grad_norm]),
-            "optimizer/learning_rate": learning_rate,
-            "time/update": time.perf_counter() - started,
-        }
-
-    def save(folder: Path) -> None:
-        limit = config.micro_batch.of_pairs
-        offset = mean_output(model, demonstrations, micro_batch=limit) if demonstrations else None
-        save_reward_model(model, tokenizer, folder, offset=offset)
-
-    trainer = Trainer(
-        step=step,
-        save=save,
-        evaluate=(lambda: evaluate_rankings(model, held_out, config)) if held_out else None,
-        samples=lambda: sample_scores(model, (held_out or train)[: config.num_samples]),
-        objective="eval/accuracy",
-        higher_is_better=True,
+    learner = RewardLearner(
+        model=model,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, total_steps, config),
+        batches=batches,
+        generator=generator,
+        max_grad_norm=config.max_grad_norm,
+        demonstrations=demonstrations,
+        micro_batch=config.micro_batch,
     )
-    return run(
-        trainer,
-        config,
-        algorithm="reward",
-        total_steps=total_steps,
-        shown=SHOWN,
-        parents=[config.model],
-        facts={"data": counts} | ({"offset_data": offset_counts} if offset_counts else {}),
-        more_data=[config.offset_data] if config.offset_data else [],
-    )
+    return learner, train, held_out, {"data": counts} | ({"offset_data": offset_counts} if offset_counts else {})
+
+
+def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
+    """One optimizer step on some rankings. Returns its metrics."""
+    started = time.perf_counter()
+    return learner.update(accumulate(learner.model, rankings, config), started)
 
 
 def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[dict[str, Any]]:
@@ -151,11 +169,13 @@ def accumulate(model: RewardModel, rankings: Sequence[RankingRows], config: Rewa
     return sums.means(1)
 
 
-def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> Numbers:
+def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
     """Loss, accuracy, margin, mean score, calibration and correlation with length on held-out rankings.
 
-    Raises RewardError where a score is not finite.
+    Raises RewardError if a score is not finite.
     """
+    if not rankings:
+        return {}
     sums, counts = MetricSums(), step_counts(rankings)
     seen: list[Ranking] = []
     scores: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""What the options that save memory or time do to the models of a run."""
+"""Loading and preparing the models of a run, with the options that save memory or time."""
 
 import torch
 from transformers import PreTrainedModel
@@ -6,8 +6,9 @@ from transformers import PreTrainedModel
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.quantize import check_bitsandbytes, four_bit
+from heedful.checkpoints.source import Source
 from heedful.configs.dpo import DPOConfig
-from heedful.configs.online import OnlineOptions
+from heedful.configs.online import OnlineConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.kernels.compiled import check_compiler, compile_layers
@@ -18,12 +19,12 @@ from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
 
-Config = SFTConfig | RewardConfig | DPOConfig | OnlineOptions
+Config = SFTConfig | RewardConfig | DPOConfig | OnlineConfig
 """What starts from a model."""
 
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Device and compute dtype of a run. Raises ConfigError where the options ask for what is not here."""
+    """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
     device = resolve_device(config.device)
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
@@ -39,10 +40,12 @@ def quantized(config: Config) -> list[str]:
     return [name for name in (getattr(config, field, None) for field in names) if name]
 
 
-def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False) -> Policy:
-    """The policy that a run trains, as it starts, in 4 bits where that is wanted. Raises CheckpointError."""
+def load_trained(
+    config: Config, source: Source, device: torch.device, dtype: torch.dtype, *, with_value_head: bool = False
+) -> Policy:
+    """The policy that a run trains, as it starts, in 4 bits if the options say so. Raises CheckpointError."""
     return load_policy(
-        config.model,
+        source,
         device=device,
         compute_dtype=dtype,
         with_value_head=with_value_head,
@@ -51,7 +54,7 @@ def load_trained(config: Config, device: torch.device, dtype: torch.dtype, *, wi
 
 
 def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
-    """Adapters, gradient checkpointing, compiled layers and a scaler of gradients, where wanted, on a model to be trained.
+    """Prepare a model for training: adapters, gradient checkpointing, compilation, gradient scaler, as the options say.
 
     ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
     Raises ConfigError.
@@ -75,7 +78,7 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
     return module.trunk if isinstance(module, ValueModel) else module.classifier
 
 
-def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
+def load_reference(config: OnlineConfig | DPOConfig, source: Source, policy: Policy) -> Policy:
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
     For the last, the policy has no adapters yet: those it gets are not on the reference.
@@ -87,20 +90,20 @@ def load_reference(config: OnlineOptions | DPOConfig, policy: Policy) -> Policy:
         device = reference_device(config, policy.device)
         dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
-        reference = load_policy(config.reference or config.model, device=device, compute_dtype=dtype, four_bit=smaller)
+        reference = load_policy(config.reference or source, device=device, compute_dtype=dtype, four_bit=smaller)
         halve_reference(reference)
     freeze(reference)
     return reference
 
 
 def halve_reference(reference: Policy) -> Policy:
-    """A policy that is never trained with its matrices in the compute dtype, in place, where that saves memory."""
+    """A policy that is never trained with its matrices in the compute dtype, in place, if that saves memory."""
     head, embeddings = reference.lm.get_output_embeddings(), reference.lm.get_input_embeddings()
     # A copy of a tied head in half precision would lie beside the embeddings: more memory, not less.
     halve_frozen(reference.lm, reference.compute_dtype, but=[head] if head.weight is embeddings.weight else [])
     return reference
 
 
-def reference_device(config: OnlineOptions | DPOConfig, device: torch.device) -> torch.device:
+def reference_device(config: OnlineConfig | DPOConfig, device: torch.device) -> torch.device:
     """Where the reference lives, the policy being on ``device``."""
     return torch.device("cpu") if config.reference_device == "cpu" else device

@@ -4,36 +4,29 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from heedful import core
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.source import load_config
+from heedful.checkpoints.source import load_config, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_padding_behind
-from heedful.data.fitting import max_length
+from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
-from heedful.sampling.sampler import make_sampler
-from heedful.train.loop import Numbers, Trainer, run
-from heedful.train.optimization import (
-    MetricSums,
-    lr_factor,
-    make_optimizer,
-    optimizer_step,
-    seed_everything,
-    set_learning_rate,
-    step_metrics,
-)
+from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.learner import PolicyLearner
+from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_trained, prepare, resolve_machine
 from heedful.types import Demonstration, MicroBatch, Prompt
@@ -46,14 +39,55 @@ SAMPLED_TOKENS = 64
 def train_sft(config: SFTConfig) -> dict[str, Any]:
     """Fine-tune a language model on demonstrations and write a run folder. Returns what summary.json holds.
 
-    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError while it trains.
+    Raises ConfigError, DataError, CheckpointError before anything is written; TrainingError during training.
     """
+    learner, data = start(config)
+    with Run(
+        config,
+        learner,
+        "sft",
+        learner.schedule.total_steps,
+        objective="eval/loss",
+        higher_is_better=False,
+        shown=SHOWN,
+        parents=[config.model],
+        facts={"data": data.counts},
+        can_evaluate=bool(data.held_out),
+    ) as run:
+        run.evaluate(0, evaluate_loss(learner.model, data.held_out, data.pad_id, config.micro_batch))
+        for step in run.steps():
+            run.log(step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config))
+            run.save(step)
+            if run.samples_due(step):
+                run.show_samples(step, sample_rows(learner, data))
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate_loss(learner.model, data.held_out, data.pad_id, config.micro_batch))
+    return run.summary
+
+
+@dataclass(frozen=True)
+class Data:
+    """Demonstrations as token ids, and those whose prompts the table of samples answers."""
+
+    train: list[Example]
+    held_out: list[Example]
+    counts: Counts
+    pad_id: int
+    shown: list[Demonstration]
+    prompts: list[EncodedPrompt]
+    """Of the demonstrations in ``shown``."""
+    sampler: Sampler
+
+
+def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
+    """Load everything and check that it fits together. Nothing is written."""
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    tokenizer = load_tokenizer(config.model, chat_template=config.chat_template)
+    source = resolve(config.model)
+    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
     renderer = Renderer(tokenizer)
-    context = context_length(load_config(config.model))
+    context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     split = load_split(read_demonstrations, config)
     train, held_out, counts = encode_split(
@@ -63,65 +97,50 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
         split,
         config,
     )
-    sampler = BatchOrder(len(train), config.batch_size, config.seed)
+    batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
-    policy = load_trained(config, device, dtype)
+    policy = load_trained(config, source, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    table = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
     shown = _shown(split[1] or split[0], renderer, config.num_samples, room=context - new_tokens)
+    learner = PolicyLearner(
+        model=policy,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, total_steps, config),
+        batches=batches,
+        generator=generator,
+        max_grad_norm=config.max_grad_norm,
+        stop_ids=sampler.stop_ids,
+    )
     prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)) for d in shown]
+    return learner, Data(train, held_out, counts, renderer.pad_id, shown, prompts, sampler)
 
-    def step(i: int) -> Numbers:
-        started = time.perf_counter()
-        learning_rate = set_learning_rate(optimizer, lr_factor(i, total_steps=total_steps, options=config))
-        policy.train()
-        metrics = accumulate(policy, [train[row] for row in next(sampler)], renderer.pad_id, config.micro_batch)
-        grad_norm = optimizer_step(optimizer, [policy], config.max_grad_norm)
-        seconds = time.perf_counter() - started
-        return {
-            "loss/sft": metrics["loss/sft"],
-            **step_metrics([grad_norm]),
-            "optimizer/learning_rate": learning_rate,
-            "time/update": seconds,
-            "perf/tokens_per_second": metrics["tokens"] / seconds,
-        }
 
-    def samples() -> list[dict[str, Any]]:
-        if not shown:
-            return []
-        _, completions = table.respond(policy, prompts, generator)
-        return [
-            {
-                "prompt": plain_text(record.prompt),
-                "demonstration": record.response,
-                "response": completion.response,
-            }
-            for record, completion in zip(shown, completions, strict=True)
-        ]
+def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, config: SFTConfig) -> dict[str, float]:
+    """One optimizer step on some examples. Returns its metrics."""
+    started = time.perf_counter()
+    learner.model.train()
+    metrics = accumulate(learner.model, examples, pad_id, config.micro_batch)
+    metrics = learner.update({"loss/sft": metrics["loss/sft"]}, started) | {"tokens": metrics["tokens"]}
+    return metrics | {"perf/tokens_per_second": metrics.pop("tokens") / metrics["time/update"]}
 
-    trainer = Trainer(
-        step=step,
-        save=lambda folder: save_policy(policy, tokenizer, folder, stop_ids=table.stop_ids),
-        evaluate=(lambda: evaluate_loss(policy, held_out, renderer.pad_id, config.micro_batch)) if held_out else None,
-        samples=samples,
-        objective="eval/loss",
-        higher_is_better=False,
-    )
-    return run(
-        trainer,
-        config,
-        algorithm="sft",
-        total_steps=total_steps,
-        shown=SHOWN,
-        parents=[config.model],
-        facts={"data": counts},
-    )
+
+def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
+    """Rows for the table of samples: demonstrations, and what the policy answers to their prompts."""
+    if not data.shown:
+        return []
+    _, completions = data.sampler.respond(learner.model, data.prompts, learner.generator)
+    return [
+        {"prompt": plain_text(record.prompt), "demonstration": record.response, "response": completion.response}
+        for record, completion in zip(data.shown, completions, strict=True)
+    ]
 
 
 def _shown(records: Sequence[Demonstration], renderer: Renderer, number: int, *, room: int) -> list[Demonstration]:
-    """The first records of different prompts whose prompt leaves the table's responses their place in the context."""
+    """The first records of different prompts that leave the table's responses their room in the context."""
     by_prompt = {record.prompt: record for record in records if record.prompt}
     fitting = (record for record in by_prompt.values() if len(renderer.prompt_ids(record.prompt)) <= room)
     return list(itertools.islice(fitting, number))
@@ -148,8 +167,12 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     return {**sums.means(1), "tokens": float(num_tokens)}
 
 
-def evaluate_loss(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch: MicroBatch) -> Numbers:
-    """Mean negative log-likelihood a token of held-out demonstrations, and its exponential, the perplexity."""
+def evaluate_loss(
+    policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch: MicroBatch
+) -> dict[str, float]:
+    """Mean negative log-likelihood per token of held-out demonstrations, and its exponential, the perplexity."""
+    if not examples:
+        return {}
     policy.eval()
     with torch.no_grad():
         loss = accumulate(policy, examples, pad_id, micro_batch)["loss/sft"]

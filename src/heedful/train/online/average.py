@@ -1,7 +1,7 @@
 """An exponential moving average of weights in training."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -17,6 +17,13 @@ class WeightAverage:
         self.decay = decay
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._average = [parameter.detach().clone() for parameter in self._weights]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {str(i): average.clone() for i, average in enumerate(self._average)}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        for i, average in enumerate(self._average):
+            average.copy_(state[str(i)])
 
     @torch.no_grad()
     def update(self) -> None:
@@ -40,6 +47,6 @@ class WeightAverage:
 
 @contextlib.contextmanager
 def averaged(average: WeightAverage | None) -> Iterator[None]:
-    """`WeightAverage.in_place`, or nothing where there is no average. A decorator too."""
+    """`WeightAverage.in_place`, or nothing if there is no average."""
     with contextlib.nullcontext() if average is None else average.in_place():
         yield

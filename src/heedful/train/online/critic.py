@@ -10,8 +10,8 @@ from heedful.checkpoints.load import load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import four_bit
 from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
-from heedful.configs.ppo import PPOConfig
-from heedful.core.score_norm import Norm, ScoreNorm
+from heedful.configs.online import OnlineConfig
+from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError
 from heedful.kernels.sampling_copy import same_weights
@@ -22,10 +22,10 @@ from heedful.rewards import Reward
 from heedful.train.setup import prepare
 
 
-def check_critic(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
     """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
     check_companion("--value-model", config.value_model, tokenizer, longest)
-    if config.critic == "reward":
+    if config.estimator.critic and config.critic == "reward":
         name = first_reward_model(config)
         if RewardInputs(load_tokenizer(name)).renderer is None:
             raise ConfigError(
@@ -35,8 +35,8 @@ def check_critic(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, longest:
         check_companion("--critic reward:", name, tokenizer, longest)
 
 
-def first_reward_model(config: PPOConfig) -> str:
-    """The first reward model among the rewards. Raises ConfigError where there is none."""
+def first_reward_model(config: OnlineConfig) -> str:
+    """The first reward model among the rewards. Raises ConfigError if there is none."""
     for reward in config.rewards:
         if reward.startswith("model:"):
             return reward.removeprefix("model:")
@@ -47,14 +47,14 @@ def first_reward_model(config: PPOConfig) -> str:
 
 
 def load_critic(
-    config: PPOConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
+    config: OnlineConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
 ) -> ValueModel | None:
-    """A critic of its own, ready to be trained, or None where the policy carries the value head.
+    """A critic of its own, ready to be trained, or None if the policy carries the value head or there is no critic.
 
     With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
     policy has none yet. Raises ConfigError, CheckpointError.
     """
-    if config.critic == "shared":
+    if config.critic == "shared" or not config.estimator.critic:
         return None
     machine: Any = {"device": device, "compute_dtype": compute_dtype}
     if config.critic == "reward":
@@ -69,7 +69,7 @@ def load_critic(
 
 
 def start_from_scores(
-    critic: ValueModel | None, rewards: Sequence[Reward], score_norm: Norm, config: PPOConfig
+    critic: ValueModel | None, rewards: Sequence[Reward], score_norm: ScoreNorm | RunningScoreNorm, config: OnlineConfig
 ) -> None:
     """Values of a critic that starts as a reward model are those of its scores as training sees them.
 

@@ -6,222 +6,138 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful import core
-from heedful.configs.ppo import PPOConfig
-from heedful.core.score_norm import SMALLEST_STD, Norm, RunningScoreNorm, ScoreNorm, clip_scores, spread_scores
+from heedful.configs.online import OnlineConfig
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
-from heedful.errors import RewardError
-from heedful.models.policy import Policy
-from heedful.models.value_model import ValueModel
-from heedful.rewards import Completion, Reward, score, score_tokens
-from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.sampler import Sampler
+from heedful.models.policy import TokenOutputs
+from heedful.rewards import score_tokens
 from heedful.sampling.teacher_forced import token_outputs, token_values
-from heedful.train.online.shared import norm_metrics, penalise_missing_eos, rollout_metrics
-
-KLControl = core.FixedKL | core.AdaptiveKL
-
-
-@dataclass(frozen=True)
-class Models:
-    """The networks of PPO. ``value_model`` is None where the policy carries the value head."""
-
-    policy: Policy
-    reference: Policy
-    value_model: ValueModel | None
-
-    @property
-    def trained(self) -> list[nn.Module]:
-        return [self.policy] if self.value_model is None else [self.policy, self.value_model]
+from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size
+from heedful.train.online.learner import Learner
+from heedful.train.online.metrics import critic_metrics, norm_metrics, rollout_metrics, tied_frac
+from heedful.types import Completion
 
 
 @dataclass(frozen=True)
 class Experience:
-    """A rollout batch with all that the losses hold constant; ``[batch, time]`` unless said."""
+    """A rollout batch with all that an update holds constant; ``[batch, time]`` unless said."""
 
     batch: Batch
     old_logprobs: Float[Tensor, "batch time"]
     ref_logprobs: Float[Tensor, "batch time"]
-    old_values: Float[Tensor, "batch time"]
     advantages: Float[Tensor, "batch time"]
-    returns: Float[Tensor, "batch time"]
+    old_values: Float[Tensor, "batch time"] | None
+    """None without a critic, as are ``returns``."""
+    returns: Float[Tensor, "batch time"] | None
     kl: Float[Tensor, " batch"]
-    """KL to the reference of each response: k1 summed over its tokens."""
+    """KL to the reference of each response: k1 summed over its tokens. Zero if KL has no price: it is not measured then."""
+    kl_coef: float
+    """The coefficient of the KL penalty in this step."""
     completions: list[Completion]
     scores: list[float]
     """As the rewards gave them, before normalisation and penalties."""
-    kl_coef: float
-    """The coefficient of the KL penalty in this step."""
+    metrics: dict[str, float]
 
-    def select(self, rows: Tensor | slice) -> "Experience":
-        """The given rows, in the given order, without their texts."""
+    def select(self, rows: Tensor) -> "Experience":
+        """The given rows, in the given order, without texts and metrics."""
         return replace(
             self,
             batch=Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows]),
             old_logprobs=self.old_logprobs[rows],
             ref_logprobs=self.ref_logprobs[rows],
-            old_values=self.old_values[rows],
             advantages=self.advantages[rows],
-            returns=self.returns[rows],
+            old_values=None if self.old_values is None else self.old_values[rows],
+            returns=None if self.returns is None else self.returns[rows],
             kl=self.kl[rows],
             completions=[],
             scores=[],
+            metrics={},
         )
 
 
-def action_mask(response_mask: Tensor, config: PPOConfig) -> Tensor:
-    """``[batch, time]``, True where an action begins: at every response token, or at the first alone."""
-    return response_mask if config.action == "token" else core.first_in_mask(response_mask)
+def collect(learner: Learner, prompts: Sequence[EncodedPrompt]) -> Experience:
+    """Experience on one batch of prompts.
 
+        prompts -> responses -> scores -> old log-probs and values, reference log-probs -> rewards -> advantages
 
-def collect(
-    models: Models,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-    score_norm: Norm,
-    kl_coef: float,
-    config: PPOConfig,
-    generator: torch.Generator,
-) -> tuple[Experience, dict[str, float]]:
-    """Experience on one batch of prompts, and its metrics.
-
-    prompts -> responses -> scores -> old log-probs and values, reference log-probs -> per-token rewards -> advantages
-
-    With ``action`` response, rewards are summed and advantages, returns and values count at the first token alone.
+    Without a price on KL the reference has no part in anything, so its pass is left out and KL is not among the metrics.
 
     Raises RewardError.
     """
-    started = time.perf_counter()
-    rollouts, completions = sampler.respond(models.policy, prompts, generator)
+    config, started = learner.config, time.perf_counter()
+    rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     sampled = time.perf_counter()
-    given = score_tokens(rewards, completions)
-    scores, norm = given.totals, score_norm.including(given.totals)
-    batch = rollouts.batch
-    old_logprobs, old_values, entropy = _old_outputs(models, batch, config)
-    ref_logprobs = token_outputs(
-        models.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
-    ).logprobs
-    shaped = _shaped_scores(scores, rollouts, norm, config)
-    mask = batch.response_mask
-    placed = spread_scores(shaped, given.tokens, mask, std=norm.std)
-    rewards_coef = kl_coef if config.kl_in == "reward" else 0.0
-    token_rewards = core.kl_shaped_rewards(
-        placed, old_logprobs, ref_logprobs, mask, kl_coef=rewards_coef, kind=config.kl_kind
+    given = score_tokens(learner.rewards, completions)
+    norm = learner.score_norm.including(given.totals)
+    batch, mask = rollouts.batch, rollouts.batch.response_mask
+    old = token_outputs(
+        learner.policy, batch, temperature=config.temperature, micro_batch=config.micro_batch, with_entropy=True
     )
+    values = _values(learner, batch, old)
+    ref_logprobs = old.logprobs
+    if config.kl_coef > 0:
+        ref_logprobs = token_outputs(
+            learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
+        ).logprobs
+
+    raw = torch.tensor(given.totals, device=mask.device)
+    clipped = core.clip_scores((raw - norm.mean) / norm.std, config.score_clip)
+    scores = penalise_missing_eos(clipped, rollouts.truncated, config)
+    placed = core.spread_scores(scores, given.tokens, mask, std=norm.std)
+    kl_coef, kind = (learner.kl.coef if config.kl_in == "reward" else 0.0), config.kl_estimate
+    penalty = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)
+    rewards = Rewards(
+        per_token=core.kl_shaped_rewards(placed, old.logprobs, ref_logprobs, mask, kl_coef=kl_coef, kind=kind),
+        per_response=scores - kl_coef * penalty,
+        values=values,
+        response_mask=mask,
+    )
+    advantages, returns = ADVANTAGES[config.advantage](rewards, config)
     actions = action_mask(mask, config)
-    if config.action == "response":
-        token_rewards = core.response_rewards(token_rewards, mask)
-    if config.whiten_rewards:
-        token_rewards = core.rescale(token_rewards, actions)
-    advantages, returns = core.gae(token_rewards, old_values, actions, gamma=config.gamma, gae_lambda=config.gae_lambda)
-    kl = core.kl_estimate(old_logprobs, ref_logprobs, kind="k1")
-    experience = Experience(
+    if config.whiten_advantages:
+        advantages = core.whiten(advantages, actions)
+
+    kl = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
+    shaped = scores if config.estimator.per_token else rewards.per_response
+    metrics = rollout_metrics(rollouts, scores=given.totals, shaped=shaped, old=old, kl=kl if config.kl_coef else None)
+    metrics |= norm_metrics(given.totals, norm, clip=config.score_clip, is_running=config.score_norm_running)
+    metrics |= {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
+    if values is not None and returns is not None:
+        metrics |= critic_metrics(values, returns, actions)
+    if config.estimator.compares:
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
+    metrics |= {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
+    return Experience(
         batch=batch,
-        old_logprobs=old_logprobs,
+        old_logprobs=old.logprobs,
         ref_logprobs=ref_logprobs,
-        old_values=old_values,
-        advantages=core.whiten(advantages, actions),
+        advantages=advantages,
+        old_values=values,
         returns=returns,
-        kl=torch.where(mask, kl, 0.0).sum(dim=1),
+        kl=kl,
+        kl_coef=learner.kl.coef,
         completions=completions,
-        scores=scores,
-        kl_coef=kl_coef,
+        scores=given.totals,
+        metrics=metrics,
     )
-    metrics = {
-        **_metrics(experience, rollouts, entropy, shaped, actions),
-        **norm_metrics(scores, norm, clip=config.score_clip, is_running=config.score_norm_running),
-        **{f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1},
-        "time/rollout": sampled - started,
-        "time/score": time.perf_counter() - sampled,
-    }
-    return experience, metrics
 
 
-def make_score_norm(
-    models: Models,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-    config: PPOConfig,
-    generator: torch.Generator,
-) -> Norm:
-    """The normalisation that the settings ask for: of the scores so far, of reference samples, or none."""
-    if config.score_norm_running:
-        return RunningScoreNorm()
-    chosen = [prompts[i % len(prompts)] for i in range(config.score_norm_samples)]
-    return reference_score_norm(models, chosen, rewards=rewards, sampler=sampler, generator=generator)
+def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: OnlineConfig) -> Tensor:
+    """Scores ``[batch]`` with the penalty of responses that were cut by length, as ``missing_eos`` says.
 
-
-def reference_score_norm(
-    models: Models,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    rewards: Sequence[Reward],
-    sampler: Sampler,
-    generator: torch.Generator,
-) -> ScoreNorm:
-    """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
-
-    Without prompts nothing is sampled and scores stay as they are.
-
-    Raises RewardError, also where all scores are equal and so have no scale.
+    "subtract" takes it off the score (as TRL does), "replace" puts minus the penalty in the score's place (Ziegler et al.
+    2019, Huang et al. 2023, with a penalty of 1).
     """
-    if not prompts:
-        return ScoreNorm()
-    _, completions = sampler.respond(models.reference, prompts, generator)
-    scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
-    std = float(scores.std(correction=0))
-    if std < SMALLEST_STD:
-        raise RewardError(
-            f"all {len(completions)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
-            "by; use --score-norm-samples 0 or a reward that tells responses apart"
-        )
-    return ScoreNorm(float(scores.mean()), std)
+    if config.missing_eos == "replace":
+        return torch.where(truncated, -config.missing_eos_penalty, scores)
+    return scores - config.missing_eos_penalty * truncated
 
 
-def _old_outputs(models: Models, batch: Batch, config: PPOConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Old log-probs, values and entropy from the modules in training, as they are before the update."""
-    outputs = token_outputs(
-        models.policy,
-        batch,
-        temperature=config.temperature,
-        micro_batch=config.micro_batch,
-        with_entropy=True,
-    )
-    values = outputs.values
-    if models.value_model is not None:
-        values = token_values(models.value_model, batch, micro_batch=config.micro_batch)
-    assert values is not None
-    return outputs.logprobs, values, outputs.entropy
-
-
-def _shaped_scores(scores: list[float], rollouts: Rollouts, norm: ScoreNorm, config: PPOConfig) -> Tensor:
-    """Normalised and clipped scores with the penalty of responses without an end."""
-    raw = torch.tensor(scores, device=rollouts.truncated.device)
-    clipped = clip_scores((raw - norm.mean) / norm.std, config.score_clip)
-    return penalise_missing_eos(clipped, rollouts.truncated, config)
-
-
-def _metrics(
-    experience: Experience, rollouts: Rollouts, entropy: Tensor, shaped: Tensor, actions: Tensor
-) -> dict[str, float]:
-    metrics = rollout_metrics(
-        rollouts,
-        scores=experience.scores,
-        shaped=shaped,
-        old_logprobs=experience.old_logprobs,
-        entropy=entropy,
-        kl=experience.kl,
-    )
-    metrics["value/mean"] = float(core.masked_mean(experience.old_values, actions))
-    returns_var = core.masked_var(experience.returns, actions)
-    if returns_var > 1e-8:  # without variance there is nothing to explain
-        residual_var = core.masked_var(experience.returns - experience.old_values, actions)
-        metrics["value/explained_variance"] = float(1 - residual_var / returns_var)
-    return metrics
+def _values(learner: Learner, batch: Batch, old: TokenOutputs) -> Tensor | None:
+    """The critic's values before the update: from the policy's value head or a network of its own; None without one."""
+    if learner.critic is None:
+        return old.values
+    return token_values(learner.critic, batch, micro_batch=learner.config.micro_batch)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heedful import core
-from heedful.checkpoints.source import load_config
-from heedful.configs.ppo_update import PPOUpdateOptions
+from heedful.checkpoints.source import Source, load_config
+from heedful.configs.online import OnlineConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.collate import collate_padding_behind
@@ -25,7 +25,7 @@ class PretrainingMix:
     """Records whose loss is added to that of each minibatch."""
 
     examples: Sequence[Example]
-    sampler: BatchOrder
+    order: BatchOrder
     pad_id: int
     coef: float
     micro_batch: MicroBatch
@@ -41,7 +41,7 @@ class PretrainingMix:
         with eight texts an episode, and how tokens are averaged is not told. Here a token weighs ``coef`` times what a
         token of the policy loss weighs, so their gamma cannot be taken over.
         """
-        chosen = [self.examples[row] for row in next(self.sampler)]
+        chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
         for _, part in micro_batches(batch.to(policy.device), self.micro_batch):
@@ -51,15 +51,15 @@ class PretrainingMix:
             sums.add({"loss/ptx": loss.detach()})
 
 
-def load_mix(config: PPOUpdateOptions, renderer: Renderer) -> PretrainingMix | None:
-    """The records of ``ptx_data``, up to the model's context, or None where there are none.
+def load_mix(config: OnlineConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
+    """The records of ``ptx_data``, up to the model's context, or None if there is no such file.
 
     They are read like the other records but for ``columns``, which names those of the prompts. Raises DataError, ConfigError.
     """
     if config.ptx_data is None:
         return None
     records, refused = read_usable(read_demonstrations, config.ptx_data, replace(config, columns=""))
-    limit = context_length(load_config(config.model))
+    limit = context_length(load_config(source))
     examples, done = encode_demonstrations(records, renderer, max_length=limit, action=config.too_long)
     done = {"dropped_unusable": refused, **done}
     counts = {"records": len(records) + refused} | {name: count for name, count in done.items() if count}
@@ -69,7 +69,7 @@ def load_mix(config: PPOUpdateOptions, renderer: Renderer) -> PretrainingMix | N
     flag = "--minibatch-size (records of --ptx-data beside it)"
     return PretrainingMix(
         examples=examples,
-        sampler=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
+        order=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
         pad_id=renderer.pad_id,
         coef=config.ptx_coef,
         micro_batch=config.micro_batch,

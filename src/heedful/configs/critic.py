@@ -1,0 +1,56 @@
+"""Settings of the critic, whose values the advantages of PPO and A2C are measured against."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from heedful.configs.checks import refuse
+from heedful.configs.objective import ObjectiveOptions
+from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE
+from heedful.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions(ObjectiveOptions):
+    """Which network the critic is, and how it learns."""
+
+    critic: Literal["shared", "separate", "reward"] = "shared"
+    """shared: a value head on the policy's trunk. separate: a model of its own. reward: a model of its own that starts as
+    the first reward model among the rewards, head included; it must share the policy's tokenizer."""
+    value_model: str | None = None
+    """Where a separate critic starts from. None is the policy's model."""
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.1
+    """Weight of the value loss beside the policy loss (shared critic)."""
+    value_clip_range: Annotated[float | None, POSITIVE] = 0.2
+    """How far values may move from the old ones before their gradient stops. None is off."""
+    value_learning_rate: Annotated[float | None, POSITIVE] = None
+    """Learning rate of the value head or separate critic. None is learning-rate."""
+    critic_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
+    """First steps in which only the critic learns (of a shared one: only the value head)."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.estimator.critic:
+            refuse(
+                self,
+                *(
+                    "critic",
+                    "value_model",
+                    "value_coef",
+                    "value_clip_range",
+                    "value_learning_rate",
+                    "critic_warmup_steps",
+                ),
+                because=f"belongs to a critic, and --advantage {self.advantage} has none; leave it out, or use --advantage "
+                "gae (heedful ppo, a2c)",
+            )
+        if self.value_model is not None and self.critic != "separate":
+            raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
+        if self.critic != "shared":
+            refuse(
+                self,
+                "value_coef",
+                because=f"weighs the value loss on a trunk that policy and critic share, but with --critic {self.critic} "
+                "each has its own; leave it out, or set --value-learning-rate",
+            )
+        if self.critic_warmup_steps and self.critic == "shared" and self.value_coef == 0:
+            raise ConfigError("--critic-warmup-steps with --value-coef 0 trains nothing; raise --value-coef")

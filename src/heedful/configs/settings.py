@@ -1,0 +1,17 @@
+"""What every configuration does when it is made: check each field's range, then what fields say together."""
+
+from dataclasses import dataclass
+
+from heedful.configs.ranges import check_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A group of settings. Groups are combined by inheritance and are flat: a name is the flag, YAML key and attribute."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError if settings contradict each other. Groups add to it and call super()."""

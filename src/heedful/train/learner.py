@@ -1,0 +1,81 @@
+"""A model in training and everything that changes with it, for trainers that learn from data that is there."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from heedful.checkpoints.save import save_policy
+from heedful.data.batch_order import BatchOrder
+from heedful.models.policy import Policy
+from heedful.models.reward_model import RewardModel
+from heedful.train.optimization import Schedule, optimizer_step, step_metrics
+from heedful.train.state import (
+    load_scaler_state,
+    load_trained_weights,
+    random_state,
+    scaler_state,
+    set_random_state,
+    trained_weights,
+)
+
+
+@dataclass
+class Learner:
+    """A policy or reward model, its optimizer and schedule, the order of its batches, and its random numbers."""
+
+    model: Policy | RewardModel
+    tokenizer: PreTrainedTokenizerBase
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    batches: BatchOrder
+    generator: torch.Generator
+    max_grad_norm: float
+
+    def update(self, metrics: Mapping[str, float], started: float) -> dict[str, float]:
+        """One optimizer step on the gradients that are there. Returns the step's metrics, with those given."""
+        learning_rate = self.schedule.advance()
+        grad_norm = optimizer_step(self.optimizer, [self.model], self.max_grad_norm)
+        return {
+            **metrics,
+            **step_metrics([grad_norm]),
+            "optimizer/learning_rate": learning_rate,
+            "time/update": time.perf_counter() - started,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on bit for bit; frozen weights are not in it."""
+        return {
+            "model": trained_weights(self.model),
+            "grad_scaler": scaler_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "batches": self.batches.state_dict(),
+            "random": random_state(self.generator),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        load_trained_weights(self.model, state["model"])
+        load_scaler_state(self.model, state["grad_scaler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.batches.load_state_dict(state["batches"])
+        set_random_state(self.generator, state["random"])
+
+
+@dataclass
+class PolicyLearner(Learner):
+    """A policy in training."""
+
+    model: Policy
+    stop_ids: Sequence[int] = ()
+    """The tokens that end a response."""
+
+    def save(self, folder: Path) -> None:
+        """Write the policy, or its adapters, in Hugging Face format."""
+        save_policy(self.model, self.tokenizer, folder, stop_ids=self.stop_ids)

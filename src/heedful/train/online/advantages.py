@@ -1,0 +1,86 @@
+"""Advantage estimators: from a rollout batch's rewards to one advantage per token.
+
+`ADVANTAGES` is the table that ``--advantage`` chooses from. An entry is a function of `Rewards` and the settings, made of
+pure functions of `heedful.core`; what it needs is written in `heedful.configs.objective.ESTIMATORS`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from heedful import core
+from heedful.configs.online import OnlineConfig
+
+
+class Rewards(NamedTuple):
+    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive."""
+
+    per_token: Float[Tensor, "batch time"]
+    """Score, penalties and KL where they fall."""
+    per_response: Float[Tensor, " batch"]
+    """The same as one number per response."""
+    values: Float[Tensor, "batch time"] | None
+    """The critic's values of the states before each token; None without a critic."""
+    response_mask: Bool[Tensor, "batch time"]
+
+
+class Estimate(NamedTuple):
+    """Advantages ``[batch, time]``, and what the critic should have said; zero outside the response mask."""
+
+    advantages: Float[Tensor, "batch time"]
+    returns: Float[Tensor, "batch time"] | None = None
+
+
+def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Rewards per token against a critic's values (`core.gae`); with ``action`` response, the whole response is one step."""
+    assert rewards.values is not None
+    actions = action_mask(rewards.response_mask, config)
+    per_token = rewards.per_token
+    if config.action == "response":
+        per_token = core.response_rewards(per_token, rewards.response_mask)
+    if config.whiten_rewards:
+        per_token = core.rescale(per_token, actions)
+    return Estimate(*core.gae(per_token, rewards.values, actions, gamma=config.gamma, gae_lambda=config.gae_lambda))
+
+
+def group(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Score minus the mean of its prompt's responses, over their standard deviation (`core.group_advantages`)."""
+    return _spread(core.group_advantages(rewards.per_response, group_size=group_size(rewards, config)), rewards)
+
+
+def group_mean(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Score minus the mean of its group: the responses to its prompt, or with batch-mean the whole rollout batch."""
+    size = group_size(rewards, config)
+    return _spread(core.group_advantages(rewards.per_response, group_size=size, scale="none"), rewards)
+
+
+def leave_one_out(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """Score minus the mean of its prompt's other responses (`core.rloo_advantages`)."""
+    return _spread(core.rloo_advantages(rewards.per_response, group_size=group_size(rewards, config)), rewards)
+
+
+ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
+    "gae": gae,
+    "group": group,
+    "group-mean": group_mean,
+    "leave-one-out": leave_one_out,
+    "batch-mean": group_mean,
+}
+
+
+def group_size(rewards: Rewards, config: OnlineConfig) -> int:
+    """How many consecutive responses are compared with each other."""
+    return len(rewards.per_response) if config.estimator.compares == "batch" else config.samples_per_prompt
+
+
+def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
+    """``[batch, time]``, True where an action begins: at every response token, or only at the first."""
+    return response_mask if config.action == "token" else core.first_in_mask(response_mask)
+
+
+def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
+    """A response's advantage at each of its tokens."""
+    return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))

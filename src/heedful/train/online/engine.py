@@ -1,0 +1,78 @@
+"""The online engine: a policy learns from rewards of its own responses.
+
+PPO (Schulman et al. 2017; Ouyang et al. 2022), A2C (Mnih et al. 2016), GRPO (Shao et al. 2024) and by settings RLOO (Ahmadian
+et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO's token average and asymmetric clip (Yu et al. 2025), GSPO (Zheng et al. 2025)
+and REINFORCE (Williams 1992) are the same loop. What differs is chosen from two tables: advantages
+(`heedful.train.online.advantages`) and surrogates (`heedful.core.surrogates`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import OnlineConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.rewards import Reward, RewardFunction
+from heedful.train.online.evaluation import evaluate, sample_rows
+from heedful.train.online.experience import collect
+from heedful.train.online.start import start
+from heedful.train.online.update import learn
+from heedful.train.run import Run
+
+SHOWN = {
+    "reward/score_mean": "score",
+    "reference/kl": "kl",
+    "policy/entropy": "entropy",
+    "rollout/response_length": "length",
+    "rollout/eos_frac": "eos",
+}
+TIED = (
+    "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
+    "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
+)
+
+
+def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """Optimise a policy against rewards and write a run folder. Returns what summary.json holds.
+
+    Args:
+        config: the settings; their class is the preset.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
+    """
+    config, learner, held_out, about = start(config, rewards)
+    with Run(
+        config,
+        learner,
+        config.algorithm,
+        config.steps,
+        objective="eval/score_mean",
+        higher_is_better=True,
+        shown=SHOWN,
+        can_evaluate=bool(held_out),
+        **about,
+    ) as run:
+        run.evaluate(0, evaluate(learner, held_out))
+        for step in run.steps():
+            experience = collect(learner, next(learner.prompts))
+            metrics = learn(learner, experience)
+            is_tied = config.samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
+            run.log(step, metrics, note=TIED if is_tied else None)
+            run.save(step)
+            if run.samples_due(step):
+                run.show_samples(step, sample_rows(experience, config))
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate(learner, held_out))
+        run.summary["score_norm"] = learner.score_norm.state_dict()
+    return run.summary
+
+
+def train_ppo(config: PPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """PPO, or A2C if given an `A2CConfig`: `train_online` under the name that people look for."""
+    return train_online(config, rewards)
+
+
+def train_grpo(config: GRPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """GRPO and its relatives: `train_online` under the name that people look for."""
+    return train_online(config, rewards)

@@ -1,0 +1,56 @@
+"""How a policy in training does on held-out prompts, and a few of its responses to look at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heedful import core
+from heedful.configs.online import OnlineConfig
+from heedful.data.chat import plain_text
+from heedful.data.loading import EncodedPrompt
+from heedful.rewards import score
+from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.online.average import averaged
+from heedful.train.online.experience import Experience
+from heedful.train.online.learner import Learner
+
+
+def evaluate(learner: Learner, held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
+    """Mean score, KL, length and share of ended responses, with the same random numbers each time.
+
+    Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
+    """
+    if not held_out:
+        return {}
+    config = learner.config
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    with averaged(learner.average):
+        rollouts, completions = learner.sampler.respond(learner.policy, held_out[: config.eval_prompts], generator)
+        scores, _ = score(learner.rewards, completions)
+        logprobs, ref_logprobs = (
+            token_outputs(
+                model, rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
+            ).logprobs
+            for model in (learner.policy, learner.reference)
+        )
+    kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)
+    return {
+        "eval/score_mean": sum(scores) / len(scores),
+        "eval/kl": float(kl.mean()),
+        "eval/response_length": float(rollouts.lengths.float().mean()),
+        "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
+    }
+
+
+def sample_rows(experience: Experience, config: OnlineConfig) -> list[dict[str, Any]]:
+    """Rows for the table of samples: one of the responses to each of the first prompts of a rollout batch."""
+    return [
+        {
+            "prompt": plain_text(experience.completions[row].prompt.prompt),
+            "response": experience.completions[row].response,
+            "score": experience.scores[row],
+            **({"kl": float(experience.kl[row])} if config.kl_coef > 0 else {}),
+        }
+        for row in range(0, len(experience.completions), config.samples_per_prompt)[: config.num_samples]
+    ]

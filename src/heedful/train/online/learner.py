@@ -1,0 +1,113 @@
+"""Everything that changes while a policy learns from rewards, and what it is compared with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from heedful import core
+from heedful.checkpoints.save import save_policy, save_value_model
+from heedful.configs.online import OnlineConfig
+from heedful.data.batch_order import BatchOrder
+from heedful.data.loading import EncodedPrompt
+from heedful.models.policy import Policy
+from heedful.models.value_model import ValueModel
+from heedful.rewards import Reward
+from heedful.sampling.sampler import Sampler
+from heedful.train.online.average import WeightAverage, averaged
+from heedful.train.online.ptx import PretrainingMix
+from heedful.train.optimization import Schedule
+from heedful.train.state import (
+    load_scaler_state,
+    load_trained_weights,
+    random_state,
+    scaler_state,
+    set_random_state,
+    trained_weights,
+)
+
+
+class Prompts(Iterator[list[EncodedPrompt]]):
+    """The prompts of each rollout batch, in an endless shuffled order; each as often as it is to be answered."""
+
+    def __init__(self, prompts: Sequence[EncodedPrompt], order: BatchOrder, samples_per_prompt: int) -> None:
+        self.prompts, self.order, self.samples_per_prompt = prompts, order, samples_per_prompt
+
+    def __next__(self) -> list[EncodedPrompt]:
+        return [self.prompts[row] for row in next(self.order) for _ in range(self.samples_per_prompt)]
+
+
+@dataclass
+class Learner:
+    """A policy with its critic, reference, optimizer, controllers and random numbers.
+
+    ``config``, ``rewards``, ``sampler`` and ``reference`` stay as they are; all else is in `state_dict`.
+    """
+
+    config: OnlineConfig
+    policy: Policy
+    reference: Policy
+    critic: ValueModel | None
+    """A network of its own; None if the policy carries the value head, or there is no critic."""
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    kl: core.FixedKL | core.AdaptiveKL
+    score_norm: core.ScoreNorm | core.RunningScoreNorm
+    average: WeightAverage | None
+    ptx: PretrainingMix | None
+    prompts: Prompts
+    generator: torch.Generator
+    rewards: Sequence[Reward]
+    sampler: Sampler
+
+    @property
+    def trained(self) -> list[nn.Module]:
+        """The networks that learn."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def save(self, folder: Path) -> None:
+        """Write the policy (its average, if there is one) in Hugging Face format, and a critic of its own inside."""
+        tokenizer = self.sampler.renderer.tokenizer
+        with averaged(self.average):
+            save_policy(self.policy, tokenizer, folder, stop_ids=self.sampler.stop_ids)
+        if self.critic is not None:
+            save_value_model(self.critic, tokenizer, folder / "value_model")
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on bit for bit; frozen weights are not in it."""
+        return {
+            "policy": trained_weights(self.policy),
+            "critic": None if self.critic is None else trained_weights(self.critic),
+            "grad_scaler": scaler_state(self.policy),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "kl": self.kl.state_dict(),
+            "score_norm": self.score_norm.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
+            "prompts": self.prompts.order.state_dict(),
+            "random": random_state(self.generator),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same settings."""
+        load_trained_weights(self.policy, state["policy"])
+        if self.critic is not None:
+            load_trained_weights(self.critic, state["critic"])
+        load_scaler_state(self.policy, state["grad_scaler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.kl.load_state_dict(state["kl"])
+        if isinstance(self.score_norm, core.RunningScoreNorm):
+            self.score_norm.load_state_dict(state["score_norm"])
+        else:
+            self.score_norm = core.ScoreNorm(**state["score_norm"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        if self.ptx is not None:
+            self.ptx.order.load_state_dict(state["ptx"])
+        self.prompts.order.load_state_dict(state["prompts"])
+        set_random_state(self.generator, state["random"])

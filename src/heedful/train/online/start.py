@@ -1,0 +1,209 @@
+"""Everything that an online run needs before its first step. Whatever a user can get wrong is refused here."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+import torch
+
+from heedful import core
+from heedful.checkpoints.source import Source, load_config, resolve
+from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.configs.online import OnlineConfig
+from heedful.data.batch_order import BatchOrder
+from heedful.data.chat import Renderer
+from heedful.data.fitting import prompt_room
+from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.schemas import read_prompts
+from heedful.errors import RewardError
+from heedful.models.context import context_length
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy
+from heedful.rewards import Ensemble, Reward, RewardFunction, score
+from heedful.rewards.resolve import check_wanted, load_rewards
+from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.online.average import WeightAverage
+from heedful.train.online.critic import check_critic, load_critic, start_from_scores
+from heedful.train.online.learner import Learner, Prompts
+from heedful.train.online.ptx import load_mix
+from heedful.train.optimization import Schedule, make_optimizer, seed_everything
+from heedful.train.run_folder import check_output
+from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+
+OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
+C = TypeVar("C", bound=OnlineConfig)
+
+
+class About(TypedDict):
+    """What a run says of itself."""
+
+    facts: dict[str, Any]
+    parents: list[str]
+    more_data: list[str]
+    notes: list[str]
+
+
+class Started(NamedTuple):
+    """A run that is ready for its first step."""
+
+    config: OnlineConfig
+    """With all rewards that are strings, so that its YAML repeats the run."""
+    learner: Learner
+    held_out: list[EncodedPrompt]
+    about: About
+
+
+def start(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Started:
+    """Load everything, check that it fits together, and score a few responses. Nothing is written.
+
+    Raises ConfigError, DataError, CheckpointError, RewardError.
+    """
+    config, wanted = _wanted_rewards(config, rewards)
+    check_output(config)
+    generator = seed_everything(config.seed)
+    device, dtype = resolve_machine(config)
+    source = resolve(config.model)
+    renderer = Renderer(load_tokenizer(source, chat_template=config.chat_template))
+    train, held_out, counts = _load_prompts(config, source, renderer)
+    num_prompts = config.rollout_batch_size // config.samples_per_prompt
+    order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
+    longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
+    check_companion("--reference", config.reference, renderer.tokenizer, longest)
+    check_critic(config, renderer.tokenizer, longest)
+    ptx = load_mix(config, source, renderer)
+
+    has_head = config.estimator.critic and config.critic == "shared"
+    policy = load_trained(config, source, device, dtype, with_value_head=has_head)
+    reference = load_reference(config, source, policy)
+    critic = load_critic(config, policy, device=device, compute_dtype=dtype)
+    prepare(policy, config, base=config.model)
+    disable_dropout(policy)
+    if critic is not None:
+        disable_dropout(critic)
+        critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
+    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
+    functions = _load_rewards(wanted, policy, config)
+    value_rate = config.value_learning_rate or config.learning_rate
+    optimizer = make_optimizer(
+        [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
+    )
+    average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
+    score_norm = _score_norm(config, reference, train, rewards=functions, sampler=sampler, generator=generator)
+    start_from_scores(critic, functions, score_norm, config)
+    _try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
+    learner = Learner(
+        config=config,
+        policy=policy,
+        reference=reference,
+        critic=critic,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, config.steps, config),
+        kl=kl_control(config),
+        score_norm=score_norm,
+        average=average,
+        ptx=ptx,
+        prompts=Prompts(train, order, config.samples_per_prompt),
+        generator=generator,
+        rewards=functions,
+        sampler=sampler,
+    )
+    facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
+    facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
+    about = About(
+        facts=facts,
+        parents=_parents(config, functions),
+        more_data=[config.ptx_data] if config.ptx_data else [],
+        notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
+    )
+    return Started(config, learner, held_out, about)
+
+
+def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
+    """A fixed coefficient, or one steered to ``kl_target``."""
+    if config.kl_target is None:
+        return core.FixedKL(config.kl_coef)
+    return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
+
+
+def reference_score_norm(
+    reference: Policy,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> core.ScoreNorm:
+    """Mean and population standard deviation of the scores of fresh reference samples (Ziegler et al. 2019, section 2.2).
+
+    Without prompts nothing is sampled and scores stay as they are.
+
+    Raises RewardError, also if all scores are equal and so have no scale.
+    """
+    if not prompts:
+        return core.ScoreNorm()
+    _, completions = sampler.respond(reference, prompts, generator)
+    scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
+    std = float(scores.std(correction=0))
+    if std < core.SMALLEST_STD:
+        raise RewardError(
+            f"all {len(completions)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
+            "by; use --score-norm-samples 0 or a reward that tells responses apart"
+        )
+    return core.ScoreNorm(float(scores.mean()), std)
+
+
+def _wanted_rewards(
+    config: C, rewards: Sequence[str | Reward | RewardFunction]
+) -> tuple[C, list[str | Reward | RewardFunction]]:
+    """All rewards, and the config with those that are strings. Raises ConfigError."""
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
+
+
+def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: OnlineConfig) -> Ensemble:
+    """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
+    return load_rewards(
+        wanted, config, device=policy.device, compute_dtype=policy.compute_dtype, micro_batch=config.micro_batch
+    )
+
+
+def _load_prompts(
+    config: OnlineConfig, source: Source, renderer: Renderer
+) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
+    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
+    room = prompt_room(config.max_new_tokens, context_length(load_config(source)))
+    return encode_split(
+        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
+        load_split(read_prompts, config),
+        config,
+    )
+
+
+def _score_norm(
+    config: OnlineConfig,
+    reference: Policy,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    rewards: Sequence[Reward],
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> core.ScoreNorm | core.RunningScoreNorm:
+    """The normalisation that the settings ask for: of the scores so far, of reference samples, or none."""
+    if config.score_norm_running:
+        return core.RunningScoreNorm()
+    chosen = [prompts[i % len(prompts)] for i in range(config.score_norm_samples)]
+    return reference_score_norm(reference, chosen, rewards=rewards, sampler=sampler, generator=generator)
+
+
+def _try_rewards(
+    rewards: Sequence[Reward], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
+) -> None:
+    """Score a few responses before anything is written, with random numbers of their own. Raises RewardError."""
+    score(rewards, sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1])
+
+
+def _parents(config: OnlineConfig, rewards: Sequence[Reward]) -> list[str]:
+    """The models that a run starts from; their hashes are written down."""
+    named = [path for path in (config.model, config.reference, config.value_model) if path]
+    return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]

@@ -1,0 +1,192 @@
+"""Learning from a rollout batch: epochs, minibatches, losses, optimizer steps."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.configs.online import OnlineConfig
+from heedful.core.policy_losses import Metrics
+from heedful.core.surrogates import SURROGATES
+from heedful.models.policy import TokenOutputs
+from heedful.sampling.teacher_forced import micro_batches
+from heedful.train.online.advantages import action_mask
+from heedful.train.online.experience import Experience
+from heedful.train.online.learner import Learner
+from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
+
+
+def learn(learner: Learner, experience: Experience) -> dict[str, float]:
+    """``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each. Returns mean metrics.
+
+    The passes end at a minibatch whose approx_kl before its step is above ``approx_kl_limit``: neither it nor any after it is
+    learned from. The first, on which the policy has not moved yet, always is. In the first ``critic_warmup_steps`` rollout
+    batches only the critic learns, and the KL coefficient stays: a policy that stands still says nothing about it.
+    """
+    config, started = learner.config, time.perf_counter()
+    learning_rate = learner.schedule.advance()
+    is_warming_up = learner.schedule.done <= config.critic_warmup_steps
+    sums, norms, visited = MetricSums(), list[float](), 0
+    for rows in _minibatches(experience, config, learner.generator):
+        visited += 1
+        minibatch = experience.select(rows)
+        if is_warming_up:
+            accumulate_critic(learner, minibatch, sums)
+        else:
+            approx_kl = accumulate(learner, minibatch, sums)
+            if learner.ptx is not None:
+                learner.ptx.accumulate(learner.policy, sums)
+            if norms and config.approx_kl_limit is not None and approx_kl > config.approx_kl_limit:
+                learner.optimizer.zero_grad(set_to_none=True)
+                break
+        norms.append(optimizer_step(learner.optimizer, learner.trained, config.max_grad_norm))
+        if learner.average is not None and math.isfinite(norms[-1]):  # else the step was skipped
+            learner.average.update()
+    metrics = {**experience.metrics, **sums.means(visited), **step_metrics(norms)}
+    metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
+    if config.kl_coef > 0:
+        metrics["reference/kl_coef"] = learner.kl.coef
+        if not is_warming_up:
+            learner.kl.update(metrics["reference/kl"], config.rollout_batch_size)
+    if config.approx_kl_limit is not None:
+        metrics["policy/update_frac"] = len(norms) / (config.ppo_epochs * (len(experience.kl) // config.minibatch_size))
+    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+    return metrics | {"perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
+
+
+def _minibatches(experience: Experience, config: OnlineConfig, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of every minibatch of every epoch."""
+    for _ in range(config.ppo_epochs):
+        order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
+        yield from order.split(config.minibatch_size)
+
+
+def accumulate(learner: Learner, minibatch: Experience, sums: MetricSums) -> Tensor:
+    """Gradients of one minibatch's loss, a micro-batch at a time. Returns the minibatch's approx_kl.
+
+        L = L_policy + value_coef * L_value          without the factor if the critic has parameters of its own
+
+    Every term is divided by the minibatch's count of tokens (or of responses, if these are the actions): the micro-batch size
+    does not change the gradient.
+    """
+    config, counts = learner.config, Counts.of(minibatch, learner.config)
+    approx_kl = torch.zeros((), device=minibatch.kl.device)
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
+        part = minibatch.select(rows)
+        outputs = learner.policy(
+            batch.ids,
+            batch.attention_mask,
+            batch.response_mask,
+            temperature=config.temperature,
+            with_entropy=config.entropy_coef > 0,
+        )
+        loss, metrics = policy_loss(outputs, part, config, counts)
+        sums.add(metrics)
+        approx_kl = approx_kl + metrics.get("policy/approx_kl", 0.0)
+        if config.estimator.critic:
+            values = outputs.values
+            if learner.critic is not None:
+                loss.backward()  # now, so that what it needed is free before the critic's pass
+                loss = torch.zeros_like(loss)
+                values = learner.critic(batch.ids, batch.attention_mask, batch.response_mask)
+            value_loss, metrics = critic_loss(values, part, config, counts)
+            sums.add(metrics)
+            loss = loss + value_loss
+        loss.backward()
+    return approx_kl
+
+
+def accumulate_critic(learner: Learner, minibatch: Experience, sums: MetricSums) -> None:
+    """Gradients of only the value loss of one minibatch, and none for the language model."""
+    config, counts = learner.config, Counts.of(minibatch, learner.config)
+    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
+        if learner.critic is not None:
+            values = learner.critic(batch.ids, batch.attention_mask, batch.response_mask)
+        else:
+            values = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).values
+        loss, metrics = critic_loss(values, minibatch.select(rows), config, counts)
+        sums.add(metrics)
+        loss.backward()
+    if learner.critic is None:
+        for parameter in learner.policy.lm.parameters():
+            parameter.grad = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the sums of a minibatch are divided by, so that micro-batches add up."""
+
+    config: OnlineConfig
+    tokens: Tensor
+    responses: int
+    actions: Tensor
+
+    @classmethod
+    def of(cls, minibatch: Experience, config: OnlineConfig) -> "Counts":
+        """The counts of a whole minibatch."""
+        mask = minibatch.batch.response_mask
+        return cls(config, mask.sum(), len(minibatch.kl), action_mask(mask, config).sum())
+
+    def mean(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The minibatch's mean of numbers per response, or of numbers per token averaged as ``aggregate`` says."""
+        if x.dim() == 1:
+            return core.masked_mean(x, mask, count=self.responses)
+        return core.aggregate(
+            x,
+            mask,
+            self.config.aggregate,
+            num_tokens=self.tokens,
+            num_sequences=self.responses,
+            max_new_tokens=self.config.max_new_tokens,
+        )
+
+
+def policy_loss(
+    outputs: TokenOutputs, part: Experience, config: OnlineConfig, counts: Counts
+) -> tuple[Tensor, Metrics]:
+    """``L = -J - entropy_coef H + kl_coef KL``, the last only with ``kl_in`` loss.
+
+    J is the surrogate that ``policy_loss``, ``ratio`` and ``action`` choose; each term is averaged by ``counts``.
+    """
+    mask = part.batch.response_mask
+    high = config.clip_range if config.clip_range_high is None else config.clip_range_high
+    bounds = core.Bounds(config.clip_range, high, config.dual_clip)
+    surrogate = SURROGATES[config.surrogate](outputs.logprobs, part.old_logprobs, part.advantages, mask, bounds)
+    loss = -counts.mean(surrogate.objective, surrogate.mask)
+    metrics = {"loss/policy": loss.detach()}
+    if surrogate.log_ratio is not None and surrogate.clipped is not None:
+        clipped = surrogate.clipped.to(surrogate.log_ratio.dtype)
+        metrics["policy/clip_frac"] = counts.mean(clipped, surrogate.mask)
+        metrics["policy/approx_kl"] = counts.mean(core.ratio_kl(surrogate.log_ratio), surrogate.mask)
+    if config.entropy_coef > 0:
+        loss = loss - config.entropy_coef * counts.mean(outputs.entropy, mask)
+    if config.kl_in == "loss" and config.kl_coef > 0:
+        kl = core.kl_estimate(outputs.logprobs, part.ref_logprobs, kind=config.kl_estimate)
+        penalty = part.kl_coef * counts.mean(kl, mask)
+        loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
+    return loss, metrics
+
+
+def critic_loss(
+    values: Tensor | None, part: Experience, config: OnlineConfig, counts: Counts
+) -> tuple[Tensor, Metrics]:
+    """``value_coef * L_value`` where actions begin: before every token, or only after the prompt.
+
+    A critic with a network of its own has its own learning rate, so its loss is not weighted.
+    """
+    assert values is not None
+    assert part.old_values is not None
+    assert part.returns is not None
+    loss, metrics = core.value_loss(
+        values,
+        part.old_values,
+        part.returns,
+        action_mask(part.batch.response_mask, config),
+        clip_range=config.value_clip_range,
+        num_tokens=counts.actions,
+    )
+    return (config.value_coef if config.critic == "shared" else 1.0) * loss, metrics

@@ -1,0 +1,86 @@
+"""Preference pairs as token ids, and how likely a policy finds their responses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from heedful.configs.dpo import DPOConfig
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.collate import collate_padding_behind
+from heedful.data.fitting import Counts
+from heedful.data.loading import PairRows, encode_pairs
+from heedful.data.micro_batches import in_micro_batches
+from heedful.errors import CheckpointError, DataError
+from heedful.models.policy import Policy
+from heedful.types import MicroBatch, Ranking
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A preference as token ids, and how likely the reference finds both responses."""
+
+    ranking: Ranking
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    ref_chosen: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_rejected: float = math.nan
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+
+def encode_preferences(
+    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig
+) -> tuple[list[Pair], Counts]:
+    """Pairs as token ids, too long and equal ones treated as `encode_pairs` does.
+
+    Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
+    """
+    inputs = RewardInputs(renderer.tokenizer)
+    if inputs.renderer is None:
+        raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
+    rows, counts = encode_pairs(
+        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=config.equal_pairs
+    )
+    return [_split(row, renderer) for row in rows], counts
+
+
+def _split(row: PairRows, renderer: Renderer) -> Pair:
+    prompt = renderer.prompt_ids(row.ranking.prompt)
+    if not prompt:
+        raise DataError(
+            f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
+            "nothing. DPO needs prompts; `heedful reward` compares whole texts"
+        )
+    chosen, rejected = (side["input_ids"][len(prompt) :] for side in (row.chosen, row.rejected))
+    return Pair(row.ranking, prompt, chosen, rejected)
+
+
+def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, micro_batch: MicroBatch) -> list[Pair]:
+    """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
+    order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
+    done: dict[int, Pair] = {}
+    for part in in_micro_batches(order, micro_batch.of_pairs, lambda i: (2, pairs[i].length)):
+        with torch.no_grad():
+            chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+        for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
+            done[i] = replace(pairs[i], ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    return [done[i] for i in range(len(pairs))]
+
+
+def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
+    batch = collate_padding_behind(
+        [pair.prompt for _ in range(2) for pair in pairs],
+        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
+        pad_id=pad_id,
+    ).to(policy.device)
+    logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    whole = torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
+    return whole[: len(pairs)], whole[len(pairs) :]

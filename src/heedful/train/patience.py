@@ -1,0 +1,27 @@
+"""When to stop: the best evaluation so far, and how many came after it."""
+
+import math
+
+
+class Patience:
+    """Keeps the best evaluation so far and says when to stop."""
+
+    def __init__(self, patience: int, *, higher_is_better: bool) -> None:
+        self.patience = patience
+        self.sign = 1.0 if higher_is_better else -1.0
+        self.best: float | None = None
+        self.best_step = 0
+        self.without_improvement = 0
+
+    def update(self, value: float, step: int) -> bool:
+        """True if ``value`` is the best so far."""
+        improved = math.isfinite(value) and (self.best is None or self.sign * value > self.sign * self.best)
+        if improved:
+            self.best, self.best_step, self.without_improvement = value, step, 0
+        else:
+            self.without_improvement += 1
+        return improved
+
+    @property
+    def exhausted(self) -> bool:
+        return self.patience > 0 and self.without_improvement >= self.patience

@@ -1,0 +1,58 @@
+"""The state of a run in memory: trained weights and random generators, read and set bit for bit."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Set the weights that learn. Raises KeyError if they are not those of this module."""
+    own = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if own.keys() != weights.keys():
+        raise KeyError(f"the state holds other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
+    for name, parameter in own.items():
+        parameter.copy_(weights[name])
+
+
+def random_state(generator: torch.Generator) -> dict[str, Any]:
+    """States of a run's own generator, of torch's and of Python's."""
+    devices = (
+        [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return {
+        "generator": generator.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": devices,
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
+    """Go on with the random numbers that `random_state` saw."""
+    generator.set_state(state["generator"])
+    torch.set_rng_state(state["torch"])
+    for i, device_state in enumerate(state["cuda"]):
+        torch.cuda.set_rng_state(device_state, i)
+    random.setstate(state["python"])
+
+
+def scaler_state(module: nn.Module) -> dict[str, Any]:
+    """State of a module's gradient scaler; empty if it has none."""
+    scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
+    return {} if scaler is None else scaler.state_dict()
+
+
+def load_scaler_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Set it again."""
+    scaler: torch.amp.GradScaler | None = getattr(module, "grad_scaler", None)
+    if scaler is not None:
+        scaler.load_state_dict(state)
