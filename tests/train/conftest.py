@@ -1,9 +1,30 @@
-"""Small data sets, tiny models, and a run of each trainer."""
+"""Small data sets, rewards, and for online training: settings, a learner of tiny models, its experience and gradient."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+
+from heedful.checkpoints.load import load_causal_lm, load_value_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.core.score_norm import ScoreNorm
+from heedful.data.batch_order import BatchOrder
+from heedful.data.chat import Renderer
+from heedful.data.loading import EncodedPrompt
+from heedful.models.heads import disable_dropout
+from heedful.models.policy import Policy, freeze
+from heedful.rewards import Reward
+from heedful.sampling.sampler import make_sampler
+from heedful.train.online.experience import collect
+from heedful.train.online.learner import Learner, Prompts
+from heedful.train.online.start import kl_control
+from heedful.train.online.update import accumulate
+from heedful.train.optimization import MetricSums, Schedule, make_optimizer
+from heedful.types import Message, Prompt
 
 FACTS = {
     "你好": "您好！",
@@ -12,6 +33,32 @@ FACTS = {
     "name a colour": "blue",
     "bye": "see you",
 }
+PROMPTS = [
+    Prompt("say ab", "p:1"),
+    Prompt("一只猫", "p:2"),
+    Prompt((Message("user", "hello there, how are you?"),), "p:3"),
+    Prompt("x", "p:4"),
+]
+A2C = {"policy_loss": "a2c", "ppo_epochs": 1}
+VARIANTS = {
+    "ppo": (PPOConfig, {"entropy_coef": 0.01}),
+    "separate": (PPOConfig, {"critic": "separate", "entropy_coef": 0.01}),
+    "response": (PPOConfig, {"action": "response"}),
+    "a2c": (PPOConfig, A2C),
+    "a2c-response": (PPOConfig, {**A2C, "action": "response"}),
+    "bounds": (PPOConfig, {"clip_range_high": 0.05, "dual_clip": 1.1}),
+    "response-bounds": (PPOConfig, {"action": "response", "clip_range_high": 0.05, "dual_clip": 1.1}),
+    "k2-in-loss": (PPOConfig, {"kl_in": "loss", "kl_kind": "k2"}),
+    "k3-in-loss": (PPOConfig, {"kl_in": "loss", "kl_kind": "k3", "action": "response", "entropy_coef": 0.02}),
+    "separate-response": (PPOConfig, {"action": "response", "critic": "separate"}),
+    "grpo": (GRPOConfig, {}),
+    "dr-grpo": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
+    "dapo": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
+    "rloo": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
+    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "clip_range": 0.02, "kl_coef": 0.0}),
+    "reinforce": (GRPOConfig, {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"}),
+}
+"""Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""
 
 
 def write_jsonl(path: Path, records) -> str:
@@ -56,3 +103,170 @@ def prompts(tmp_path):
     return write_jsonl(
         tmp_path / "prompts.jsonl", [{"prompt": f"say {word}", "number": i} for i, word in enumerate(words)]
     )
+
+
+def _length(completions, **_):
+    return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+
+@pytest.fixture
+def length():
+    """A reward: characters. A completion is a string, or a list with the assistant's message."""
+    return _length
+
+
+@pytest.fixture
+def share_of_a():
+    """A reward that can be learned in a few steps."""
+
+    def share_of_a(completions, **_):
+        return [completion.count("a") / max(1, len(completion)) for completion in completions]
+
+    return share_of_a
+
+
+@pytest.fixture
+def numbers():
+    """``numbers(run folder)``: the lines of metrics.jsonl, but for times."""
+
+    def read(run):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+    return read
+
+
+@pytest.fixture
+def config(tiny, prompts, tmp_path):
+    """``config(Config, **changes)``: two steps of PPO, or of another online algorithm, on a tiny gpt2."""
+
+    def make(kind=PPOConfig, **changes):
+        settings = {
+            "model": tiny("gpt2"),
+            "data": prompts,
+            "output": tmp_path / "run",
+            "eval_fraction": 0.3,
+            "steps": 2,
+            "rollout_batch_size": 8,
+            "samples_per_prompt": 4 if kind is GRPOConfig else 2,
+            "minibatch_size": 8,
+            "max_new_tokens": 12,
+            "sample_every": 0,
+            "eval_every": 0,
+            "dtype": "float32",
+        }
+        return kind(**(settings | changes))
+
+    return make
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request, config):
+    """``variant(**changes)``: the settings of one of `VARIANTS`."""
+    kind, settings = VARIANTS[request.param]
+    return lambda **changes: config(kind, **(settings | changes))
+
+
+def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False):
+    """A model without dropout, ``noise`` away from the checkpoint."""
+    policy = Policy(load_causal_lm(folder).to(dtype), with_value_head=with_value_head)
+    with torch.no_grad():
+        for parameter in policy.lm.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    disable_dropout(policy)
+    return policy
+
+
+@pytest.fixture
+def make_learner():
+    """``make_learner(settings, dtype, noise=..., **changes)``, rewarded for length, with fields changed.
+
+    Policy, reference and critic are from one checkpoint. The value head is not zero, the reference ``noise`` away.
+    """
+
+    def make(settings, dtype=torch.float64, *, noise=0.0, **changes):
+        has_critic, critic = settings.estimator.critic, None
+        policy = make_policy(settings.model, dtype, with_value_head=has_critic and settings.critic == "shared")
+        if has_critic and settings.critic == "separate":
+            critic = load_value_model(settings.model, device=torch.device("cpu"), compute_dtype=torch.float32).to(dtype)
+            disable_dropout(critic)
+        if has_critic:
+            torch.nn.init.normal_((critic or policy).value_head.weight, std=0.3)
+        renderer = Renderer(load_tokenizer(settings.model))
+        encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in PROMPTS]
+        optimizer = make_optimizer([(module, settings.learning_rate) for module in (policy, critic)], settings)
+        learner = Learner(
+            config=settings,
+            policy=policy,
+            reference=freeze(make_policy(settings.model, dtype, noise=noise)),
+            critic=critic,
+            optimizer=optimizer,
+            schedule=Schedule(optimizer, settings.steps, settings),
+            kl=kl_control(settings),
+            score_norm=ScoreNorm(),
+            average=None,
+            ptx=None,
+            prompts=Prompts(encoded, BatchOrder(len(encoded), len(encoded), seed=0), settings.samples_per_prompt),
+            generator=torch.Generator().manual_seed(0),
+            rewards=[Reward("length", _length)],
+            sampler=make_sampler(settings, renderer, policy),
+        )
+        return replace(learner, **changes)
+
+    return make
+
+
+@pytest.fixture
+def experience_of():
+    """``experience_of(learner)``: of samples_per_prompt responses to each of its prompts, in their order, from one seed."""
+
+    def of(learner):
+        asked = [p for p in learner.prompts.prompts for _ in range(learner.config.samples_per_prompt)]
+        return collect(replace(learner, generator=torch.Generator().manual_seed(0)), asked)
+
+    return of
+
+
+@pytest.fixture
+def moved():
+    """``moved(experience)``: log-probs and values as if the policy had moved since, so that some ratios are clipped."""
+
+    def move(experience):
+        generator = torch.Generator().manual_seed(5)
+        like = experience.old_logprobs
+        noise = 0.3 * torch.randn(like.shape, generator=generator, dtype=like.dtype)
+        values = None if experience.old_values is None else experience.old_values + noise
+        return replace(experience, old_logprobs=experience.old_logprobs + noise, old_values=values)
+
+    return move
+
+
+@pytest.fixture
+def flat_gradient():
+    """``flat_gradient(*modules)``: the gradients that there are, one after another."""
+
+    def flat(*modules):
+        return torch.cat([p.grad.flatten() for module in modules for p in module.parameters() if p.grad is not None])
+
+    return flat
+
+
+@pytest.fixture
+def gradient(flat_gradient):
+    """``gradient(learner, experience, **changes)`` of the loss under changed settings; its metrics; approx_kl."""
+
+    def of(learner, experience, **changes):
+        for module in learner.trained:
+            module.zero_grad()
+        sums, changed = MetricSums(), replace(learner, config=replace(learner.config, **changes))
+        priced = replace(experience, kl_coef=changes.get("kl_coef", experience.kl_coef))
+        approx_kl = accumulate(changed, priced, sums)
+        return flat_gradient(*learner.trained), sums.means(1), float(approx_kl)
+
+    return of
+
+
+@pytest.fixture
+def distance():
+    """``distance(a, b)``: of two gradients, over the size of the second."""
+    return lambda a, b: float((a - b).norm() / b.norm())
