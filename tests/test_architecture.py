@@ -40,7 +40,9 @@ MAY_IMPORT = {
 }
 NO_LEAVES = {"errors", "types", "files", "display", "core"}
 """Rooms that import nothing of heedful at all, but their own files."""
-ALGORITHMS = {"sft", "reward", "ppo", "grpo", "dpo"}
+ALGORITHMS = {"sft", "reward", "dpo", "online.engine"}
+"""Modules of train/ that hold a trainer."""
+TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_online", "train_ppo", "train_grpo"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
 
 
@@ -80,21 +82,77 @@ def test_every_room_has_its_rule():
     assert {room_of(path) for path in FILES} <= set(MAY_IMPORT), "a new room: say here what it may import"
 
 
+TRAIN = [path for path in FILES if room_of(path) == "train"]
+
+
+def module_in_train(path):
+    return ".".join(path.relative_to(SOURCE / "train").with_suffix("").parts)
+
+
 def test_no_algorithm_imports_another():
     """Shared mechanics are functions in files of their own; an algorithm can be read, and deleted, alone."""
-    present = {path.stem for path in (SOURCE / "train").glob("*.py")}
-    assert present >= ALGORITHMS
+    present = {module_in_train(path): path for path in TRAIN}
+    assert present.keys() >= ALGORITHMS
     for name in ALGORITHMS:
-        for module, line in modules_imported(SOURCE / "train" / f"{name}.py"):
+        for module, line in modules_imported(present[name]):
             target = module.removeprefix("heedful.train.")
-            assert target not in ALGORITHMS - {name}, f"train/{name}.py:{line} imports {module}"
+            assert target not in ALGORITHMS - {name}, f"train/{name}:{line} imports {module}"
 
 
 def test_shared_mechanics_know_no_algorithm():
-    for path in (SOURCE / "train").glob("*.py"):
-        if path.stem not in ALGORITHMS:
+    """Nor does what is outside online/ know what is in it."""
+    for path in TRAIN:
+        if module_in_train(path) not in ALGORITHMS:
             found = [m for m, _ in modules_imported(path) if m.removeprefix("heedful.train.") in ALGORITHMS]
             assert found == [], f"{named(path)} imports {found}"
+        if path.parent.name != "online":
+            found = [m for m, _ in modules_imported(path) if m.startswith("heedful.train.online")]
+            assert found == [], f"{named(path)} imports {found}"
+
+
+def test_a_trainer_is_a_loop_that_fits_on_a_page():
+    """All that happens in a step stands in it, in its order."""
+    found = {}
+    for path in TRAIN:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("train_"):
+                found[node.name] = node.end_lineno - node.lineno + 1
+    assert found.keys() == TRAINERS
+    assert max(found.values()) <= 60, found
+
+
+def stored_callables(tree):
+    """Fields and attributes that are annotated as functions or made by partial, and parameters of __init__."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "functools":
+            yield from (f"{node.lineno}: functools.{a.name}" for a in node.names if a.name.startswith("partial"))
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("functools.partial"):
+            yield f"{node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.ClassDef):
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+            parameters = [a for i in inits for a in [*i.args.posonlyargs, *i.args.args, *i.args.kwonlyargs]]
+            for item in [*fields, *(a for a in parameters if a.annotation is not None)]:
+                if "Callable" in ast.unparse(item.annotation):
+                    yield f"{item.lineno}: {ast.unparse(item)}"
+
+
+@pytest.mark.parametrize("path", TRAIN, ids=named)
+def test_no_loop_is_made_of_callables(path):
+    """The loop stands in the trainer; nothing keeps functions for a loop elsewhere. A table of functions is not meant."""
+    found = list(stored_callables(ast.parse(path.read_text(encoding="utf-8"))))
+    assert found == [], named(path)
+
+
+def test_stored_callables_would_be_noticed():
+    """Negative control."""
+    for code in (
+        "from functools import partial",
+        "import functools\nx = functools.partial(print)",
+        "class Loop:\n    step: Callable[[int], None]",
+        "class Loop:\n    def __init__(self, *, step: Callable[[int], None] | None = None): ...",
+    ):
+        assert len(list(stored_callables(ast.parse(code)))) == 1, code
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "core"], ids=named)
@@ -140,22 +198,29 @@ def test_what_is_exported_can_be_imported():
     assert dir(heedful) == heedful.__all__
     for name in heedful.__all__:
         value = getattr(heedful, name)
-        assert value.__name__ == name
+        assert value.__name__ == ("heedful.core" if name == "core" else name)
         assert value.__doc__, f"heedful.{name} has no docstring"
 
 
-def test_what_type_checkers_see_is_what_is_exported():
-    """Lazy names are listed twice, for readers and for getattr; the lists must agree."""
-    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
-    checked = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {alias.name: node.module for node in checked.body for alias in node.names}
-    assert sorted(seen) == heedful.__all__
-    for name, module in seen.items():
-        assert getattr(heedful, name).__module__ == module
+def test_exports_are_listed_once_with_where_they_come_from():
+    """One list, which lazy_loader and type checkers read; each name is said to be where it is defined."""
+    body = ast.parse((SOURCE / "__init__.pyi").read_text(encoding="utf-8")).body
+    listed = {}
+    for node in body:
+        assert isinstance(node, ast.ImportFrom)
+        assert node.level == 1
+        for alias in node.names:
+            assert alias.asname == alias.name, f"{alias.name} is not exported to type checkers without `as`"
+            assert alias.name not in listed
+            listed[alias.name] = f"heedful.{node.module or alias.name}"
+    assert sorted(listed) == heedful.__all__
+    for name, module in listed.items():
+        value = getattr(heedful, name)
+        assert (value.__name__ if name == "core" else value.__module__) == module
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'train_pop'"):
+    with pytest.raises(AttributeError, match="No heedful attribute train_pop"):
         _ = heedful.train_pop
 
 
@@ -170,9 +235,9 @@ def loaded_after(code):
 
 
 def test_core_needs_torch_and_jaxtyping_alone():
-    """Measured against torch and jaxtyping themselves, whatever those load."""
+    """Measured against torch and jaxtyping themselves, whatever those load. lazy_loader is what `import heedful` needs."""
     extra = loaded_after("import heedful.core") - loaded_after("import torch, jaxtyping")
-    assert extra <= {"heedful"} | sys.stdlib_module_names
+    assert extra <= {"heedful", "lazy_loader"} | sys.stdlib_module_names
     assert not {"transformers", "tyro", "datasets", "tokenizers", "yaml", "rich"} & loaded_after("import heedful.core")
 
 

@@ -66,7 +66,7 @@ def test_core_is_there_without_an_import_of_its_own():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'train_pqo'"):
+    with pytest.raises(AttributeError, match="No heedful attribute train_pqo"):
         _ = heedful.train_pqo
 
 

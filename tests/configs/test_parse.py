@@ -10,8 +10,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from heedful import configs
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
@@ -83,8 +85,9 @@ def test_every_field_has_one_name_everywhere(config_class, least, written, tmp_p
     for field in dataclasses.fields(config_class):
         value = getattr(config, field.name)
         if isinstance(value, bool):
-            moved = dataclasses.replace(config, **{field.name: not value})
-            flag = [("--" if not value else "--no-") + field.name.replace("_", "-")]
+            company = _company(config_class, field.name)
+            moved = dataclasses.replace(config, **{field.name: not value} | company)
+            flag = [("--" if not value else "--no-") + field.name.replace("_", "-"), *as_flags(company)]
         elif isinstance(value, int) and field.name not in ("rollout_batch_size", "minibatch_size"):
             number = {field.name: 8 if value < 8 else 2 * value}
             moved = dataclasses.replace(config, **number | _company(config_class, field.name))
@@ -114,6 +117,9 @@ def _company(config_class, name):
     }
     if config_class is A2CConfig:
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
+    if config_class is GRPOConfig:
+        of_a_critic = ("gamma", "gae_lambda", "whiten_rewards", "value_coef", "value_clip_range", "critic_warmup_steps")
+        others |= dict.fromkeys(of_a_critic, {"advantage": "gae"})
     return {k: value for k, value in others.get(name, {}).items() if k in config_class.__dataclass_fields__}
 
 
@@ -406,10 +412,11 @@ def test_a_value_after_an_equals_sign_may_be_anything(value):
 def test_nothing_loads_torch(tmp_path):
     """Help, configurations and their errors must be quick; torch takes seconds."""
     (tmp_path / "c.yaml").write_text(RUN_YAML, encoding="utf-8")
+    modules = sorted(path.stem for path in Path(configs.__file__).parent.glob("[!_]*.py"))
+    assert len(modules) > 15
     code = (
         "import sys, heedful, heedful.cli, heedful.types, heedful.errors\n"
-        "from heedful.configs import a2c, chat, checks, demo, dpo, evaluate, grpo, online, options, parse\n"
-        "from heedful.configs import ppo, ppo_update, report, reward, sft, tiny\n"
+        f"from heedful.configs import {', '.join(modules)}\n"
         f"print(parse.parse(ppo.PPOConfig, [{str(tmp_path / 'c.yaml')!r}], prog='p').model)\n"
         "heedful.PPOConfig, heedful.SFTConfig, heedful.RewardConfig, heedful.DemoConfig, heedful.DataError, heedful.Message\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])\n"

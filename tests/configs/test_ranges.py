@@ -4,11 +4,10 @@ import ast
 import dataclasses
 import inspect
 import math
-import sys
+import typing
 
 import pytest
 
-from heedful.configs import online, options, ppo_update
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
@@ -24,6 +23,7 @@ from heedful.configs.evaluate import (
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.ranges import Range
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.scoring import ServeRewardConfig
@@ -236,7 +236,32 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (PPOConfig, {"ptx_data": "d"}, "--ptx-data has no effect with --ptx-coef 0"),
         (PPOConfig, {"ptx_coef": 0.5}, "--ptx-coef 0.5 .* add --ptx-data"),
         (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0}, "--critic-warmup-steps with --value-coef 0"),
+        *(
+            (PPOConfig, {"value_coef": 0.5, "critic": critic}, f"--value-coef 0.5 weighs .* --critic {critic} .* leave it out")
+            for critic in ("separate", "reward")
+        ),
         (PPOConfig, {"missing_eos": "replace"}, "--missing-eos replace .* add --missing-eos-penalty"),
+        *(
+            (GRPOConfig, {name: value}, f"--{name.replace('_', '-')} {value} is about rewards per token, .* --advantage group ")
+            for name, value in (("gamma", 0.9), ("gae_lambda", 0.5), ("whiten_rewards", True), ("action", "response"))
+        ),
+        *(
+            (GRPOConfig, {name: value}, f"--{name.replace('_', '-')} {value} belongs to a critic, and --advantage group has")
+            for name, value in (
+                ("critic", "separate"),
+                ("value_coef", 0.5),
+                ("value_clip_range", 0.5),
+                ("value_learning_rate", 1e-3),
+                ("critic_warmup_steps", 1),
+            )
+        ),
+        (PPOConfig, {"ratio": "sequence"}, "--ratio sequence has one ratio per response, but --advantage gae gives each"),
+        (
+            PPOConfig,
+            {"action": "response", "aggregate": "sequence"},
+            "--aggregate sequence averages tokens, but --ratio sequence has one ratio per response",
+        ),
+        (PPOConfig, {"advantage": "group", "kl_coef": 0.0}, "--samples-per-prompt is 1, .* at least 2, or add"),
         (
             GRPOConfig,
             {"missing_eos": "replace", "missing_eos_penalty": 1.0, "response_length": "fixed"},
@@ -294,7 +319,8 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (PPOConfig, {"critic": "separate", "value_model": "m", "kl_target": 6.0, "kl_horizon": 13}),
         (PPOConfig, {"action": "response", "rollout_batch_size": 2, "minibatch_size": 2}),
         (PPOConfig, {"critic_warmup_steps": 99, "ema_decay": 0.999, "dual_clip": 1.01, "approx_kl_limit": 1e-9}),
-        (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0, "critic": "separate"}),
+        (PPOConfig, {"critic_warmup_steps": 5, "critic": "separate"}),
+        (PPOConfig, {"critic": "separate", "value_coef": 0.1}),
         (PPOConfig, {"ptx_data": "d", "ptx_coef": 27.8, "kl_in": "loss", "kl_kind": "k2", "kl_coef": 0.0}),
         (PPOConfig, {"policy_loss": "a2c", "ppo_epochs": 1, "action": "response", "clip_range": 0.2}),
         (A2CConfig, {"policy_loss": "clip", "ppo_epochs": 4, "minibatch_size": 32, "clip_range": 0.1}),
@@ -350,18 +376,75 @@ def test_every_setting_is_documented(config_class):
                 assert str(following.value.value).strip().endswith("."), f"{base.__name__}.{statement.target.id}"
 
 
-def test_no_group_of_options_is_forgotten():
-    """Every class of settings says its check in a method that the commands' own __post_init__ calls."""
-    found = {**vars(options), **vars(online), **vars(ppo_update)}
-    groups = [value for name, value in found.items() if name.endswith("Options") and isinstance(value, type)]
-    assert len(groups) >= 6
-    for config_class in OUT_OF_RANGE:
-        called = inspect.getsource(sys.modules[config_class.__module__])
-        if issubclass(config_class, PPOConfig):
-            called = inspect.getsource(PPOConfig) + inspect.getsource(ppo_update.PPOUpdateOptions.check_update)
-        called += inspect.getsource(online.OnlineOptions.check_online) * ("check_online()" in called)
-        called += inspect.getsource(options.TrainingOptions.check_training) * ("check_training()" in called)
+def outside(allowed):
+    """Values that a range does not hold: those at and beyond its bounds, and numbers that are not finite."""
+    beyond = [NAN, INFINITE, -INFINITE]
+    if math.isfinite(allowed.above):
+        beyond += [allowed.above, allowed.above - 1]
+    if math.isfinite(allowed.at_least):
+        beyond += [allowed.at_least - 1]
+    if math.isfinite(allowed.below):
+        beyond += [allowed.below, allowed.below + 1]
+    if math.isfinite(allowed.at_most):
+        beyond += [allowed.at_most + 1]
+    return beyond
+
+
+def ranges_of(config_class):
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    return {
+        name: extra
+        for name, hint in hints.items()
+        for extra in getattr(hint, "__metadata__", ())
+        if isinstance(extra, Range)
+    }
+
+
+def test_a_value_outside_the_range_on_its_field_is_refused(config_class, make):
+    """Whatever class the field comes from, and whatever __post_init__ or check a class in between has."""
+    for name, allowed in ranges_of(config_class).items():
+        for value in outside(allowed):
+            with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} "):
+                make(config_class, **{name: value})
+
+
+def test_every_number_has_a_range(config_class):
+    """A number without one would take NaN. Weights of rewards are a list, which has a check of its own."""
+    hints = typing.get_type_hints(config_class)
+    numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
+    assert numbers - {"reward_weights"} == set(ranges_of(config_class))
+
+
+def test_every_class_of_settings_passes_checks_on(config_class, make):
+    """A check that does not call super() would leave out those of other groups: all are reached, each once."""
+    called = []
+
+    def noted(group, check):
+        def run(config):
+            called.append(group)
+            check(config)
+
+        return run
+
+    groups = [group for group in config_class.__mro__ if "check" in vars(group)]
+    with pytest.MonkeyPatch.context() as patch:
         for group in groups:
-            checks = [name for name in vars(group) if name.startswith("check_")]
-            if checks and issubclass(config_class, group) and group is not options.MachineOptions:
-                assert f"self.{checks[0]}()" in called, f"{config_class.__name__} does not call {checks[0]}"
+            patch.setattr(group, "check", noted(group, vars(group)["check"]))
+        make(config_class)
+    assert called == groups
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (Range(above=0), "be greater than 0"),
+        (Range(at_least=0), "be at least 0"),
+        (Range(at_least=0, at_most=1), "lie between 0 and 1"),
+        (Range(at_least=0, below=1), "be at least 0 and below 1"),
+        (Range(above=0, at_most=1), "be greater than 0 and at most 1"),
+        (Range(below=3), "be below 3"),
+        (Range(at_least=0, below=2**63), r"be at least 0 and below 2^63"),
+    ],
+)
+def test_a_range_in_words(allowed, words):
+    assert allowed.words == words

@@ -105,14 +105,14 @@ def prompts(tmp_path):
     )
 
 
-def _length(completions, **_):
-    return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
-
-
 @pytest.fixture
 def length():
     """A reward: characters. A completion is a string, or a list with the assistant's message."""
-    return _length
+
+    def length(completions, **_):
+        return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+    return length
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def make_policy(folder, dtype=torch.float64, *, noise=0.0, with_value_head=False
 
 
 @pytest.fixture
-def make_learner():
+def make_learner(length):
     """``make_learner(settings, dtype, noise=..., **changes)``, rewarded for length, with fields changed.
 
     Policy, reference and critic are from one checkpoint. The value head is not zero, the reference ``noise`` away.
@@ -208,7 +208,7 @@ def make_learner():
             ptx=None,
             prompts=Prompts(encoded, BatchOrder(len(encoded), len(encoded), seed=0), settings.samples_per_prompt),
             generator=torch.Generator().manual_seed(0),
-            rewards=[Reward("length", _length)],
+            rewards=[Reward("length", length)],
             sampler=make_sampler(settings, renderer, policy),
         )
         return replace(learner, **changes)

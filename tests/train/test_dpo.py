@@ -16,8 +16,9 @@ from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError, DataError
-from heedful.train import dpo
-from heedful.train.dpo import accumulate, encode_preferences, response_logprobs, train_dpo, with_reference
+from heedful.train import pairs as pairs_module
+from heedful.train.dpo import accumulate, train_dpo
+from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
 from heedful.types import Message, Ranking
 
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
     names = tiny("gpt2", max_length=256), str(tmp_path / "other")
     policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
     renderer = Renderer(load_tokenizer(names[0]))
-    pairs = with_reference(reference, pairs_of(renderer, config), renderer.pad_id, config)
+    pairs = with_reference(reference, pairs_of(renderer, config), renderer.pad_id, config.micro_batch)
     with torch.no_grad():
         metrics = accumulate(policy, pairs, renderer.pad_id, config)
     sides = [
@@ -127,7 +128,7 @@ def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype,
     config = settings(tmp_path, beta=0.3)
     renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
-    pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config)
+    pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config.micro_batch)
     pairs = [replace(pair, ref_chosen=pair.ref_chosen + i) for i, pair in enumerate(pairs)]  # or every h would be 0
 
     def gradient(size, tokens=None):
@@ -188,8 +189,8 @@ def test_the_reference_reads_the_longest_pairs_first(tiny, tmp_path, monkeypatch
         read.extend(pair.length for pair in part)
         return response_logprobs(model, part, pad_id)
 
-    monkeypatch.setattr(dpo, "response_logprobs", noted)
-    done = with_reference(policy, pairs, renderer.pad_id, config)
+    monkeypatch.setattr(pairs_module, "response_logprobs", noted)
+    done = with_reference(policy, pairs, renderer.pad_id, config.micro_batch)
     assert read == sorted(read, reverse=True)
     assert len(set(read)) > 1
     assert [pair.ranking for pair in done] == [pair.ranking for pair in pairs]
@@ -200,11 +201,11 @@ def test_the_reference_reads_no_more_than_the_limits(tiny, tmp_path, passes):
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
     whole = settings(tmp_path, micro_batch_size=6)
     pairs = pairs_of(renderer, whole)
-    expected = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, whole)]
+    expected = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, whole.micro_batch)]
     for size, tokens in ((2, None), (6, 250), (6, 300)):
         seen = passes(policy)
         config = replace(whole, micro_batch_size=size, micro_batch_tokens=tokens)
-        found = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, config)]
+        found = [pair.ref_chosen for pair in with_reference(policy, pairs, renderer.pad_id, config.micro_batch)]
         assert found == pytest.approx(expected, rel=1e-5)
         assert all(rows == 2 or (rows <= 2 * size and taken <= (tokens or taken)) for rows, taken in seen)
         assert sum(rows for rows, _ in seen) == 12

@@ -10,20 +10,16 @@ from heedful.cli import main
 from heedful.configs.evaluate import WinRateConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.evaluate.policies import evaluate_win_rate
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_ppo
 
 pytestmark = pytest.mark.exhaustive
 ROOT = Path(__file__).parents[2]
 
 
-def share_of_a(completions, **_):
-    return [completion.count("a") / max(1, len(completion)) for completion in completions]
-
-
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("seed", range(3))
-def test_ppo_raises_the_share_of_a_letter(tiny, prompts, tmp_path, architecture, critic, seed):
+def test_ppo_raises_the_share_of_a_letter(tiny, prompts, share_of_a, tmp_path, architecture, critic, seed):
     summary = train_ppo(
         PPOConfig(
             model=tiny(architecture),

@@ -13,6 +13,7 @@ from heedful.checkpoints.adapters import is_adapter
 from heedful.checkpoints.load import load_policy, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import check_bitsandbytes
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
@@ -28,8 +29,8 @@ from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train import sft
 from heedful.train.dpo import train_dpo
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import _load_models, train_ppo
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.start import start
 from heedful.train.optimization import make_optimizer, optimizer_step, step_metrics
 from heedful.train.reward import train_reward
 from heedful.train.setup import load_reference, prepare, quantized, reference_device
@@ -120,12 +121,12 @@ def test_dropout_of_adapters_changes_what_sft_learns(run):
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
-def test_a_steps_gradient_moves_adapters_and_heads_alone(tiny, tmp_path, critic):
+def test_a_steps_gradient_moves_adapters_and_heads_alone(config, tiny, critic):
     """Bit for bit: every tensor of the base is after the step what it was before."""
-    config = PPOConfig(model=tiny("qwen3"), data="d", output=tmp_path, critic=critic, learning_rate=0.1, **LORA)
-    models = _load_models(config)
-    start = {name: p.clone() for module in models.trained for name, p in module.named_parameters()}
-    optimizer = make_optimizer([(module, 0.1) for module in models.trained], config)
+    settings = config(model=tiny("qwen3"), critic=critic, learning_rate=0.1, **LORA)
+    models = start(settings, [count_of_e]).learner
+    before = {name: p.clone() for module in models.trained for name, p in module.named_parameters()}
+    optimizer = make_optimizer([(module, 0.1) for module in models.trained], settings)
     mask = torch.ones(1, 4, dtype=torch.bool)
     ids = torch.tensor([[20, 30, 40, 50, 60, 70]])
     for module in models.trained:
@@ -135,7 +136,7 @@ def test_a_steps_gradient_moves_adapters_and_heads_alone(tiny, tmp_path, critic)
         (loss + (0.0 if isinstance(outputs, torch.Tensor) else outputs.logprobs.sum())).backward()
     optimizer_step(optimizer, models.trained, 0.0)
     moved = {
-        name for module in models.trained for name, p in module.named_parameters() if not torch.equal(p, start[name])
+        name for module in models.trained for name, p in module.named_parameters() if not torch.equal(p, before[name])
     }
     assert moved
     assert all(".lora_" in name or name.startswith("value_head") for name in moved)
@@ -196,19 +197,17 @@ def test_ppos_critic_with_adapters_comes_back(run, critic):
     assert float(head.weight.detach().abs().max()) > 0
 
 
-def test_the_reference_and_the_separate_critic_are_the_policys_own_weights(tiny, tmp_path):
+def test_the_reference_and_the_separate_critic_are_the_policys_own_weights(config, tiny):
     """No second and third model in memory: their parameters lie where the policy's do, but for adapters and heads."""
-    config = PPOConfig(model=tiny("qwen3"), data="d", output=tmp_path, critic="separate", **LORA)
-    models = _load_models(config)
+    models = start(config(model=tiny("qwen3"), critic="separate", **LORA), [count_of_e]).learner
     policy = {p.data_ptr() for p in models.policy.parameters()}
     assert {p.data_ptr() for p in models.reference.parameters()} <= policy
     assert not any(p.requires_grad for p in models.reference.parameters())
-    own = {name for name, p in models.value_model.named_parameters() if p.data_ptr() not in policy}
+    own = {name for name, p in models.critic.named_parameters() if p.data_ptr() not in policy}
     assert all(".lora_" in name or name.startswith("value_head") for name in own)
     learned = {p.data_ptr() for p in models.policy.parameters() if p.requires_grad}
-    assert not learned & {p.data_ptr() for p in models.value_model.parameters()}, "critic and policy share adapters"
-    full = PPOConfig(model=tiny("qwen3"), data="d", output=tmp_path, critic="separate", dtype="float32")
-    apart = _load_models(full)
+    assert not learned & {p.data_ptr() for p in models.critic.parameters()}, "critic and policy share adapters"
+    apart = start(config(model=tiny("qwen3"), critic="separate"), [count_of_e]).learner
     assert not {p.data_ptr() for p in apart.reference.parameters()} & {p.data_ptr() for p in apart.policy.parameters()}
 
 
@@ -228,7 +227,7 @@ def test_the_reference_is_the_policy_at_the_start(run, tiny, tmp_path, kind, cha
     start = str(run(SFTConfig, "sft", max_steps=4)[0] / "final") if chain else tiny("gpt2")
     config = kind(model=start, data="d", output=tmp_path, **LORA)
     policy = double(load_policy(start, **FLOAT32))
-    reference = load_reference(config, policy)
+    reference = load_reference(config, resolve(config.model), policy)
     prepare(policy, config, base=start)
     disable_dropout(policy)
     before = logprobs(reference).clone()
@@ -256,7 +255,7 @@ def test_another_reference_is_another_model(run, tiny, tmp_path):
     other = run(SFTConfig, "other")[0] / "final"
     config = GRPOConfig(model=tiny("qwen3"), reference=str(other), data="d", output=tmp_path, **LORA)
     policy = load_policy(tiny("qwen3"), **FLOAT32)
-    reference = load_reference(config, policy)
+    reference = load_reference(config, resolve(config.model), policy)
     torch.testing.assert_close(logprobs(reference), logprobs(load_policy(str(other), **FLOAT32)), rtol=0, atol=0)
     assert float((logprobs(reference) - logprobs(policy)).abs().max()) > 1e-3
 

@@ -9,14 +9,8 @@ from torch import nn
 
 from heedful.configs.sft import SFTConfig
 from heedful.errors import TrainingError
-from heedful.train.optimization import (
-    MetricSums,
-    Patience,
-    lr_factor,
-    make_optimizer,
-    optimizer_step,
-    set_learning_rate,
-)
+from heedful.train.optimization import MetricSums, Schedule, lr_factor, make_optimizer, optimizer_step
+from heedful.train.patience import Patience
 
 
 def options(**changes):
@@ -40,8 +34,10 @@ def test_weight_decay_acts_on_matrices_alone_and_groups_keep_their_ratio():
     optimizer = make_optimizer([(first, 0.1), (None, 9.0), (second, 0.4)], options(weight_decay=0.5))
     found = {(group["peak_lr"], group["weight_decay"], group["params"][0].dim()) for group in optimizer.param_groups}
     assert found == {(0.1, 0.5, 2), (0.1, 0.0, 1), (0.4, 0.5, 2), (0.4, 0.0, 1)}
-    assert set_learning_rate(optimizer, 0.25) == pytest.approx(0.025)
+    schedule = Schedule(optimizer, 4, options())
+    assert [schedule.advance() for _ in range(4)] == pytest.approx([0.1, 0.075, 0.05, 0.025])
     assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.025, 0.1}
+    assert schedule.done == 4
 
 
 def test_golden_adam_beta2():

@@ -8,6 +8,7 @@ import torch
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.ppo import PPOConfig
@@ -41,7 +42,7 @@ def test_a_reference_in_half_precision_holds_no_file_in_memory(tmp_path):
     policy = load_policy(str(tmp_path / "m"), **HALF)
     config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
     assert weights_in_files(policy)
-    assert not weights_in_files(load_reference(config, policy))
+    assert not weights_in_files(load_reference(config, resolve(config.model), policy))
 
 
 @needs_maps
@@ -59,7 +60,7 @@ def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, archi
     make_tiny_model(architecture, tmp_path / "m", hidden_size=32, num_layers=2)
     policy = load_policy(str(tmp_path / "m"), **HALF)
     config = PPOConfig(model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",))
-    reference = load_reference(config, policy)
+    reference = load_reference(config, resolve(config.model), policy)
     assert reference.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.bfloat16
     assert policy.lm.get_submodule(MATRICES[architecture]).weight.dtype == torch.float32
     assert reference.lm.get_output_embeddings().weight is reference.lm.get_input_embeddings().weight

@@ -124,13 +124,7 @@ def test_evaluation_is_the_token_mean_of_the_negative_log_likelihood(tiny):
     assert metrics["eval/perplexity"] == pytest.approx(float(torch.tensor(expected / count).exp()), rel=1e-5)
 
 
-def numbers(run: Path) -> list[dict]:
-    """The metrics of a run without its clock."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
-
-
-def test_same_seed_same_run_bit_for_bit(config, tmp_path):
+def test_same_seed_same_run_bit_for_bit(config, numbers, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         train_sft(config(output=tmp_path / name, seed=seed, max_steps=6, batch_size=2, eval_fraction=0.4))
     a, b, c = (tmp_path / name for name in "abc")
@@ -139,7 +133,7 @@ def test_same_seed_same_run_bit_for_bit(config, tmp_path):
     assert numbers(a) == numbers(b) != numbers(c)
 
 
-def test_a_resolved_config_repeats_its_run(config, tmp_path):
+def test_a_resolved_config_repeats_its_run(config, numbers, tmp_path):
     from heedful.cli import main
 
     train_sft(config(output=tmp_path / "a", max_steps=5, batch_size=2, weight_decay=0.1, lr_schedule="cosine"))

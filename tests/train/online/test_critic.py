@@ -1,23 +1,22 @@
-"""A critic that starts as the reward model: its values are the model's scores, and misfits are refused."""
+"""The critic: it warms up and learns by itself; one that starts as the reward model values responses as that scores them."""
 
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
+from heedful.checkpoints.load import load_causal_lm, load_policy, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors, save_reward_model
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.checkpoints.tokenizer import load_tokenizer
-from heedful.commands import ppo
-from heedful.configs.ppo import PPOConfig
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.rewards import Reward
-from heedful.train.online.critic import start_from_scores
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.critic import load_critic, start_from_scores
+from heedful.train.online.engine import train_ppo
+from heedful.train.online.start import start
 
 CPU = torch.device("cpu")
 DIALOGUES = [("你好吗", "我很好，谢谢！"), ("2+2?", "4"), ("name a colour, please", "blue")]
@@ -80,20 +79,25 @@ def test_an_encoder_has_no_head_to_start_from(tiny):
 
 
 @pytest.fixture
-def config(tiny, prompts, tmp_path):
+def from_reward(config):
+    """``from_reward(*rewards, **changes)``: settings of PPO whose critic starts as a reward model."""
+
     def make(*rewards, **changes):
-        settings = {"rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 8, "steps": 2, "critic": "reward"}
-        run = {"eval_fraction": 0.3, "eval_every": 0, "sample_every": 0, "dtype": "float32"}
-        start = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run"}
-        return PPOConfig(rewards=rewards, **(settings | run | start | changes))
+        sizes = {"rollout_batch_size": 4, "minibatch_size": 4, "samples_per_prompt": 1, "max_new_tokens": 8}
+        return config(rewards=rewards, critic="reward", **(sizes | changes))
 
     return make
 
 
-def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own(config, reward_folder):
+def critic_of(settings):
+    machine = {"device": CPU, "compute_dtype": torch.float32}
+    return load_critic(settings, load_policy(settings.model, **machine), **machine)
+
+
+def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own(from_reward, reward_folder):
     first, second = reward_folder("gpt2", "first"), reward_folder("qwen3", "second")
-    settings = config("rule:digits", f"model:{first}", f"model:{second}")
-    critic = ppo._load_models(settings).value_model
+    settings = from_reward("rule:digits", f"model:{first}", f"model:{second}")
+    critic = critic_of(settings)
     expected = value_model_from(loaded(first), first).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.state_dict().items())
     assert all(parameter.requires_grad for parameter in critic.parameters())
@@ -115,18 +119,18 @@ def test_the_first_reward_model_is_the_critic_and_both_are_networks_of_their_own
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(config, reward_folder, tmp_path, lora_rank):
+def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(from_reward, reward_folder, tmp_path, lora_rank):
     """Its old adapters are plain weights then; with LoRA the critic's own come on top, and change no value at the start."""
     base = reward_folder("gpt2")
     model = loaded(base)
-    add_adapters(model.classifier, config(f"model:{base}", lora_rank=4), base=base, seed=3)
+    add_adapters(model.classifier, from_reward(f"model:{base}", lora_rank=4), base=base, seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
     folder = tmp_path / "适配器"
     save_reward_model(model, load_tokenizer(base), folder)
-    critic = ppo._load_models(config(f"model:{folder}", lora_rank=lora_rank)).value_model
+    critic = critic_of(from_reward(f"model:{folder}", lora_rank=lora_rank))
     adapted = [name for name, _ in critic.named_parameters() if "lora_" in name]
     assert bool(adapted) == bool(lora_rank)
     assert all(parameter.requires_grad for name, parameter in critic.named_parameters() if name in adapted)
@@ -136,22 +140,22 @@ def test_a_reward_model_of_adapters_is_merged_before_it_is_a_critic(config, rewa
     torch.testing.assert_close(values, scores, rtol=0, atol=1e-5)
 
 
-def test_its_values_are_normalised_as_the_scores_are(config, reward_folder):
+def test_its_values_are_normalised_as_the_scores_are(from_reward, reward_folder):
     """A critic that hardly learns is saved as it began: the head over the scores' deviation, their mean taken off."""
     folder = reward_folder("gpt2")
     settings = {"reward_weights": (2.0,), "score_norm_samples": 16, "value_learning_rate": 1e-12}
-    norm = train_ppo(config(f"model:{folder}", **settings))["score_norm"]
+    norm = train_ppo(from_reward(f"model:{folder}", **settings))["score_norm"]
     assert norm["std"] != 1.0
-    head = load_tensors(config().output / "final" / "value_model" / VALUE_HEAD)
+    head = load_tensors(from_reward().output / "final" / "value_model" / VALUE_HEAD)
     torch.testing.assert_close(head["weight"], 2.0 * loaded(folder).classifier.score.weight / norm["std"])
     assert head["bias"].item() == pytest.approx(-norm["mean"] / norm["std"], rel=1e-5)
 
 
-def test_what_cannot_be_the_critic_is_refused(config, tiny, reward_folder, tmp_path):
+def test_what_cannot_be_the_critic_is_refused(from_reward, tiny, reward_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"--critic reward starts from a reward model, .* add --rewards model:PATH"):
-        train_ppo(config("rule:digits"))
+        train_ppo(from_reward("rule:digits"))
     with pytest.raises(ConfigError, match=r"--critic reward needs a decoder.* is an encoder; use --critic separate"):
-        train_ppo(config(f"model:{tiny('deberta-v2')}"))
+        train_ppo(from_reward(f"model:{tiny('deberta-v2')}"))
     other = reward_folder("gpt2")
     tokenizer = load_tokenizer(other)
     vocabulary = tokenizer.get_vocab()
@@ -162,5 +166,66 @@ def test_what_cannot_be_the_critic_is_refused(config, tiny, reward_folder, tmp_p
     policy.resize_token_embeddings(len(tokenizer))
     policy.save_pretrained(tmp_path / "policy")
     with pytest.raises(ConfigError, match=r"--critic reward: .*rm has another vocabulary than the policy: 1 of"):
-        train_ppo(config(f"model:{other}", model=str(tmp_path / "policy")))
+        train_ppo(from_reward(f"model:{other}", model=str(tmp_path / "policy")))
     assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- any critic
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_dropout_is_off_in_training_mode_too(config, length, critic):
+    """gpt2's default is 0.1, and a ratio of two passes under dropout means nothing."""
+    learner = start(config(critic=critic), [length]).learner
+    ids = torch.arange(10, 22).unsqueeze(0)
+    attention_mask, response_mask = torch.ones_like(ids, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)
+    for module in learner.trained:
+        torch.nn.init.normal_(module.value_head.weight) if module.value_head is not None else None
+        module.train()
+        first, second = (module(ids, attention_mask, response_mask) for _ in range(2))
+        for a, b in [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True):
+            assert a is b is None or torch.equal(a, b)
+
+
+def test_separate_critic_learns_at_its_own_rate_and_is_saved(config, tiny, length, numbers, tmp_path):
+    """The policy does not move at a vanishing rate while the critic, with a rate of its own, does; final/ keeps both."""
+    settings = config(critic="separate", learning_rate=1e-12, value_learning_rate=1e-2, steps=8, kl_coef=0.0)
+    train_ppo(settings, rewards=[length])
+    begin = load_causal_lm(tiny("gpt2")).state_dict()
+    end = load_causal_lm(str(tmp_path / "run" / "final")).state_dict()
+    assert all(torch.allclose(end[name], begin[name], atol=1e-6) for name in begin)
+    assert not (tmp_path / "run" / "final" / VALUE_HEAD).exists()
+    critic = load_value_model(str(tmp_path / "run" / "final" / "value_model"), device=CPU, compute_dtype=torch.float32)
+    assert float(critic.value_head.weight.detach().abs().max()) > 1e-3
+    losses = [line["loss/value"] for line in numbers(tmp_path / "run") if "loss/value" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_value_head_learns_at_its_own_rate(config, length, tmp_path):
+    train_ppo(config(learning_rate=1e-12, value_learning_rate=1e-2, value_coef=1.0), rewards=[length])
+    assert float(load_tensors(tmp_path / "run" / "final" / VALUE_HEAD)["weight"].abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_while_the_critic_warms_up_the_policy_stays_bit_for_bit(config, length, numbers, critic):
+    """Weight decay is on, which would move weights without a gradient too; the next step then moves them."""
+    settings = config(
+        critic=critic,
+        critic_warmup_steps=1,
+        save_every=1,
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        kl_target=1.0,
+        kl_horizon=100,
+        entropy_coef=0.01,
+    )
+    train_ppo(settings, rewards=[length])
+    first, second = (settings.output / "checkpoints" / f"step-00000{i}" for i in (1, 2))
+    begin, warmed, trained = (load_causal_lm(str(f)).state_dict() for f in (settings.model, first, second))
+    assert all(torch.equal(begin[name], warmed[name]) for name in begin)
+    assert not all(torch.equal(begin[name], trained[name]) for name in begin)
+    head = (first if critic == "shared" else first / "value_model") / VALUE_HEAD
+    assert float(load_tensors(head)["weight"].abs().max()) > 1e-3
+    steps = [line for line in numbers(settings.output) if "loss/value" in line]
+    assert ["loss/policy" in line for line in steps] == [False, True]
+    assert steps[1]["reference/kl_coef"] == settings.kl_coef, "a policy that stands still does not steer it"

@@ -7,27 +7,21 @@ import pytest
 import torch
 
 from heedful.checkpoints.load import load_causal_lm
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
-from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError, DataError
 from heedful.models.policy import Policy
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_ppo
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import MetricSums
 
 
-def length(completions, **_):
-    return [float(len(completion)) for completion in completions]
-
-
 @pytest.fixture
-def settings(tiny, prompts, demonstrations, tmp_path):
+def settings(config, demonstrations):
     def make(**changes):
-        common = {"rollout_batch_size": 4, "minibatch_size": 4, "ppo_epochs": 1, "max_new_tokens": 8, "steps": 2}
-        run = {"eval_fraction": 0.3, "eval_every": 0, "sample_every": 0, "dtype": "float32", "ptx_coef": 2.0}
-        start = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "ptx_data": demonstrations}
-        return PPOConfig(**(common | run | start | changes))
+        sizes = {"rollout_batch_size": 4, "minibatch_size": 4, "samples_per_prompt": 1, "max_new_tokens": 8}
+        return config(**(sizes | {"ppo_epochs": 1, "ptx_data": demonstrations, "ptx_coef": 2.0} | changes))
 
     return make
 
@@ -37,7 +31,7 @@ def double_policy(folder):
 
 
 def mix_of(config):
-    return load_mix(config, Renderer(load_tokenizer(config.model)))
+    return load_mix(config, resolve(config.model), Renderer(load_tokenizer(config.model)))
 
 
 @pytest.mark.parametrize(("size", "tokens", "times"), [(1, None, 4), (3, None, 2), (4, None, 1), (4, 1, 4)])
@@ -52,7 +46,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
     mix.accumulate(policy, sums)
     assert len(seen) == times
     found = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
-    rows = [again.examples[i] for i in next(again.sampler)]
+    rows = [again.examples[i] for i in next(again.order)]
     assert len(rows) == 4
     assert len({len(row.response) for row in rows}) > 1
     policy.zero_grad()
@@ -68,7 +62,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
     assert sums.means(1)["loss/ptx"] == pytest.approx(float(mean.detach()), rel=1e-9)
 
 
-def test_it_keeps_the_likelihood_of_the_demonstrations_up(settings, tmp_path):
+def test_it_keeps_the_likelihood_of_the_demonstrations_up(settings, tmp_path, length):
     losses = {}
     for coef in (0.0, 5.0):
         changes = {"ptx_coef": coef} if coef else {"ptx_coef": 0.0, "ptx_data": None}
@@ -82,7 +76,7 @@ def test_it_keeps_the_likelihood_of_the_demonstrations_up(settings, tmp_path):
     assert losses[5.0] < losses[0.0] - 0.5
 
 
-def test_plain_text_will_do_and_is_written_down(settings, tmp_path):
+def test_plain_text_will_do_and_is_written_down(settings, tmp_path, length):
     """A text is cut into pieces of the model's context (128 tokens), and the file's hash goes with the run."""
     text = tmp_path / "文.txt"
     text.write_text("从前有一只猫。" * 100, encoding="utf-8")
@@ -93,19 +87,19 @@ def test_plain_text_will_do_and_is_written_down(settings, tmp_path):
     assert str(text) in json.loads((config.output / "environment.json").read_text(encoding="utf-8"))["data"]
 
 
-def test_columns_are_those_of_the_prompts_alone(settings, tmp_path):
+def test_columns_are_those_of_the_prompts_alone(settings, tmp_path, length):
     questions = tmp_path / "问.jsonl"
     questions.write_text("".join(json.dumps({"q": f"问{i}"}) + "\n" for i in range(12)), encoding="utf-8")
     summary = train_ppo(settings(data=str(questions), columns="prompt=q", steps=1), rewards=[length])
     assert summary["ptx"] == {"records": 5}
 
 
-def test_too_few_records_are_refused(settings):
+def test_too_few_records_are_refused(settings, length):
     with pytest.raises(ConfigError, match=r"--minibatch-size \(records of --ptx-data .* only 5 items"):
         train_ppo(settings(rollout_batch_size=6, minibatch_size=6), rewards=[length])
 
 
-def test_records_that_cannot_be_used_are_named(settings, tmp_path):
+def test_records_that_cannot_be_used_are_named(settings, tmp_path, length):
     bad = tmp_path / "坏.jsonl"
     bad.write_text('{"prompt": "问"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"坏\.jsonl:1"):
@@ -113,7 +107,7 @@ def test_records_that_cannot_be_used_are_named(settings, tmp_path):
     assert not settings().output.exists()
 
 
-def test_a_run_does_not_overwrite_its_own_records(settings, demonstrations):
+def test_a_run_does_not_overwrite_its_own_records(settings, demonstrations, length):
     config = settings(steps=1)
     train_ppo(config, rewards=[length])
     inside = config.output / "演示.jsonl"

@@ -1,0 +1,210 @@
+"""Learning from a rollout batch: what the gradient must not depend on, minibatches and epochs, and where an update ends."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful.configs.grpo import GRPOConfig
+from heedful.data.collate import Batch
+from heedful.errors import TrainingError
+from heedful.train.online import update
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.update import accumulate, accumulate_critic, learn
+from heedful.train.optimization import MetricSums
+
+CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
+
+
+def test_micro_batch_size_does_not_change_the_gradient(
+    variant, make_learner, experience_of, moved, gradient, distance
+):
+    learner = make_learner(variant(temperature=0.7), noise=0.05)
+    experience = moved(experience_of(learner))
+    assert len(set(experience.batch.response_mask.sum(dim=1).tolist())) > 1, "rows of equal length would prove nothing"
+    whole, metrics, approx_kl = gradient(learner, experience, micro_batch_size=16)
+    assert metrics.get("policy/clip_frac", 0.5) not in (0.0, 1.0)
+    for size in (1, 3, 5):
+        split, same_metrics, same_kl = gradient(learner, experience, micro_batch_size=size)
+        assert distance(split, whole) < 1e-12
+        assert same_metrics == pytest.approx(metrics, rel=1e-9)
+        assert same_kl == pytest.approx(approx_kl, rel=1e-9)
+
+
+@CRITICS
+def test_micro_batch_size_does_not_change_the_gradient_in_float32(
+    config, make_learner, experience_of, moved, gradient, distance, critic
+):
+    learner = make_learner(config(critic=critic, entropy_coef=0.01), torch.float32)
+    experience = moved(experience_of(learner))
+    whole, _, _ = gradient(learner, experience, micro_batch_size=8)
+    for size in (1, 3):
+        split, _, _ = gradient(learner, experience, micro_batch_size=size)
+        assert distance(split, whole) < 1e-6
+
+
+def test_a_limit_of_tokens_does_not_change_the_gradient(
+    variant, make_learner, experience_of, moved, gradient, distance, passes
+):
+    """Nor what the losses hold constant; the limit holds for every pass of every model."""
+    learner = make_learner(variant(micro_batch_size=16), noise=0.05)
+    as_sampled = experience_of(learner)
+    experience, rows = moved(as_sampled), len(as_sampled.kl)
+    whole, metrics, _ = gradient(learner, experience)
+    for tokens in (1, 70, 100):
+        limited = replace(learner, config=replace(learner.config, micro_batch_tokens=tokens))
+        trained, reference = [passes(module) for module in learner.trained], passes(learner.reference)
+        split, same_metrics, _ = gradient(limited, experience)
+        assert distance(split, whole) < 1e-12
+        assert same_metrics == pytest.approx(metrics, rel=1e-9)
+        assert trained[0] == trained[-1]
+        again = experience_of(limited)
+        for name in ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns"):
+            before, after = getattr(as_sampled, name), getattr(again, name)
+            assert before is after is None or torch.allclose(after, before, rtol=1e-9, atol=1e-9), name
+        of_reference = [(reference, 1)] if learner.config.kl_coef else []
+        assert bool(reference) == bool(learner.config.kl_coef)
+        for seen, times in [*((seen, 2) for seen in trained), *of_reference]:
+            assert all(number == 1 or taken <= tokens for number, taken in seen)
+            assert sum(number for number, _ in seen) == rows * times
+            assert (len(seen) == rows * times) == (tokens == 1)
+
+
+def test_on_the_first_minibatch_the_ratio_is_1(variant, make_learner, experience_of, gradient):
+    learner = make_learner(variant(micro_batch_size=3, temperature=0.7), noise=0.05)
+    _, metrics, approx_kl = gradient(learner, experience_of(learner))
+    assert approx_kl == metrics.get("policy/approx_kl", 0.0)
+    assert approx_kl < 1e-10
+    assert metrics.get("policy/clip_frac", 0.0) == 0.0
+
+
+def test_padding_does_not_change_the_gradient(variant, make_learner, experience_of, moved, gradient, distance):
+    """The same rows with four more columns of padding on either side, filled with a real token's id."""
+    learner = make_learner(variant(), noise=0.05)
+    e = moved(experience_of(learner))
+    pad = torch.nn.functional.pad
+    batch = Batch(
+        pad(e.batch.ids, (4, 4), value=77), pad(e.batch.attention_mask, (4, 4)), pad(e.batch.response_mask, (0, 4))
+    )
+    names = ("old_logprobs", "ref_logprobs", "advantages", "old_values", "returns")
+    tensors = {name: pad(x, (0, 4), value=1e3) for name in names if (x := getattr(e, name)) is not None}
+    whole, metrics, _ = gradient(learner, e)
+    padded, same, _ = gradient(learner, replace(e, batch=batch, **tensors))
+    assert distance(padded, whole) < 1e-12
+    assert same == pytest.approx(metrics, rel=1e-9)
+
+
+@CRITICS
+@pytest.mark.parametrize("action", ["token", "response"])
+def test_the_critics_gradient_while_it_warms_up(
+    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, critic, action
+):
+    """That of the value loss alone, whatever the micro-batch size."""
+    learner = make_learner(config(critic=critic, action=action), noise=0.05)
+    experience = moved(experience_of(learner))
+    found = []
+    for size, tokens in ((8, None), (3, None), (8, 70)):
+        for module in learner.trained:
+            module.zero_grad()
+        changed = replace(learner.config, micro_batch_size=size, micro_batch_tokens=tokens)
+        accumulate_critic(replace(learner, config=changed), experience, MetricSums())
+        assert all(parameter.grad is None for parameter in learner.policy.lm.parameters())
+        found.append(flat_gradient(*learner.trained))
+    assert distance(found[1], found[0]) < 1e-12
+    assert distance(found[2], found[0]) < 1e-12
+    whole, _, _ = gradient(learner, experience)
+    head = learner.critic or learner.policy.value_head
+    number = sum(parameter.numel() for parameter in head.parameters())
+    assert distance(found[0], whole[-number:]) < 1e-12, "the policy loss says nothing to the head"
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_the_weights_before_it(config, make_learner, experience_of):
+    learner = make_learner(config(), torch.float32)
+    experience = experience_of(learner)
+    experience.advantages[0, 0] = float("nan")
+    before = [p.detach().clone() for p in learner.policy.parameters()]
+    with pytest.raises(TrainingError, match="gradient norm is nan"):
+        learn(learner, experience)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("train", [train_ppo, train_grpo])
+@pytest.mark.parametrize(("epochs", "size", "steps"), [(1, 8, 1), (1, 4, 2), (3, 2, 12)])
+def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, length, monkeypatch, train, epochs, size, steps):
+    step, calls = update.optimizer_step, []
+    monkeypatch.setattr(update, "optimizer_step", lambda *arguments: calls.append(1) or step(*arguments))
+    kind = {"kind": GRPOConfig} if train is train_grpo else {}
+    train(config(**kind, ppo_epochs=epochs, minibatch_size=size, steps=1), rewards=[length])
+    assert len(calls) == steps
+
+
+# --------------------------------------------------------------------------------------------- the end of an update
+
+
+@pytest.fixture
+def learned(make_learner, experience_of, moved):
+    """``learned(settings)``: a learner after one rollout batch, the metrics, and approx_kl of each minibatch visited."""
+
+    def run(settings, *, sampled_by_another=False):
+        torch.manual_seed(3)
+        learner = make_learner(settings)
+        experience = experience_of(learner)
+        experience = moved(experience) if sampled_by_another else experience
+        learner, visited = replace(learner, generator=torch.Generator().manual_seed(1)), []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(update, "accumulate", lambda *a: visited.append(accumulate(*a)) or visited[-1])
+            metrics = learn(learner, experience)
+        return learner, metrics, [float(kl) for kl in visited]
+
+    return run
+
+
+def equal_policies(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters(), strict=True))
+
+
+@contextlib.contextmanager
+def no_more_steps_than(number):
+    right, steps = update.optimizer_step, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            update, "optimizer_step", lambda *a: steps.append(1) or (right(*a) if len(steps) <= number else 0.0)
+        )
+        yield
+
+
+@pytest.mark.parametrize("action", ["token", "response"])
+def test_an_update_ends_before_the_step_at_which_the_policy_is_too_far(config, learned, action):
+    settings = config(action=action, minibatch_size=4, ppo_epochs=3, learning_rate=3e-3)
+    _, free, without = learned(settings)
+    assert len(without) == 6
+    assert "policy/update_frac" not in free
+    limit = sorted(without)[3]
+    stop = next(i for i, kl in enumerate(without) if kl > limit)
+    assert 1 < stop < 5
+    learner, metrics, visited = learned(replace(settings, approx_kl_limit=limit))
+    assert visited == without[: stop + 1]
+    assert metrics["policy/update_frac"] == pytest.approx(stop / 6)
+    assert metrics["policy/approx_kl"] == pytest.approx(sum(visited) / len(visited))
+    assert all(parameter.grad is None for parameter in learner.policy.parameters())
+    with no_more_steps_than(stop):  # the same steps without a limit
+        same, _, _ = learned(settings)
+    assert equal_policies(learner, same)
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(config, learned):
+    settings = config(minibatch_size=4, learning_rate=1e-3)
+    free, _, _ = learned(settings)
+    limited, metrics, _ = learned(replace(settings, approx_kl_limit=1e3))
+    assert metrics["policy/update_frac"] == 1
+    assert equal_policies(free, limited)
+
+
+def test_the_first_minibatch_is_always_learned_from(config, learned):
+    """However far it says the policy is: it has not moved in this update, and a step must do something."""
+    settings = config(minibatch_size=4, ppo_epochs=2, learning_rate=1e-3, approx_kl_limit=1e-9)
+    _, metrics, visited = learned(settings, sampled_by_another=True)
+    assert len(visited) == 2
+    assert visited[0] > 1e-3
+    assert metrics["policy/update_frac"] == pytest.approx(1 / 4)
