@@ -67,6 +67,12 @@ def write_jsonl(path: Path, records) -> str:
 
 
 @pytest.fixture
+def write(tmp_path):
+    """``write(name, records)``: the path of a .jsonl file."""
+    return lambda name, records: write_jsonl(tmp_path / f"{name}.jsonl", records)
+
+
+@pytest.fixture
 def passes():
     """Rows and tokens (rows times the longest) of every pass through a policy, a value model or a reward model."""
 

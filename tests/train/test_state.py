@@ -1,0 +1,198 @@
+"""A learner's state in memory: a run goes on from it bit for bit, and every part of it is needed for that."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from heedful.configs.a2c import A2CConfig
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.train import dpo, reward, sft
+from heedful.train.online.experience import collect
+from heedful.train.online.start import start
+from heedful.train.online.update import learn
+from heedful.train.state import load_trained_weights, trained_weights
+
+BEFORE, AFTER = 2, 2
+UPDATES = {"minibatch_size": 4, "ppo_epochs": 2}
+EVERYTHING = {
+    **UPDATES,
+    "critic": "separate",
+    "lora_rank": 4,
+    "kl_target": 1.0,
+    "kl_horizon": 40,
+    "ema_decay": 0.9,
+    "score_norm_running": True,
+    "ptx_coef": 0.5,
+}
+KINDS = {
+    "sft": (SFTConfig, {}),
+    "sft-dropout": (SFTConfig, {"lora_rank": 4, "lora_dropout": 0.3}),
+    "reward": (RewardConfig, {}),
+    "reward-float16": (RewardConfig, {"dtype": "float16", "learning_rate": 1e-3}),
+    "dpo": (DPOConfig, {}),
+    "dpo-lora": (DPOConfig, {"lora_rank": 4}),
+    "shared": (PPOConfig, UPDATES),
+    "separate": (PPOConfig, {**UPDATES, "critic": "separate"}),
+    "warm-up": (PPOConfig, {**UPDATES, "critic_warmup_steps": 3, "warmup_steps": 2}),
+    "lora": (PPOConfig, {**UPDATES, "lora_rank": 4}),
+    "adaptive-kl": (PPOConfig, {**UPDATES, "kl_target": 1.0, "kl_horizon": 40}),
+    "average": (PPOConfig, {**UPDATES, "ema_decay": 0.9}),
+    "running-norm": (PPOConfig, {**UPDATES, "score_norm_running": True}),
+    "sampled-norm": (PPOConfig, {**UPDATES, "score_norm_samples": 8}),
+    "ptx": (PPOConfig, {**UPDATES, "ptx_coef": 0.5}),
+    "a2c": (A2CConfig, {"minibatch_size": 8}),
+    "grpo": (GRPOConfig, UPDATES),
+    "everything": (PPOConfig, EVERYTHING),
+}
+WEIGHTS = ("model", "policy", "critic", "average")
+
+
+@pytest.fixture
+def begin(config, tiny, demonstrations, length, write, tmp_path):
+    """``begin(kind)``: a learner before its first step, and a function that does a step and returns its metrics.
+
+    The table of samples is part of a step: it draws random numbers too.
+    """
+    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
+    offline = {"model": tiny("qwen3"), "output": tmp_path / "run", "eval_fraction": 0.0, "batch_size": 3}
+    offline |= {"max_steps": BEFORE + AFTER + 1, "learning_rate": 1e-2, "dtype": "float32"}
+
+    def make(kind):
+        config_class, changes = KINDS[kind]
+        if config_class is SFTConfig:
+            settings = SFTConfig(**(offline | {"data": demonstrations} | changes))
+            learner, data = sft.start(settings)
+            rows = data.train
+            return learner, lambda: {
+                **sft.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
+                "samples": sft.sample_rows(learner, data),
+            }
+        if config_class is RewardConfig:
+            settings = RewardConfig(**(offline | {"data": pairs} | changes))
+            learner, rows, *_ = reward.start(settings)
+            return learner, lambda: reward.learn(learner, [rows[i] for i in next(learner.batches)], settings)
+        if config_class is DPOConfig:
+            settings = DPOConfig(**(offline | {"data": pairs} | changes))
+            learner, data = dpo.start(settings)
+            rows = data.train
+            return learner, lambda: {
+                **dpo.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
+                "samples": dpo.sample_rows(learner, data),
+            }
+        ptx = {"ptx_data": demonstrations} if "ptx_coef" in changes else {}
+        online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": BEFORE + AFTER + 1, "max_new_tokens": 6}
+        learner = start(config(config_class, **(online | ptx | changes)), [length]).learner
+        return learner, lambda: learn(learner, collect(learner, next(learner.prompts)))
+
+    return make
+
+
+def go_on(learner, step, steps):
+    """Metrics of the next steps but for times, and the state after them."""
+    metrics = [
+        {name: value for name, value in step().items() if not name.startswith(("time/", "perf/"))}
+        for _ in range(steps)
+    ]
+    return {"metrics": metrics, **copy.deepcopy(learner.state_dict())}
+
+
+def differing(a, b, path=""):
+    """Where two trees of tensors and plain values are not equal, bit for bit."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        missing = [f"{path}.{key}" for key in a.keys() ^ b.keys()]
+        return missing + [x for key in a.keys() & b.keys() for x in differing(a[key], b[key], f"{path}.{key}")]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return [x for i, (p, q) in enumerate(zip(a, b, strict=True)) for x in differing(p, q, f"{path}.{i}")]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [path]
+    is_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+    return [] if is_nan or (type(a) is type(b) and a == b) else [path]
+
+
+def disturb():
+    """Other random numbers have been drawn since, as in another process."""
+    torch.manual_seed(99)
+    torch.rand(7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_bit_for_bit(begin, kind):
+    learner, step = begin(kind)
+    at_start = copy.deepcopy(learner.state_dict())
+    for _ in range(BEFORE):
+        step()
+    state = copy.deepcopy(learner.state_dict())
+    assert differing(at_start, state), "the steps change something"
+    expected = go_on(learner, step, AFTER)
+    again, its_step = begin(kind)
+    disturb()
+    again.load_state_dict(copy.deepcopy(state))
+    assert differing(again.state_dict(), state) == []
+    assert differing(go_on(again, its_step, AFTER), expected) == []
+
+
+MUTANTS = [
+    *(("sft-dropout", key) for key in ("model", "optimizer", "schedule", "batches", "random.torch", "random.generator")),
+    *(("reward", key) for key in ("model", "optimizer", "schedule", "batches")),
+    ("reward-float16", "grad_scaler"),
+    *(("dpo", key) for key in ("model", "optimizer", "schedule", "batches", "random.generator")),
+    *(
+        ("everything", key)
+        for key in ("policy", "critic", "optimizer", "schedule", "kl", "score_norm", "average", "ptx", "prompts")
+    ),
+    ("everything", "random.generator"),
+    ("warm-up", "schedule"),
+    ("sampled-norm", "score_norm"),
+    ("grpo", "prompts"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key"), MUTANTS)
+def test_without_any_part_of_the_state_the_run_would_go_on_otherwise(begin, kind, key):
+    """In its weights or metrics, not only in what was left out. So the test above can fail."""
+    learner, step = begin(kind)
+    for _ in range(BEFORE):
+        step()
+    state = copy.deepcopy(learner.state_dict())
+    expected = go_on(learner, step, AFTER)
+    again, its_step = begin(kind)
+    if key == "score_norm":  # as if it had measured nothing yet
+        again.score_norm = type(again.score_norm)()
+    fresh = copy.deepcopy(again.state_dict())
+    *parents, last = key.split(".")
+    target, source = state, fresh
+    for parent in parents:
+        target, source = target[parent], source[parent]
+    target[last] = source[last]
+    again.load_state_dict(state)
+    found = go_on(again, its_step, AFTER)
+    outcome = [{k: run[k] for k in ("metrics", *WEIGHTS) if k in run} for run in (found, expected)]
+    assert differing(*outcome), f"{key} makes no difference"
+
+
+def test_what_is_frozen_is_not_part_of_the_state(begin):
+    learner, _ = begin("everything")
+    state = learner.state_dict()
+    assert all(".lora_" in name for name in state["policy"])
+    assert all(".lora_" in name or name.startswith("value_head") for name in state["critic"])
+
+
+def test_a_state_keeps_its_weights_while_training_goes_on(begin):
+    learner, step = begin("shared")
+    state = learner.state_dict()
+    before = copy.deepcopy(state["policy"])
+    step()
+    assert differing(state["policy"], before) == []
+    assert differing(learner.state_dict()["policy"], before)
+
+
+def test_weights_of_another_model_are_refused():
+    small, large = torch.nn.Linear(2, 1), torch.nn.Sequential(torch.nn.Linear(2, 1))
+    with pytest.raises(KeyError, match="the state holds other weights"):
+        load_trained_weights(large, trained_weights(small))
