@@ -118,9 +118,16 @@ class ObjectiveOptions(Settings):
         if not self.estimator.per_token:
             refuse(
                 self,
-                *("gamma", "gae_lambda", "whiten_rewards", "action"),
+                *("gamma", "whiten_rewards"),
                 because=f"is about rewards per token, but --advantage {self.advantage} compares whole responses; leave it "
                 "out, or use --advantage gae (heedful ppo, a2c)",
+            )
+        if not self.estimator.critic:
+            refuse(
+                self,
+                *("gae_lambda", "action"),
+                because=f"is about a critic's values, and --advantage {self.advantage} has none; leave it out, or use "
+                "--advantage gae (heedful ppo, a2c)",
             )
         if self.action == "response":
             refuse(
