@@ -13,7 +13,7 @@ from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
 Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean"]
-PolicyLoss = Literal["clip", "a2c"]
+PolicyLoss = Literal["clip", "a2c", "cispo"]
 Ratio = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3"]
 
@@ -61,7 +61,7 @@ class ObjectiveOptions(Settings):
     value is that of the prompt, so gamma and gae-lambda do not apply."""
     policy_loss: PolicyLoss = "clip"
     """clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout
-    batch."""
+    batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds still learn."""
     ratio: Ratio = "token"
     """What is clipped: each token's probability ratio, the response's (one action; RLOO), or the response's geometric mean
     (GSPO, which clips at about 3e-4)."""
@@ -144,6 +144,13 @@ class ObjectiveOptions(Settings):
                 *("ratio", "clip_range", "clip_range_high", "dual_clip", "approx_kl_limit"),
                 because="is about the probability ratio, which --policy-loss a2c does not have; leave it out, or use "
                 "--policy-loss clip (heedful ppo, grpo)",
+            )
+        if self.policy_loss == "cispo":
+            refuse(
+                self,
+                *("ratio", "action", "dual_clip"),
+                because="does not go with --policy-loss cispo, which weighs each token by its own clipped ratio; leave it "
+                "out, or use --policy-loss clip (heedful ppo, grpo)",
             )
         if self.ratio != "token" and self.estimator.per_token and self.action == "token":
             raise ConfigError(
