@@ -12,7 +12,7 @@ from heedful.configs.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
-Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean"]
+Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean", "reinforce++"]
 PolicyLoss = Literal["clip", "a2c", "cispo"]
 Ratio = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3"]
@@ -36,6 +36,7 @@ ESTIMATORS = {
     "group-mean": Estimator(compares="prompt"),
     "leave-one-out": Estimator(compares="prompt"),
     "batch-mean": Estimator(compares="batch"),
+    "reinforce++": Estimator(per_token=True),
 }
 
 
@@ -46,7 +47,8 @@ class ObjectiveOptions(Settings):
     advantage: Advantage = "gae"
     """How good a response was. gae: rewards against a critic's values (PPO). group: score minus the mean of the responses to
     its prompt, over their standard deviation (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the
-    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1."""
+    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1.
+    reinforce++: the rewards to come at each token, without a critic (heedful ppo --advantage reinforce++)."""
     gamma: Annotated[float, FRACTION] = 1.0
     """Discount factor per token."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
