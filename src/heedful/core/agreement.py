@@ -3,6 +3,9 @@
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 SIMILAR = 0.75
 """Two lengths are similar where the shorter is at least this share of the longer."""
@@ -40,7 +43,7 @@ def agreement(
     return result
 
 
-def ordered_pairs(ranks: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
+def ordered_pairs(ranks: Sequence[int], values: Sequence[N]) -> list[tuple[N, N]]:
     """The values of (better, worse) for every two responses of a ranking whose ranks differ."""
     return [(values[i], values[j]) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
 
@@ -65,7 +68,7 @@ def calibration_error(margins: Sequence[float]) -> float:
     return math.fsum(abs(gap) for gap in gaps) / len(margins)
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+def correlation(x: Sequence[int | float], y: Sequence[int | float]) -> float | None:
     """Pearson's correlation in [-1, 1]; None where it is not defined: all of one equal, or fewer than two."""
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
