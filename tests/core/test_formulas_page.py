@@ -35,7 +35,9 @@ def entries(page):
 
 def arguments_of(public):
     """Names of the arguments of a function, or of a class's constructor and of what is called with numbers later."""
-    later = [getattr(public, name) for name in ("update", "including") if inspect.isclass(public) and hasattr(public, name)]
+    later = [
+        getattr(public, name) for name in ("update", "including") if inspect.isclass(public) and hasattr(public, name)
+    ]
     calls = [public, *later]
     assert len(calls) == 1 + inspect.isclass(public), f"{public}: say here which of its methods is documented"
     names = {name for call in calls for name in inspect.signature(call).parameters}

@@ -20,7 +20,9 @@ import heedful.core
 
 ROOMS = {"head_logprobs": "kernels"}
 """Where a module is, if not in core; its tests are in the folder of the same name."""
-TESTS = {path.stem: path for room in ("core", "kernels") for path in (Path(__file__).parents[1] / room).glob("test_*.py")}
+TESTS = {
+    path.stem: path for room in ("core", "kernels") for path in (Path(__file__).parents[1] / room).glob("test_*.py")
+}
 
 
 @dataclass(frozen=True)
@@ -1000,7 +1002,12 @@ MUTANTS = [
     ),
     *in_module(
         "best_of_n",
-        ("the lowest score is taken", "return max(range", "return min(range", "::test_the_best_is_the_first_of_the_highest"),
+        (
+            "the lowest score is taken",
+            "return max(range",
+            "return min(range",
+            "::test_the_best_is_the_first_of_the_highest",
+        ),
         (
             "of equal scores the last is taken",
             "return max(range(len(scores)), key=lambda row: (scores[row], -row))",
@@ -1036,7 +1043,12 @@ MUTANTS = [
     ),
     *in_module(
         "agreement",
-        ("a tie is accurate", "margin > 0 for margin", "margin >= 0 for margin", "::test_agreement_counts_every_pair_alike"),
+        (
+            "a tie is accurate",
+            "margin > 0 for margin",
+            "margin >= 0 for margin",
+            "::test_agreement_counts_every_pair_alike",
+        ),
         (
             "the worse response is compared with the better",
             "better - worse for own",

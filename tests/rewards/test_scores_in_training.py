@@ -55,7 +55,6 @@ def letters(completions, **_):
     return [float(sum(x.isalpha() for x in c)) for c in completions]
 
 
-
 # Running normalisation ------------------------------------------------------------------------------------------------
 
 
