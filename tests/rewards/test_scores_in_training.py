@@ -23,6 +23,15 @@ SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, 
 
 
 @pytest.fixture
+def prompts(tmp_path):
+    """Raw-text prompts, Chinese among them."""
+    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"say {word}"}) + "\n" for word in words), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
 def settings(tiny, prompts, tmp_path):
     """``settings(PPOConfig, output="名", ...)``: two short steps on a tiny model."""
 

@@ -1,7 +1,7 @@
-"""The mathematics of learning from human feedback: pure functions, tensors in, tensors out.
+"""The mathematics of learning from human feedback: pure functions of tensors and numbers.
 
-Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Half precision is computed in float32;
-float64 stays float64. Needs torch and jaxtyping alone.
+Shapes: B responses, T tokens, V vocabulary. Masks are boolean; True means that an entry counts. Half precision is
+computed in float32, float64 stays float64. Needs only torch and jaxtyping.
 """
 
 from heedful.core.advantages import gae, group_advantages, kl_shaped_rewards, response_rewards, rloo_advantages
