@@ -89,7 +89,7 @@ def gae(
         values: value of the state *before* each token.
         response_mask: True at the tokens that are steps. Holes (tool tokens) are skipped: V and A carry across them.
         gamma: discount factor per token.
-        gae_lambda: 0 uses only the next value (little noise, all of the critic's errors), 1 only the rewards (the
+        gae_lambda: 0 trusts the critic after one token (little noise, all of its errors), 1 uses only rewards (the
             reverse).
 
     Returns advantages, not whitened, and returns; both are zero outside the mask. No value is bootstrapped after a

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 STD_FLOOR = 1e-4
-"""Smallest standard deviation that `whiten` and `rescale` divide by: in effect that of the usual ``rsqrt(var + 1e-8)``."""
+"""Smallest standard deviation that `whiten` and `rescale` divide by: the floor that ``rsqrt(var + 1e-8)`` has."""
 
 Count = int | float | Tensor
 
