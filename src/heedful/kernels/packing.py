@@ -72,8 +72,9 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -
 def can_pack(trunk: PreTrainedModel) -> bool:
     """Whether a trunk gives packed texts the same states as each text by itself.
 
-    It is tried once per trunk, on two texts. A trunk does not if it attends by something other than `heedful.kernels.attention`, mixes tokens in other layers, or sees
-    only a window or a chunk of a text, because such masks are made for a whole row.
+    It is tried once per trunk, on two texts. A trunk fails if it attends by something other than
+    `heedful.kernels.attention`, mixes tokens in other layers, or sees only a window or a chunk of a text, because such
+    masks are made for a whole row.
     """
     if trunk not in _CAN_PACK:
         _CAN_PACK[trunk] = _try_packing(trunk)
