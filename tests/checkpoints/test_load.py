@@ -73,7 +73,7 @@ def test_a_run_folder_points_at_the_models_inside(load, tmp_path):
     with pytest.raises(CheckpointError) as error:
         load(f"{tmp_path}/x")
     assert str(error.value).endswith(
-        f"without a config.json, so it is no Hugging Face model; did you mean {tmp_path}/x/best or {tmp_path}/x/final?"
+        f"without a config.json, so it is not a Hugging Face model; did you mean {tmp_path}/x/best or {tmp_path}/x/final?"
     )
 
 

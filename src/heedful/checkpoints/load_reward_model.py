@@ -63,7 +63,9 @@ def load_reward_model(
     missing = set(info["missing_keys"]) - whole_weights(adapters)
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     if head_missing and seed is None:
-        raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
+        raise CheckpointError(
+            f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
+        )
     # Below a fresh head a pooler may be missing too, since language models have none; the trunk must be complete.
     trunk = f"{classifier.base_model_prefix}."
     lacking = sorted(

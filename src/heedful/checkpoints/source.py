@@ -66,7 +66,7 @@ def _check_model_folder(name: str) -> None:
         if not (path / "config.json").is_file():
             models = sorted({str(p.parent) for kind in ("config.json", ADAPTER_CONFIG) for p in path.glob(f"*/{kind}")})
             hint = f"; did you mean {' or '.join(models)}?" if models else ""
-            raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
+            raise CheckpointError(f"{name} is a folder without a config.json, so it is not a Hugging Face model{hint}")
     elif path.exists():
         raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
     else:

@@ -51,7 +51,7 @@ def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     """
     trunk, head = lm.base_model, lm.get_output_embeddings()
     if head is None or trunk is lm:
-        raise CheckpointError(f"{type(lm).__name__}: no separate trunk and output head were found in it")
+        raise CheckpointError(f"{type(lm).__name__}: it has no separate trunk and output head")
     device = next(lm.parameters()).device
     ids = torch.arange(1, 5, device=device).unsqueeze(0)
     was_training = lm.training
@@ -87,4 +87,4 @@ def check_causal(trunk: PreTrainedModel, name: str) -> None:
         before = hidden_states(trunk.eval(), ids)[:, :-1]
         after = hidden_states(trunk, changed)[:, :-1]
     if not torch.allclose(before, after, atol=1e-4):
-        raise CheckpointError(f"{name}: {type(trunk).__name__} reads tokens to come; a value model must be causal")
+        raise CheckpointError(f"{name}: {type(trunk).__name__} looks at later tokens; a value model must be causal")
