@@ -69,7 +69,7 @@ def _check_output(config: MergeConfig) -> None:
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
     if not (output / "config.json").is_file():
-        raise ConfigError(f"--output {output} holds no model, so it is not replaced; choose another folder")
+        raise ConfigError(f"--output {output} holds no model, so it is left alone; choose another folder")
     base, adapters = adapter_chain(config.adapter)
     for path in (Path(base), *adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
