@@ -80,21 +80,38 @@ def test_every_room_has_its_rule():
     assert {room_of(path) for path in FILES} <= set(MAY_IMPORT), "a new room: say here what it may import"
 
 
+def algorithm_of(module):
+    """The algorithm whose file a module of train is, or None."""
+    name = module.rpartition(".")[2]
+    return name if module.startswith("heedful.train.") and name in ALGORITHMS else None
+
+
 def test_no_algorithm_imports_another():
     """Shared mechanics are functions in files of their own; an algorithm can be read, and deleted, alone."""
-    present = {path.stem for path in (SOURCE / "train").glob("*.py")}
-    assert present >= ALGORITHMS
+    present = {path.stem: path for path in (SOURCE / "train").rglob("*.py")}
+    assert present.keys() >= ALGORITHMS
     for name in ALGORITHMS:
-        for module, line in modules_imported(SOURCE / "train" / f"{name}.py"):
-            target = module.removeprefix("heedful.train.")
-            assert target not in ALGORITHMS - {name}, f"train/{name}.py:{line} imports {module}"
+        for module, line in modules_imported(present[name]):
+            assert algorithm_of(module) in {None, name}, f"{named(present[name])}:{line} imports {module}"
 
 
 def test_shared_mechanics_know_no_algorithm():
-    for path in (SOURCE / "train").glob("*.py"):
+    for path in (SOURCE / "train").rglob("*.py"):
         if path.stem not in ALGORITHMS:
-            found = [m for m, _ in modules_imported(path) if m.removeprefix("heedful.train.") in ALGORITHMS]
+            found = [m for m, _ in modules_imported(path) if algorithm_of(m)]
             assert found == [], f"{named(path)} imports {found}"
+
+
+def test_sampling_knows_no_rewards():
+    """Neither by itself nor through what it imports: what is drawn cannot depend on how it will be scored."""
+    seen, left = set(), {f"heedful.sampling.{path.stem}" for path in (SOURCE / "sampling").glob("*.py")}
+    while left:
+        seen |= left
+        files = [SOURCE.joinpath(*module.split(".")[1:]) for module in left]
+        files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in files]
+        left = {module for path in files if path.is_file() for module, _ in modules_imported(path)} - seen
+    assert seen >= {"heedful.sampling.generate", "heedful.models.policy", "heedful.core.masking"}, "the walk is broken"
+    assert [module for module in seen if module.startswith("heedful.rewards")] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "core"], ids=named)

@@ -1,4 +1,4 @@
-"""What goes wrong for a user, each with a message that says what, where, and how to mend it.
+"""What goes wrong for a user, each with a message that says what is wrong, where, and how to fix it.
 
     HeedfulError
     ├── ConfigError      (also ValueError)     a flag, a YAML key, a setting that does not fit another

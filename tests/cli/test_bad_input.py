@@ -106,7 +106,9 @@ def test_a_folder_that_holds_no_model(train, refused, command, tmp_path):
     """The run's folder instead of its final/ is the likely mistake, so the message proposes it."""
     (tmp_path / "旧" / "final").mkdir(parents=True)
     (tmp_path / "旧" / "final" / "config.json").write_text("{}")
-    refused(train(command, model=tmp_path / "旧"), "no Hugging Face model", f"did you mean {tmp_path / '旧' / 'final'}")
+    refused(
+        train(command, model=tmp_path / "旧"), "not a Hugging Face model", f"did you mean {tmp_path / '旧' / 'final'}"
+    )
 
 
 @pytest.mark.parametrize("command", ["grpo", "dpo"])
