@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from heedful.cli import COMMANDS
+from heedful.evaluate.curves import read_algorithm
 
 QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
 
@@ -191,6 +192,7 @@ def test_a_run_says_what_came_of_it(train, command, tmp_path):
     assert "1 steps" in outcome.out
     assert str(tmp_path / "运行") in outcome.out
     assert f"{command} 1/1" in outcome.err
+    assert read_algorithm(tmp_path / "运行") == command
 
 
 def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
