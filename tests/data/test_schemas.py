@@ -274,7 +274,7 @@ def test_equal_responses_are_left_to_the_caller(write):
             {"question": "q", "chosen": 1, "score": 0.5},
             [
                 ": not a ranking: found `question` (string), `chosen` (integer), `score` (number).",
-                "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or `chosen`",
+                "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen`",
                 "Name this file's columns with --columns",
             ],
         ),
@@ -373,7 +373,7 @@ def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
         ({"prompt": [user(), assistant()]}, ["`prompt` has the turns user/assistant", "ends with a user or tool turn"]),
         ({"messages": [assistant()]}, ["`messages`, without a last assistant turn, has the turns (none)"]),
         ({"messages": [user(), assistant(), assistant()]}, ["last assistant turn, has the turns user/assistant"]),
-        ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: one"]),
+        ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: only one"]),
     ],
 )
 def test_what_is_no_prompt(write, record, parts):
