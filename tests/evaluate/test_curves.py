@@ -310,7 +310,7 @@ def test_the_picture_is_real(sft, reward, ppo, tmp_path):
 def test_the_command(sft, ppo, tmp_path, capsys):
     output = tmp_path / "曲线.svg"
     assert main(["report", "--runs", str(sft), str(ppo()), "--output", str(output)]) == 0
-    assert f"2 runs lie in {output}" in capsys.readouterr().out
+    assert f"2 runs are in {output}" in capsys.readouterr().out
     assert ET.parse(output).getroot().tag.endswith("svg")
 
 

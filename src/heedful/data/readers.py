@@ -215,7 +215,9 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            raise ValueError(f"the key {key!r} appears twice in one object. Keep one; heedful cannot tell which was meant.")
+            raise ValueError(
+                f"the key {key!r} appears twice in one object. Keep one; heedful cannot tell which was meant."
+            )
         fields[key] = value
     return fields
 
@@ -250,7 +252,9 @@ def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
 def _require_distinct_columns(names: list[str], path: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{path}: the column {twice[0]!r} appears twice. Keep one; heedful cannot tell which was meant.")
+        raise DataError(
+            f"{path}: the column {twice[0]!r} appears twice. Keep one; heedful cannot tell which was meant."
+        )
 
 
 def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:

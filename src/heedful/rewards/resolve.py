@@ -52,7 +52,9 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
             raise ConfigError(f"the weight of reward {reward.name} must be a finite number, got {reward.weight}")
     own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
     if weights and own:
-        raise ConfigError(f"--reward-weights gives a weight to {own[0]}, which has one of its own; leave out one of the two")
+        raise ConfigError(
+            f"--reward-weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
+        )
     if len(wanted) == 1 and options.reward_combine != "sum":
         raise ConfigError(
             f"--reward-combine {options.reward_combine} combines several rewards, but there is only one; add more to "
