@@ -97,9 +97,8 @@ def before_ppo(config: PPOConfig) -> str:
     steered = f", a price that is steered towards {config.kl_target:g} nats per answer" if config.kl_target else ""
     return (
         f"In each of {_steps(config.steps)} the model answers {config.rollout_batch_size} prompts and the reward model "
-        f"scores the answers; PPO makes answers that scored better than expected more likely, and the rest less "
-        f"likely.{hot} Moving away from the SFT model costs {config.kl_coef:g} per nat of KL{steered}, so that the text stays "
-        "text.\n"
+        "scores the answers. PPO makes answers that scored better than expected more likely, and the rest less likely."
+        f"{hot} Moving away from the SFT model costs {config.kl_coef:g} per nat of KL{steered}, so the text stays text.\n"
         "In the progress line, score is the reward model's mean and should rise. kl says how far the answers have moved "
         "from the SFT model, in nats per answer; beyond about 20 a policy has usually learned to fool its reward model. "
         "entropy is how undecided the model is at each byte, and falls slowly. length is the number of bytes per answer. eos "
