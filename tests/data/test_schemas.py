@@ -322,7 +322,10 @@ def test_equal_responses_are_left_to_the_caller(write):
         (k_wise(["a", "b"], [False, True]), ["`ranks` is [False, True] (list of booleans)", "a list of integers"]),
         (k_wise(["a", "b"], [0, 1, 2]), ["2 `responses` but 3 `ranks`", "one rank for each response"]),
         (k_wise(["a", "b"], [1, 1]), ["`ranks` are all 1: nothing is preferred", "at least two different ranks"]),
-        (k_wise(["a", "b"], [0, 1], margin=1), ["`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`"]),
+        (
+            k_wise(["a", "b"], [0, 1], margin=1),
+            ["`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`"],
+        ),
     ],
 )
 def test_what_is_no_ranking(write, record, parts):
