@@ -165,7 +165,7 @@ def why(numbers: Summary, sizes: Sizes) -> str:
         )
     return (
         f"Gold {before:.2f} -> {after:.2f}. SFT imitates every demonstration, the good {_percent(sizes.good_share)} and the "
-        f"flawed {_percent(1 - sizes.good_share)} equally, so its answers are the same mixture: the model can answer well, "
+        f"flawed {_percent(1 - sizes.good_share)} alike, so its answers are the same mixture: the model can answer well, "
         "but does not know that it should. The reward model learned from pairs which kind people prefer. PPO moves "
         "probability to that kind, and the KL penalty makes it costly to move further from the SFT model than necessary."
     )
