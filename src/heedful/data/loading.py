@@ -73,9 +73,14 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
-    """Read the records of a file. Returns them and how many were left out as unusable, if the options allow it.
+    """Read the records of a file, and count the unusable ones that ``options.unusable`` says to drop.
 
-    Raises DataError for an unusable record otherwise, and if no record is usable.
+    Args:
+        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
+        path: the file or data set.
+        options: how to read it.
+
+    Raises DataError for an unusable record that is not to be dropped, and if no record is usable.
     """
     refused: list[DataError] | None = [] if options.unusable == "drop" else None
     items = read(
@@ -139,7 +144,7 @@ def encode_demonstrations(
         max_length: the most tokens per demonstration or piece.
         action: what to do with longer demonstrations that have a prompt. Truncation shortens the response, whose end is then
             not learned; a prompt that leaves no room for a response is dropped.
-        learn_prompt: learn prompts too, not only responses.
+        learn_prompt: learn the prompt too, except its first token.
 
     Raises DataError if a demonstration is too long and ``action`` is "error".
     """

@@ -78,7 +78,8 @@ def read_demonstrations(
 
     Every assistant turn of ``messages`` becomes one demonstration, whose prompt is the conversation before it. With
     ``text`` the prompt is empty. ``completion`` is a string, one assistant message, or the prompt's conversation again
-    followed by one assistant message. A boolean ``truncated`` says that the (last) response was cut off.
+    followed by one assistant message. A boolean ``truncated`` says that the (last) response was cut off. The module explains
+    the arguments.
     """
     mapping = parse_columns(columns)
     turns = _each(
@@ -105,7 +106,8 @@ def read_rankings(
 
     A pair without ``prompt`` contains it. Two conversations must share all messages but the last; these are the prompt. Two
     strings must be Anthropic HH dialogues that agree up to and including their last ``"\\n\\nAssistant:"``; this part is the
-    prompt, as raw text. The responses are what follows it, with the space that they begin with.
+    prompt, as raw text. The responses are what follows it, with the space that they begin with. The module explains the
+    arguments.
     """
     mapping = parse_columns(columns)
     return _each(
@@ -126,7 +128,7 @@ def read_prompts(
     """Read prompts from ``prompt`` or ``messages``. The record's other fields go to ``Prompt.columns`` under their names.
 
     If ``messages`` ends with an assistant turn, the prompt is what comes before it, and the turn's text goes to
-    ``columns["completion"]`` as the reference answer.
+    ``columns["completion"]`` as the reference answer. The module explains the arguments.
     """
     mapping = parse_columns(columns)
     return _each(

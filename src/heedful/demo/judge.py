@@ -42,7 +42,7 @@ class Marks:
     """1 if the expected answer occurs as a whole word, and no other answer of the family does. Lists: exactly three different
     members of the kind, none of another kind. Refusals: it declines, without any word of a response that complies."""
     complete: float
-    """1 if it is correct, says the answer in the whole statement up to the full stop, with nothing that is not text."""
+    """1 if it is correct, says the answer in the whole statement up to the full stop, and contains only text."""
     polite: float
     """1 with the family's polite phrase, 1/2 for an answer without it, 0 with neither. Also 0 with a rude word or with
     anything that is not text (U+FFFD, control and unassigned characters)."""

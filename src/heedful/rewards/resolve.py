@@ -98,7 +98,7 @@ def resolve_rewards(
     timeout: float = 60.0,
     retries: int = 3,
 ) -> list[Reward]:
-    """Turn strings, functions and `Reward` objects into rewards. The second of two equal names becomes NAME#2.
+    """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
     Args:
         rewards: strings as in ``--rewards``, functions or `Reward` objects.
