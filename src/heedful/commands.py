@@ -1,4 +1,4 @@
-"""What each command runs: a public function, and what is printed around it."""
+"""The function behind each command: it calls a public function and prints the result."""
 
 from typing import Any
 
@@ -38,14 +38,14 @@ __all__ = ["chat"]
 
 
 def demo(config: DemoConfig) -> None:
-    """Run the demo, which tells itself what it does."""
+    """Run the demo, which prints what it does."""
     from heedful.demo.pipeline import run_demo
 
     run_demo(config)
 
 
 def make_tiny(config: TinyConfig) -> None:
-    """Write a tiny model. Raises ConfigError where the folder is in use."""
+    """Write a tiny model. Raises ConfigError if the folder is in use."""
     if config.output.exists() and not config.overwrite:
         raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
     if config.output.exists() and not (config.output / "config.json").is_file():
@@ -59,85 +59,91 @@ def make_tiny(config: TinyConfig) -> None:
         initializer_range=config.initializer_range,
         seed=config.seed,
     )
-    _print(f"a random {config.architecture} model lies in {config.output}")
+    _print(f"a random {config.architecture} model is in {config.output}")
 
 
 def merge(config: MergeConfig) -> None:
-    """Merge, and say where the model is."""
+    """Merge adapters into their model and print where it is."""
     merge_model(config)
-    _print(f"a plain model lies in {config.output}")
+    _print(f"a plain model is in {config.output}")
 
 
 def sft(config: SFTConfig) -> None:
-    """Train, then say what came of it and what to do next."""
+    """Fine-tune on demonstrations, then print the outcome and what to do next."""
     _finished(config, train_sft(config), "eval/loss")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def reward(config: RewardConfig) -> None:
-    """Train, then say what came of it and what to do next."""
+    """Train a reward model, then print the outcome and what to do next."""
     _finished(config, train_reward(config), "eval/accuracy")
     _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
 
 
 def ppo(config: PPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
+    """Train with PPO or A2C, then print the outcome and what to do next."""
     _finished(config, train_ppo(config), "eval/score_mean")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def grpo(config: GRPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
+    """Train with GRPO, then print the outcome and what to do next."""
     _finished(config, train_grpo(config), "eval/score_mean")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def dpo(config: DPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
+    """Train with DPO, then print the outcome and what to do next."""
     _finished(config, train_dpo(config), "eval/loss")
     _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
+    """Print how often a reward model orders pairs correctly, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(reward_models.evaluate_accuracy(config), config)
 
 
 def evaluate_win_rate(config: WinRateConfig) -> None:
+    """Print how often a policy scores higher than a baseline, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_win_rate(config), config)
 
 
 def evaluate_scores(config: ScoresConfig) -> None:
+    """Print the mean score of a policy's responses, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_scores(config), config)
 
 
 def evaluate_best_of_n(config: BestOfNConfig) -> None:
+    """Print the mean score of the best of n responses, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_best_of_n(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:
+    """Print the KL of a policy to a reference, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_kl(config), config)
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> None:
+    """Print the perplexity of a model on text, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_perplexity(config), config)
 
 
 def report_curves(config: ReportConfig) -> None:
-    """Draw the curves and say where the picture is."""
+    """Draw learning curves and print where the picture is."""
     from heedful.evaluate.curves import draw_curves
 
     draw_curves(config.runs, config.output)
-    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} lie in {config.output}")
+    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
 
 
 def serve_reward_model(config: ServeRewardConfig) -> None:
-    """Serve until Ctrl-C."""
+    """Serve a reward model until Ctrl-C."""
     from heedful.rewards.serve import serve_reward
 
     serve_reward(config, _print)
@@ -148,7 +154,7 @@ def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> No
     change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
     _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
     models = "final/ and best/" if first is not None else "final/"
-    _print(f"the run lies in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
 
 
 def _print(text: str) -> None:

@@ -135,7 +135,7 @@ def test_greedy_responses_leave_nothing_to_choose(sampled):
 
 def test_a_bad_judge_is_told_before_anything_is_loaded(sampled, tmp_path):
     """By its own flag: the rewards are in order, and the model does not exist."""
-    with pytest.raises(ConfigError, match=r"^--judge: 'gold' is no reward; use model:PATH"):
+    with pytest.raises(ConfigError, match=r"^--judge: 'gold' is not a reward; use model:PATH"):
         evaluate_best_of_n(BestOfNConfig(model="没有", rewards=("rule:digits",), judge=("gold",), **sampled))
     (tmp_path / "r.py").write_text("import 没有这个模块\n", encoding="utf-8")
     judge = (f"python:{tmp_path / 'r.py'}:f",)
