@@ -24,19 +24,46 @@ class Command:
     """The function to call with the configuration."""
     summary: str
     """Its line in ``heedful --help``."""
+    objective: str | None = None
+    """Of a trainer: the metric on held-out data to report at the end."""
 
 
 COMMANDS = {
     "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
     "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
-    "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
-    "reward": Command("configs.reward_model:RewardConfig", "commands:reward", "learn a reward model from preferences"),
-    "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
-    "a2c": Command(
-        "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step per rollout batch"
+    "sft": Command(
+        "configs.sft:SFTConfig", "train.sft:train_sft", "fine-tune on demonstrations or plain text", "eval/loss"
     ),
-    "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
-    "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
+    "reward": Command(
+        "configs.reward_model:RewardConfig",
+        "train.reward:train_reward",
+        "learn a reward model from preferences",
+        "eval/accuracy",
+    ),
+    "ppo": Command(
+        "configs.ppo:PPOConfig",
+        "train.online.engine:train_ppo",
+        "optimise a policy against a reward",
+        "eval/score_mean",
+    ),
+    "a2c": Command(
+        "configs.a2c:A2CConfig",
+        "train.online.engine:train_ppo",
+        "optimise a policy against a reward, one step per rollout batch",
+        "eval/score_mean",
+    ),
+    "grpo": Command(
+        "configs.grpo:GRPOConfig",
+        "train.online.engine:train_grpo",
+        "optimise a policy against a reward, without a critic",
+        "eval/score_mean",
+    ),
+    "dpo": Command(
+        "configs.dpo:DPOConfig",
+        "train.dpo:train_dpo",
+        "optimise a policy on preference pairs, without a reward",
+        "eval/loss",
+    ),
     "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig",
@@ -187,7 +214,9 @@ def _run(words: list[str]) -> int:
 
     command = COMMANDS[name]
     config = parse(_load(command.config), words, prog=f"heedful {name}")
-    _load(command.function)(config)
+    result = _load(command.function)(config)
+    if command.objective is not None:
+        _load("commands:report_training")(config, result, command.objective)
     return 0
 
 

@@ -8,7 +8,6 @@ from heedful.chat import chat
 from heedful.checkpoints.merge import merge_model
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
@@ -17,22 +16,14 @@ from heedful.configs.evaluate import (
     ScoresConfig,
     WinRateConfig,
 )
-from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
-from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.output import check_result_file, report
-from heedful.train.dpo import train_dpo
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 __all__ = ["chat"]
 
@@ -68,34 +59,22 @@ def merge(config: MergeConfig) -> None:
     _print(f"a plain model is in {config.output}")
 
 
-def sft(config: SFTConfig) -> None:
-    """Fine-tune on demonstrations, then print the outcome and what to do next."""
-    _finished(config, train_sft(config), "eval/loss")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
+def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+    """Print what came of a training run, where it is, and what to do next.
 
-
-def reward(config: RewardConfig) -> None:
-    """Train a reward model, then print the outcome and what to do next."""
-    _finished(config, train_reward(config), "eval/accuracy")
-    _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
-
-
-def ppo(config: PPOConfig) -> None:
-    """Train with PPO or A2C, then print the outcome and what to do next."""
-    _finished(config, train_ppo(config), "eval/score_mean")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
-
-
-def grpo(config: GRPOConfig) -> None:
-    """Train with GRPO, then print the outcome and what to do next."""
-    _finished(config, train_grpo(config), "eval/score_mean")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
-
-
-def dpo(config: DPOConfig) -> None:
-    """Train with DPO, then print the outcome and what to do next."""
-    _finished(config, train_dpo(config), "eval/loss")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
+    Args:
+        summary: what the trainer returned.
+        objective: the metric on held-out data to report.
+    """
+    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
+    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
+    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
+    models = "final/ and best/" if first is not None else "final/"
+    _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    if summary["algorithm"] == "reward":
+        _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
+    else:
+        _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
@@ -147,14 +126,6 @@ def serve_reward_model(config: ServeRewardConfig) -> None:
     from heedful.rewards.serve import serve_reward
 
     serve_reward(config, _print)
-
-
-def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
-    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
-    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
-    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
-    models = "final/ and best/" if first is not None else "final/"
-    _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
 
 
 def _print(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from heedful.evaluate.output import check_result_file
 
 Points = tuple[list[float], list[float]]
 """Steps and values of a metric."""
+ALGORITHM = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+ACRONYM = re.compile(r"\b(ppo|a2c|grpo|dpo)\b")
 MAX_COLUMNS = 4
 WIDTH, HEIGHT, DOTS = 4.2, 3.4, 150
 """Size of a panel in inches, and dots per inch."""
@@ -45,7 +48,7 @@ class Panel:
     """Draw training values as means over neighbouring steps, because single steps are noisy."""
 
 
-def _online(name: str, *more: Panel) -> tuple[Panel, ...]:
+def _online(name: str) -> tuple[Panel, ...]:
     """Panels of an algorithm that samples responses while it trains, titled with its ``name``, and then ``more``."""
     return (
         Panel(f"{name}: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
@@ -60,12 +63,8 @@ def _online(name: str, *more: Panel) -> tuple[Panel, ...]:
         Panel(f"{name}: length", "tokens per response", "rollout/response_length", "eval/response_length"),
         Panel(f"{name}: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
         Panel(f"{name}: entropy", "nats per token", "policy/entropy"),
-        *more,
+        Panel(f"{name}: variance explained by values", "share of variance", "value/explained_variance"),
     )
-
-
-def _values(name: str) -> Panel:
-    return Panel(f"{name}: variance explained by values", "share of variance", "value/explained_variance")
 
 
 PANELS: Mapping[str, tuple[Panel, ...]] = {
@@ -75,11 +74,13 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         Panel("DPO: loss", "mean loss per pair", "loss/dpo", "eval/loss"),
         Panel("DPO: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
     ),
-    "ppo": _online("PPO", _values("PPO")),
-    "a2c": _online("A2C", _values("A2C")),
-    "grpo": _online("GRPO"),
 }
-"""The panels of each algorithm, by the name of the command that runs it, in the order in which they are drawn."""
+"""The panels of algorithms that learn from data, by the name of the command; all others learn online (`panels_of`)."""
+
+
+def panels_of(algorithm: str) -> tuple[Panel, ...]:
+    """Return the panels of an algorithm, in the order in which they are drawn: all online algorithms log the same metrics."""
+    return PANELS.get(algorithm) or _online(ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " "))
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Run:
     name: str
     """Name in the legend."""
     algorithm: str
-    """A key of `PANELS`."""
+    """The name of the command that ran it."""
     metrics: Sequence[Mapping[str, float]]
     """Lines of metrics.jsonl; each has a ``step``."""
 
@@ -136,18 +137,18 @@ def read_run(folder: Path, name: str) -> Run:
     algorithm = read_algorithm(folder)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     metrics = [_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not any(panel.training in line for panel in PANELS[algorithm] for line in metrics):
+    if not any(panel.training in line for panel in panels_of(algorithm) for line in metrics):
         raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
     return Run(name, algorithm, metrics)
 
 
 def read_algorithm(folder: Path) -> str:
-    """Return the algorithm that a run folder's environment.json names: a key of `PANELS`.
+    """Return the algorithm that a run folder's environment.json names.
 
-    A run writes that file before its first step. Raises CheckpointError if it is missing or names no known algorithm.
+    A run writes that file before its first step. Raises CheckpointError if it is missing or names none.
     """
     path = folder / "environment.json"
-    form = f'expected {{"command": "heedful ALGORITHM"}} with one of {", ".join(PANELS)}'
+    form = 'expected {"command": "heedful ALGORITHM"} such as heedful ppo'
     if not path.is_file():
         raise CheckpointError(
             f"--runs: {folder} has no environment.json, so it is not known which algorithm it ran. Copy the file from the "
@@ -159,8 +160,8 @@ def read_algorithm(folder: Path) -> str:
         raise CheckpointError(f"--runs: {path} is damaged: not JSON ({error}); {form}") from error
     command = content.get("command") if isinstance(content, dict) else None
     program, _, algorithm = command.partition(" ") if isinstance(command, str) else ("", "", "")
-    if program != "heedful" or algorithm not in PANELS:
-        raise CheckpointError(f"--runs: {path} does not name an algorithm with curves: got {command!r:.80}; {form}")
+    if program != "heedful" or not ALGORITHM.fullmatch(algorithm):
+        raise CheckpointError(f"--runs: {path} does not name an algorithm: got {command!r:.80}; {form}")
     return algorithm
 
 
@@ -173,12 +174,17 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return ["/".join(own[shared:]) for own in parts]
 
 
+def _order(algorithm: str) -> tuple[int, str]:
+    """Those that learn from data come first, in the order in which they are usually run."""
+    return (list(PANELS).index(algorithm) if algorithm in PANELS else len(PANELS), algorithm)
+
+
 def figure_of(runs: Sequence[Run]) -> Figure:
     """Return the picture: a grid of the panels for which some run has values, and a legend below it."""
     panels = [
         (panel, algorithm)
-        for algorithm, own in PANELS.items()
-        for panel in own
+        for algorithm in sorted({run.algorithm for run in runs}, key=_order)
+        for panel in panels_of(algorithm)
         if any(run.algorithm == algorithm and _has_values(run, panel) for run in runs)
     ]
     rows = math.ceil(len(panels) / MAX_COLUMNS)
