@@ -40,7 +40,6 @@ from transformers import (
 )
 
 from heedful import GRPOConfig, PPOConfig
-from heedful.commands import grpo, ppo
 from heedful.configs.options import SamplingOptions
 from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
@@ -54,6 +53,7 @@ from heedful.rewards.model import ModelReward
 from heedful.sampling.cuda_graph import graph_decoder
 from heedful.sampling.generate import sample
 from heedful.sampling.sampler import Sampler
+from heedful.train.online import grpo, ppo
 from heedful.train.online.experience import Models, collect
 from heedful.train.optimization import make_optimizer
 from heedful.train.setup import halve_reference

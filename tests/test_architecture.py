@@ -155,6 +155,18 @@ def test_stored_callables_would_be_noticed():
         assert len(list(stored_callables(ast.parse(code)))) == 1, code
 
 
+def test_sampling_knows_no_rewards():
+    """Neither by itself nor through what it imports: what is drawn cannot depend on how it will be scored."""
+    seen, left = set(), {f"heedful.sampling.{path.stem}" for path in (SOURCE / "sampling").glob("*.py")}
+    while left:
+        seen |= left
+        files = [SOURCE.joinpath(*module.split(".")[1:]) for module in left]
+        files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in files]
+        left = {module for path in files if path.is_file() for module, _ in modules_imported(path)} - seen
+    assert seen >= {"heedful.sampling.generate", "heedful.models.policy", "heedful.core.masking"}, "the walk is broken"
+    assert [module for module in seen if module.startswith("heedful.rewards")] == []
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "core"], ids=named)
 def test_core_is_pure_mathematics(path):
     """It imports torch, jaxtyping and the standard library."""

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: tokens as they come, /reset and /quit."""
+"""A conversation in the terminal: the answer appears as it is sampled; /reset and /quit are commands."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,10 @@ from heedful.types import Message, Text
 
 
 class Conversation:
-    """A model and the messages so far. ``raw`` keeps no messages: each line is continued on its own."""
+    """A model and the messages so far.
+
+    With ``config.raw`` no messages are kept, and the model continues each line by itself.
+    """
 
     def __init__(self, policy: Policy, renderer: Renderer, config: ChatConfig) -> None:
         self.policy = policy
@@ -32,20 +35,20 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but the system prompt."""
+        """Forget everything except the system prompt."""
         system = self.config.system_prompt
         self.messages = (Message("system", system),) if system else ()
 
     def answer(self, line: str) -> Iterator[str]:
-        """Yield the answer to a line piece by piece, and keep both in the conversation.
+        """Yield the answer to a line piece by piece, and add both to the conversation.
 
-        Raises ConfigError where the conversation no longer fits the model's context; the line is then not kept.
+        Raises ConfigError if the conversation no longer fits into the model's context; the line is then not added.
         """
         prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
         ids = self.renderer.prompt_ids(prompt)
         if len(ids) > self.room:
             raise ConfigError(
-                f"the conversation has {len(ids)} tokens; the model reads {self.room} besides --max-new-tokens; "
+                f"the conversation has {len(ids)} tokens; the model can read {self.room} besides --max-new-tokens; "
                 "/reset starts over"
             )
         uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
@@ -77,12 +80,19 @@ class Conversation:
 
 
 def _is_text(line: str) -> bool:
-    """False where bytes that are no UTF-8 came in from a pipe (they arrive as lone surrogates)."""
+    """Return False if bytes that are not UTF-8 came in through a pipe (they arrive as lone surrogates)."""
     return not any("\ud800" <= character <= "\udfff" for character in line)
 
 
 def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
-    """Talk until /quit or the end of the input. Raises ConfigError and CheckpointError."""
+    """Talk until /quit or the end of the input.
+
+    Args:
+        config: the model and how to sample from it.
+        read: asks for the next line; it is called with the prompt sign and raises EOFError at the end of the input.
+
+    Raises ConfigError and CheckpointError.
+    """
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
     if not config.raw and not renderer.tokenizer.chat_template:

@@ -1,47 +1,85 @@
 """The command line: parse and call, no logic. ``heedful --help`` loads neither torch nor transformers."""
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, Terminated
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: where its configuration and its function live, as ``module:name``, imported when it is used."""
+    """A command. Its configuration and its function are named as ``module:name`` and imported when it is used."""
 
     config: str
+    """The class of its configuration."""
     function: str
+    """The function to call with the configuration."""
     summary: str
+    """Its line in ``heedful --help``."""
+    objective: str | None = None
+    """Of a trainer: the metric on held-out data to report at the end."""
 
 
 COMMANDS = {
     "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
     "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
-    "sft": Command("configs.sft:SFTConfig", "commands:sft", "fine-tune on demonstrations or plain text"),
-    "reward": Command("configs.reward_model:RewardConfig", "commands:reward", "learn a reward model from preferences"),
-    "ppo": Command("configs.ppo:PPOConfig", "commands:ppo", "optimise a policy against a reward"),
-    "a2c": Command(
-        "configs.a2c:A2CConfig", "commands:ppo", "optimise a policy against a reward, one step a rollout batch"
+    "sft": Command(
+        "configs.sft:SFTConfig", "train.sft:train_sft", "fine-tune on demonstrations or plain text", "eval/loss"
     ),
-    "grpo": Command("configs.grpo:GRPOConfig", "commands:grpo", "optimise a policy against a reward, without a critic"),
-    "dpo": Command("configs.dpo:DPOConfig", "commands:dpo", "optimise a policy on preference pairs, without a reward"),
+    "reward": Command(
+        "configs.reward_model:RewardConfig",
+        "train.reward:train_reward",
+        "learn a reward model from preferences",
+        "eval/accuracy",
+    ),
+    "ppo": Command(
+        "configs.ppo:PPOConfig",
+        "train.online.engine:train_ppo",
+        "optimise a policy against a reward",
+        "eval/score_mean",
+    ),
+    "a2c": Command(
+        "configs.a2c:A2CConfig",
+        "train.online.engine:train_ppo",
+        "optimise a policy against a reward, one step per rollout batch",
+        "eval/score_mean",
+    ),
+    "grpo": Command(
+        "configs.grpo:GRPOConfig",
+        "train.online.engine:train_grpo",
+        "optimise a policy against a reward, without a critic",
+        "eval/score_mean",
+    ),
+    "dpo": Command(
+        "configs.dpo:DPOConfig",
+        "train.dpo:train_dpo",
+        "optimise a policy on preference pairs, without a reward",
+        "eval/loss",
+    ),
     "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
-        "configs.evaluate:AccuracyConfig", "commands:evaluate_accuracy", "how often a reward model orders pairs rightly"
+        "configs.evaluate:AccuracyConfig",
+        "commands:evaluate_accuracy",
+        "how often a reward model orders pairs correctly",
     ),
     "evaluate win-rate": Command(
-        "configs.evaluate:WinRateConfig", "commands:evaluate_win_rate", "one policy against another under a reward"
+        "configs.evaluate:WinRateConfig", "commands:evaluate_win_rate", "compare one policy with another under a reward"
     ),
     "evaluate scores": Command(
         "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
     ),
     "evaluate best-of-n": Command(
-        "configs.evaluate:BestOfNConfig", "commands:evaluate_best_of_n", "the best of n responses, chosen by a reward"
+        "configs.evaluate:BestOfNConfig",
+        "commands:evaluate_best_of_n",
+        "score of the best of n responses, chosen by a reward",
     ),
     "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
@@ -56,34 +94,66 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit status: 0, or 2 for a user's mistake, told on standard error."""
+    """Run a command and return its exit status.
+
+    Args:
+        arguments: the command and its flags; None reads them from ``sys.argv``.
+
+    The status is 0 for success, 2 for a user's mistake, 130 after Ctrl-C and 143 after SIGTERM; the last three come with a
+    message on standard error. SIGTERM is handled only in the main thread and only while the command runs.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+    with _terminable():
         try:
-            return _run(words)
-        finally:
-            sys.stdout.flush()  # what is left would be written at exit, where a closed pipe is a traceback
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("heedful: interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        message = _message(error)
-        if message is None:
-            raise
-        print(f"heedful: {message}", file=sys.stderr)
-        return 2
+            try:
+                return _run(words)
+            finally:
+                sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
+        except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            print("heedful: interrupted", file=sys.stderr)
+            return 130
+        except Terminated:
+            print("heedful: terminated", file=sys.stderr)
+            return 143
+        except Exception as error:
+            message = _message(error)
+            if message is None:
+                raise
+            print(f"heedful: {message}", file=sys.stderr)
+            return 2
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Make SIGTERM raise `Terminated`, so that a command ends as after Ctrl-C: half-written folders are removed.
+
+    Nothing changes outside the main thread, which alone may set handlers, or if the signal is ignored or is handled by code
+    outside Python, whose handler could not be put back.
+    """
+    previous = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _message(error: Exception) -> str | None:
-    """What to tell a user of an error that is theirs or their machine's; None for a mistake of our own."""
+    """Return the message for an error caused by the user's input or machine; None for a mistake of our own."""
     if isinstance(error, HeedfulError):
         return f"{type(error).__name__}: {error}"
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # torch's, which is not loaded here
+    # torch's OutOfMemoryError is known by its name, because torch is not loaded here
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens"
     if isinstance(error, OSError):  # a full disk, a folder without permission
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
@@ -91,7 +161,7 @@ def _message(error: Exception) -> str | None:
 
 
 def usage() -> str:
-    """The list of commands."""
+    """Return the text of ``heedful --help``: the commands with their summaries."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -103,7 +173,7 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
-            "heedful COMMAND --help lists the flags of a command; a YAML file holds the same names.",
+            "heedful COMMAND --help lists the flags of a command; a YAML file uses the same names.",
         ]
     )
 
@@ -144,7 +214,9 @@ def _run(words: list[str]) -> int:
 
     command = COMMANDS[name]
     config = parse(_load(command.config), words, prog=f"heedful {name}")
-    _load(command.function)(config)
+    result = _load(command.function)(config)
+    if command.objective is not None:
+        _load("commands:report_training")(config, result, command.objective)
     return 0
 
 

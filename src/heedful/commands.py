@@ -1,4 +1,4 @@
-"""What each command runs: a public function, and what is printed around it."""
+"""The function behind each command: it calls a public function and prints the result."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from heedful.chat import chat
 from heedful.checkpoints.merge import merge_model
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
@@ -17,35 +16,27 @@ from heedful.configs.evaluate import (
     ScoresConfig,
     WinRateConfig,
 )
-from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
-from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.output import check_result_file, report
-from heedful.train.dpo import train_dpo
-from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.reward import train_reward
-from heedful.train.sft import train_sft
 
 __all__ = ["chat"]
 
 
 def demo(config: DemoConfig) -> None:
-    """Run the demo, which tells itself what it does."""
+    """Run the demo, which prints what it does."""
     from heedful.demo.pipeline import run_demo
 
     run_demo(config)
 
 
 def make_tiny(config: TinyConfig) -> None:
-    """Write a tiny model. Raises ConfigError where the folder is in use."""
+    """Write a tiny model. Raises ConfigError if the folder is in use."""
     if config.output.exists() and not config.overwrite:
         raise ConfigError(f"--output {config.output} exists; choose another folder, or add --overwrite to replace it")
     if config.output.exists() and not (config.output / "config.json").is_file():
@@ -59,96 +50,82 @@ def make_tiny(config: TinyConfig) -> None:
         initializer_range=config.initializer_range,
         seed=config.seed,
     )
-    _print(f"a random {config.architecture} model lies in {config.output}")
+    _print(f"a random {config.architecture} model is in {config.output}")
 
 
 def merge(config: MergeConfig) -> None:
-    """Merge, and say where the model is."""
+    """Merge adapters into their model and print where it is."""
     merge_model(config)
-    _print(f"a plain model lies in {config.output}")
+    _print(f"a plain model is in {config.output}")
 
 
-def sft(config: SFTConfig) -> None:
-    """Train, then say what came of it and what to do next."""
-    _finished(config, train_sft(config), "eval/loss")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
+def report_training(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
+    """Print what came of a training run, where it is, and what to do next.
 
-
-def reward(config: RewardConfig) -> None:
-    """Train, then say what came of it and what to do next."""
-    _finished(config, train_reward(config), "eval/accuracy")
-    _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
-
-
-def ppo(config: PPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
-    _finished(config, train_ppo(config), "eval/score_mean")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
-
-
-def grpo(config: GRPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
-    _finished(config, train_grpo(config), "eval/score_mean")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
-
-
-def dpo(config: DPOConfig) -> None:
-    """Train, then say what came of it and what to do next."""
-    _finished(config, train_dpo(config), "eval/loss")
-    _print(f"talk to it:  heedful chat --model {config.output}/final")
+    Args:
+        summary: what the trainer returned.
+        objective: the metric on held-out data to report.
+    """
+    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
+    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
+    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
+    models = "final/ and best/" if first is not None else "final/"
+    _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    if summary["algorithm"] == "reward":
+        _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
+    else:
+        _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
+    """Print how often a reward model orders pairs correctly, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(reward_models.evaluate_accuracy(config), config)
 
 
 def evaluate_win_rate(config: WinRateConfig) -> None:
+    """Print how often a policy scores higher than a baseline, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_win_rate(config), config)
 
 
 def evaluate_scores(config: ScoresConfig) -> None:
+    """Print the mean score of a policy's responses, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_scores(config), config)
 
 
 def evaluate_best_of_n(config: BestOfNConfig) -> None:
+    """Print the mean score of the best of n responses, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_best_of_n(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:
+    """Print the KL of a policy to a reference, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_kl(config), config)
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> None:
+    """Print the perplexity of a model on text, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_perplexity(config), config)
 
 
 def report_curves(config: ReportConfig) -> None:
-    """Draw the curves and say where the picture is."""
+    """Draw learning curves and print where the picture is."""
     from heedful.evaluate.curves import draw_curves
 
     draw_curves(config.runs, config.output)
-    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} lie in {config.output}")
+    _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
 
 
 def serve_reward_model(config: ServeRewardConfig) -> None:
-    """Serve until Ctrl-C."""
+    """Serve a reward model until Ctrl-C."""
     from heedful.rewards.serve import serve_reward
 
     serve_reward(config, _print)
-
-
-def _finished(config: RunOptions, summary: dict[str, Any], objective: str) -> None:
-    first, last = summary["first_evaluation"].get(objective), summary["last_evaluation"].get(objective)
-    change = f"; held out, {objective} went from {first:.4g} to {last:.4g}" if first is not None else ""
-    _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
-    models = "final/ and best/" if first is not None else "final/"
-    _print(f"the run lies in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
 
 
 def _print(text: str) -> None:

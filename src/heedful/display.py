@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress bar with the numbers that matter, tables of samples, notes."""
+"""Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -10,14 +10,20 @@ from rich.table import Table
 from rich.text import Text as RichText
 
 PLAIN_LINES = 20
-"""How many progress lines a run prints where standard error is no terminal."""
+"""How many progress lines a run prints if standard error is not a terminal."""
 
 
 class Display:
-    """A run's progress on standard error: a live bar on a terminal, plain lines elsewhere."""
+    """Shows a run's progress on standard error: a live bar on a terminal, plain lines otherwise."""
 
     def __init__(self, title: str, total_steps: int, shown: Mapping[str, str]) -> None:
-        """``shown`` maps names of metrics to the short labels they are shown under."""
+        """Make a display; it starts when it is entered as a context.
+
+        Args:
+            title: the label of the bar and of plain lines.
+            total_steps: the number of steps at which the run ends.
+            shown: maps names of metrics to the short labels under which they are shown.
+        """
         self.console = Console(stderr=True, soft_wrap=not _is_terminal())
         self.title = title
         self.total_steps = total_steps
@@ -35,7 +41,7 @@ class Display:
         self._task = self._progress.add_task(title, total=total_steps, numbers="")
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step's numbers."""
+        """Show the metrics of a step."""
         numbers = "  ".join(f"{label} {metrics[name]:.4g}" for name, label in self.shown.items() if name in metrics)
         self._progress.update(self._task, completed=step, numbers=numbers)
         every = max(1, self.total_steps // PLAIN_LINES)
@@ -43,11 +49,11 @@ class Display:
             self.note(f"{self.title} {step}/{self.total_steps}  {numbers}")
 
     def note(self, text: str) -> None:
-        """A line of text above the bar."""
+        """Print a line of text above the bar."""
         self.console.print(text, markup=False, highlight=False)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table of samples above the bar."""
+        """Print a table of samples above the bar."""
         print_table(self.console, title, rows)
 
     def __enter__(self) -> "Display":
@@ -61,9 +67,14 @@ class Display:
 
 
 def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of samples; line breaks and control characters are shown as escapes, long texts end in an ellipsis.
+    """Print a table of samples. Line breaks and control characters are shown as escapes, long texts end in an ellipsis.
 
-    Texts share the width; numbers take no more than they need, under headings of a word a line.
+    Columns of numbers are as narrow as possible, with one word per line in their headings; texts share the rest of the width.
+
+    Args:
+        console: where to print.
+        title: the text above the table.
+        rows: at least one row; all rows have the same columns, by their headings.
     """
     table = Table(title=title, title_justify="left", show_lines=True)
     for name, value in rows[0].items():
@@ -77,7 +88,7 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
 
 
 def shown(value: Any, limit: int = 300) -> str:
-    """A value as text for a table."""
+    """Return a value as text for a table, with at most ``limit`` characters."""
     if isinstance(value, float):
         return f"{value:z.2f}"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))

@@ -1,26 +1,28 @@
-"""What goes wrong for a user, each with a message that says what, where, and how to mend it.
+"""The errors that heedful raises for a user. Each message says what is wrong, where, and how to fix it.
 
     HeedfulError
-    ├── ConfigError      (also ValueError)     a flag, a YAML key, a setting that does not fit another
+    ├── ConfigError      (also ValueError)     a flag, a YAML key, or a setting that does not fit another
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
-    ├── RewardError      (also RuntimeError)   a reward function or model that failed
+    ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
     └── TrainingError    (also RuntimeError)   a loss or gradient that is no longer a number
 
-The command line prints the message on stderr and exits with code 2, without a traceback.
+The command line prints the message on standard error and exits with status 2, without a traceback.
+
+`Terminated` is not an error: the command line raises it, as Python raises KeyboardInterrupt, to end what is running.
 """
 
 
 class HeedfulError(Exception):
-    """Base of every error that heedful raises for a user."""
+    """Base class of every error that heedful raises for a user."""
 
 
 class ConfigError(HeedfulError, ValueError):
-    """A setting is unknown, of the wrong type, out of range, or contradicts another."""
+    """A setting is unknown, has the wrong type, is out of range, or contradicts another."""
 
 
 class DataError(HeedfulError, ValueError):
-    """A data file is missing, malformed, or holds what the task cannot use."""
+    """A data file is missing or malformed, or holds something that the task cannot use."""
 
 
 class CheckpointError(HeedfulError, RuntimeError):
@@ -28,8 +30,12 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 
 class RewardError(HeedfulError, RuntimeError):
-    """A reward raised, or returned something that is not one finite number per response."""
+    """A reward raised an exception, or did not return one finite number per response."""
 
 
 class TrainingError(HeedfulError, RuntimeError):
     """Training cannot go on: a loss or a gradient norm is not finite."""
+
+
+class Terminated(BaseException):
+    """The process was asked to end (SIGTERM). Not an `Exception`, so that no handler of errors catches it."""

@@ -1,4 +1,4 @@
-"""Files and folders that are complete or absent, whatever happens while they are written."""
+"""Write files and folders so that they are either complete or absent, whatever happens meanwhile."""
 
 import contextlib
 import json
@@ -11,7 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def complete_or_absent(folder: Path) -> Iterator[Path]:
-    """Write into a temporary sibling and rename it at the end, so that ``folder`` is complete or does not exist."""
+    """Yield a temporary sibling of ``folder`` to write into, and rename it at the end.
+
+    So ``folder`` is complete or does not exist. If it existed before, it is replaced; after an exception it stays as it was.
+    """
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -29,12 +32,15 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
 
 
 def blocking_file(path: Path) -> Path | None:
-    """The file that stands where ``path`` needs a folder; None where there is none."""
+    """Return the file that is in the way because ``path`` needs a folder of that name; None if there is none."""
     return next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
 
 
 def to_json(content: Any, *, indent: int | None = None) -> str:
-    """JSON text; a number that is not finite becomes null, because JSON has no other word for it."""
+    """Return JSON text. A number that is not finite becomes null, because JSON cannot express it.
+
+    ``indent`` is the number of spaces per level; None writes a single line.
+    """
     return json.dumps(_finite(content), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
@@ -47,7 +53,7 @@ def _finite(content: Any) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Indented UTF-8 JSON, complete or absent."""
+    """Write indented UTF-8 JSON to a file that is complete or absent."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

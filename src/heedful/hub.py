@@ -1,4 +1,4 @@
-"""Models and data sets on ModelScope, named ``modelscope:ORG/NAME``: downloaded once, then read from their folder."""
+"""Download models and data sets named ``modelscope:ORG/NAME`` from ModelScope, once, and return their folders."""
 
 import importlib
 import re
@@ -9,25 +9,25 @@ MODELSCOPE = "modelscope:"
 NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _folders: dict[tuple[str, str], str] = {}
-"""Where each download of this process lies: a run reads one version, and asks ModelScope for it once."""
+"""The folder of each download of this process, so that a run reads one version and asks ModelScope for it once."""
 
 
 def local_model(name: str) -> str:
-    """The folder of a model on ModelScope, downloaded or as its cache has it; any other name as it is.
+    """Return the folder of a model named ``modelscope:ORG/NAME``, downloading it if needed; return any other name as it is.
 
-    Raises ConfigError where the name has another form or modelscope is not installed, CheckpointError where the model
-    cannot be downloaded.
+    Raises ConfigError if the rest of the name is not ORG/NAME or modelscope is not installed, and CheckpointError if the
+    model cannot be downloaded.
     """
     return _folder("snapshot_download", name, CheckpointError) if str(name).startswith(MODELSCOPE) else name
 
 
 def local_dataset(name: str) -> str:
-    """As `local_model`, of a data set. Raises ConfigError and DataError."""
+    """Do the same as `local_model` for a data set. Raises ConfigError and DataError."""
     return _folder("dataset_snapshot_download", name, DataError) if name.startswith(MODELSCOPE) else name
 
 
 def downloaded_model(name: str) -> str:
-    """As `local_model`, but asks nobody: a model that this process has not downloaded keeps its name."""
+    """Return what `local_model` does, without any download: a model that this process has not downloaded keeps its name."""
     return _folders.get(("snapshot_download", name), name)
 
 
@@ -40,7 +40,7 @@ def _folder(function: str, name: str, failure: type[CheckpointError] | type[Data
 def _download(function: str, name: str, failure: type[CheckpointError] | type[DataError]) -> str:
     repository = name.removeprefix(MODELSCOPE)
     if not NAME.fullmatch(repository):
-        raise ConfigError(f"{name}: {repository!r} is no name on ModelScope; write modelscope:ORG/NAME")
+        raise ConfigError(f"{name}: {repository!r} is not a name on ModelScope; write modelscope:ORG/NAME")
     try:
         download = getattr(importlib.import_module("modelscope"), function)
     except (ImportError, AttributeError) as error:
@@ -49,8 +49,8 @@ def _download(function: str, name: str, failure: type[CheckpointError] | type[Da
         ) from error
     try:
         return str(download(repository))
-    except Exception as error:  # modelscope raises its own, requests' and OSError
+    except Exception as error:  # modelscope raises its own errors, those of requests, and OSError
         raise failure(
             f"{name}: cannot be downloaded from ModelScope: {type(error).__name__}: {error}. Check the name and the "
-            "network; what is not public needs `modelscope login`"
+            "network; private models and data sets need `modelscope login`"
         ) from error

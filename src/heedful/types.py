@@ -1,4 +1,4 @@
-"""Torch-free records that cross rooms. Text is either raw (a string) or a conversation (a tuple of messages)."""
+"""Records that several rooms share; no torch. Text is either raw (a string) or a conversation (a tuple of messages)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,24 @@ class Message:
     """One turn of a conversation."""
 
     role: str
+    """system, user, assistant or tool."""
     content: str
 
 
 Conversation = tuple[Message, ...]
 Text = str | Conversation
-"""A prompt: raw text, or the messages so far. Strings are raw text everywhere; only messages meet a chat template."""
+"""A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Something to respond to. ``columns`` holds the record's other fields; they reach the reward functions."""
+    """Something to respond to."""
 
     prompt: Text
     source: str
-    """Where it was read: ``file:line``, for messages about it."""
+    """Where it was read, as ``file:line``, for messages."""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    """The record's other fields; reward functions receive them."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Completion:
     prompt: Prompt
     response: str
     ids: Sequence[int] = ()
+    """The response's token ids, without the token that ended it."""
     truncated: bool = False
-    """The response was cut by length before the model ended it."""
+    """True if the response was cut off by its length before the model ended it."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +50,34 @@ class Demonstration:
     response: str
     source: str
     truncated: bool = False
-    """The response was cut, so no end of turn follows it and none is learned."""
+    """True if the response was cut off, so that no end of turn follows it and none is learned."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A prompt and responses in an order of preference: a lower rank is better, equal ranks tie."""
+    """A prompt and responses in an order of preference."""
 
     prompt: Text
     responses: tuple[str, ...]
     ranks: tuple[int, ...]
+    """One per response. A lower rank is better; equal ranks tie."""
     source: str
     margin: float | None = None
-    """How much better the chosen response is, in units of the score; pairs only."""
+    """How much better the chosen response is, in units of the score; only for pairs."""
     truncated: bool = False
-    """All responses were cut: they have no end."""
+    """True if all responses were cut off, so that they have no end."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The most that one micro-batch holds."""
+    """The limits of one micro-batch."""
 
     rows: int
+    """The most rows."""
     tokens: int | None = None
-    """Padding included: rows times the longest one. None is no limit."""
+    """The most tokens including padding: rows times the longest one. None means no limit."""
 
     @property
     def of_pairs(self) -> "MicroBatch":
-        """The same, with two rows for each."""
+        """The same limits for pairs, which have two rows each."""
         return MicroBatch(2 * self.rows, self.tokens)

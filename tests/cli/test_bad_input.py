@@ -106,7 +106,9 @@ def test_a_folder_that_holds_no_model(train, refused, command, tmp_path):
     """The run's folder instead of its final/ is the likely mistake, so the message proposes it."""
     (tmp_path / "旧" / "final").mkdir(parents=True)
     (tmp_path / "旧" / "final" / "config.json").write_text("{}")
-    refused(train(command, model=tmp_path / "旧"), "no Hugging Face model", f"did you mean {tmp_path / '旧' / 'final'}")
+    refused(
+        train(command, model=tmp_path / "旧"), "not a Hugging Face model", f"did you mean {tmp_path / '旧' / 'final'}"
+    )
 
 
 @pytest.mark.parametrize("command", ["grpo", "dpo"])
@@ -136,7 +138,7 @@ def test_missing_template_file(train, refused, command):
 def test_malformed_line(train, refused, written, command):
     lines = json.dumps(RECORD[command], ensure_ascii=False)
     path = written("坏.jsonl", f'{lines}\n\n{lines}\n{{"prompt": "问",}}\n')
-    refused(train(command, data_file=path), f"{path}:4", "not JSON", "column", "near", "one whole JSON object a line")
+    refused(train(command, data_file=path), f"{path}:4", "not JSON", "column", "near", "one whole JSON object per line")
 
 
 def ranked(responses, ranks, **more):
@@ -173,7 +175,7 @@ def test_malformed_record(train, refused, written, command):
         (
             "reward",
             ranked(["二", "三"], [0, 1], margin=1),
-            ["`margin` beside `ranks`", "`chosen` and `rejected` alone"],
+            ["`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`"],
         ),
         (
             "sft",

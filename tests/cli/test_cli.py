@@ -7,14 +7,17 @@ import inspect
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 
 import pytest
 import yaml
 
-from heedful.cli import COMMANDS
+from heedful.cli import COMMANDS, main
+from heedful.evaluate.curves import read_algorithm
 
 QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
 
@@ -183,6 +186,81 @@ def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
     assert "interrupted" in outcome.err
 
 
+@pytest.fixture
+def talking(tiny):
+    """A ``heedful chat`` in a process of its own that has answered once and waits for the next line."""
+    command = [sys.executable, "-m", "heedful.cli", "chat", "--model", tiny(), "--max-new-tokens", "4"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(b"/reset\n")
+        process.stdin.flush()
+        assert b"starts over" in process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [(signal.SIGINT, 130, b"heedful: interrupted\n"), (signal.SIGTERM, 143, b"heedful: terminated\n")],
+)
+def test_a_signal_ends_a_command_with_a_message(talking, number, status, message):
+    """What a shell sees after Ctrl-C and after ``kill``: 128 and the signal's number."""
+    talking.send_signal(number)
+    err = talking.stderr.read()
+    assert (talking.wait(timeout=60), err) == (status, message)
+
+
+def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
+    """SIGTERM unwinds as Ctrl-C does: a run that has not done a step is removed again."""
+    output = tmp_path / "运行"
+    flags = ["--model", tiny(), "--data", data("sft"), "--output", str(output), "--dtype", "float32"]
+    code = (
+        "import os, signal, sys\nfrom heedful.cli import main\nfrom heedful.train.run_folder import RunFolder\n"
+        "def log(folder, *_):\n    print(folder.path.is_dir())\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "RunFolder.log = log\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "sft", *flags, "--batch-size", "2", "--max-steps", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (143, "True\n"), done.stderr
+    assert done.stderr.endswith("heedful: terminated\n")
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
+def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
+    seen = []
+    monkeypatch.setattr("heedful.cli._run", lambda _: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        assert heedful("--help").status == 0
+        assert seen[0] is not handler
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_ignored_sigterm_stays_ignored(heedful, monkeypatch):
+    """Whoever started the process with SIGTERM ignored (``trap '' TERM`` in a shell) meant it."""
+    monkeypatch.setattr("heedful.cli._run", lambda _: os.kill(os.getpid(), signal.SIGTERM) or 0)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert heedful("--help").status == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_main_runs_outside_the_main_thread(capsys):
+    """Only the main thread may set signal handlers; elsewhere a command runs without."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(main(["--version"])))
+    thread.start()
+    thread.join()
+    assert found == [0]
+
+
 @pytest.mark.parametrize("command", ["sft", "reward", "ppo", "a2c", "grpo", "dpo"])
 def test_a_run_says_what_came_of_it(train, command, tmp_path):
     """Results on standard output, progress on standard error."""
@@ -191,6 +269,7 @@ def test_a_run_says_what_came_of_it(train, command, tmp_path):
     assert "1 steps" in outcome.out
     assert str(tmp_path / "运行") in outcome.out
     assert f"{command} 1/1" in outcome.err
+    assert read_algorithm(tmp_path / "运行") == command
 
 
 def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):

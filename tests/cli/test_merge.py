@@ -97,7 +97,7 @@ def test_adapters_whose_base_is_gone_or_that_are_no_lora(train, adapter, command
     settings = json.loads(path.read_text(encoding="utf-8"))
     for changes, message in (
         ({"base_model_name_or_path": "/没有/这里"}, "holds adapters, whose base is not there: model /没有/这里"),
-        ({"peft_type": "PROMPT_TUNING"}, "holds adapters of the kind PROMPT_TUNING; heedful reads LORA alone"),
+        ({"peft_type": "PROMPT_TUNING"}, "holds adapters of the kind PROMPT_TUNING; heedful reads only LORA"),
     ):
         path.write_text(json.dumps(settings | changes), encoding="utf-8")
         outcome = train(command, model=adapter, output=tmp_path / "新")

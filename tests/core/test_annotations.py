@@ -1,9 +1,10 @@
-"""The annotations of `heedful.core` are enforced while the tests run: wrong shapes and dtypes are refused."""
+"""The annotations of the mathematics are enforced while the tests run: wrong shapes and dtypes are refused."""
 
 import pytest
 import torch
 
-from heedful.core import gae, masked_mean, pairwise_reward_loss, ppo_policy_loss, token_logprobs
+from heedful.core import clip_scores, gae, masked_mean, pairwise_reward_loss, ppo_policy_loss, token_logprobs
+from heedful.kernels.head_logprobs import head_logprobs
 
 
 def refused():
@@ -21,6 +22,16 @@ def test_shapes_that_disagree_are_refused():
         pairwise_reward_loss(torch.zeros(3), torch.zeros(1))
     with refused():
         token_logprobs(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
+    with refused():
+        clip_scores(torch.zeros(2, 3), 1.0)
+
+
+def test_the_kernel_outside_core_is_checked_too():
+    """It is mathematics, and has the same annotations; its states and ids are one a token."""
+    hidden, weight = torch.zeros(3, 4), torch.zeros(5, 4)
+    head_logprobs(hidden, weight, torch.zeros(3, dtype=torch.long))
+    with refused():
+        head_logprobs(hidden, weight, torch.zeros(2, dtype=torch.long))
 
 
 def test_masks_that_are_not_boolean_are_refused():

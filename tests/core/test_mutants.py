@@ -1,4 +1,4 @@
-"""The tests of the tests: every mistake below is put into `heedful.core`, and the tests named beside it must fail.
+"""The tests of the tests: every mistake below is put into the mathematics, and the tests named beside it must fail.
 
 A mutant replaces a text that occurs once in a module's source. The mutated functions take the place of the real ones by
 their code object, so every reference sees them; the named tests run in this process; then the real code is put back.
@@ -18,7 +18,11 @@ from torch.autograd.gradcheck import GradcheckError
 
 import heedful.core
 
-HERE = Path(__file__).parent
+ROOMS = {"head_logprobs": "kernels"}
+"""Where a module is, if not in core; its tests are in the folder of the same name."""
+TESTS = {
+    path.stem: path for room in ("core", "kernels") for path in (Path(__file__).parents[1] / room).glob("test_*.py")
+}
 
 
 @dataclass(frozen=True)
@@ -996,14 +1000,182 @@ MUTANTS = [
             *alike("micro_batches_add_up", "dpo"),
         ),
     ),
+    *in_module(
+        "best_of_n",
+        (
+            "the lowest score is taken",
+            "return max(range",
+            "return min(range",
+            "::test_the_best_is_the_first_of_the_highest",
+        ),
+        (
+            "of equal scores the last is taken",
+            "return max(range(len(scores)), key=lambda row: (scores[row], -row))",
+            "return max(range(len(scores)), key=lambda row: (scores[row], row))",
+            "::test_the_best_is_the_first_of_the_highest",
+        ),
+        (
+            "of equal scores the last is expected",
+            "sorted(range(n), key=lambda row: (scores[row], -row))",
+            "sorted(range(n), key=lambda row: (scores[row], row))",
+            "::test_expected_best_is_the_mean_over_all_subsets",
+        ),
+        (
+            "the judge is not asked",
+            "values[row] for row in sorted",
+            "scores[row] for row in sorted",
+            "::test_expected_best_by_hand",
+        ),
+        ("the best of all is left out", "range(1, n + 1)", "range(1, n)", "::test_expected_best_by_hand"),
+        (
+            "subsets with repetition",
+            "math.comb(below, k - 1) / math.comb(n, k)",
+            "((below + 1) ** k - below**k) / n**k",
+            "::test_expected_best_by_hand",
+        ),
+        ("the KL in bits", "math.log(n) -", "math.log2(n) -", "::test_kl_bound_by_hand"),
+        (
+            "the KL without what the choice leaves open",
+            "math.log(n) - (n - 1) / n",
+            "math.log(n)",
+            "::test_kl_bound_is_the_kl_where_no_two_score_the_same",
+        ),
+    ),
+    *in_module(
+        "agreement",
+        (
+            "a tie is accurate",
+            "margin > 0 for margin",
+            "margin >= 0 for margin",
+            "::test_agreement_counts_every_pair_alike",
+        ),
+        (
+            "the worse response is compared with the better",
+            "better - worse for own",
+            "worse - better for own",
+            "::test_agreement_counts_every_pair_alike",
+        ),
+        (
+            "lengths at the limit are not similar",
+            "min(two) >= SIMILAR",
+            "min(two) > SIMILAR",
+            "::test_lengths_are_similar_within_a_quarter_of_the_longer",
+        ),
+        (
+            "another limit of similar lengths",
+            "SIMILAR = 0.75",
+            "SIMILAR = 0.6",
+            "::test_lengths_are_similar_within_a_quarter_of_the_longer",
+        ),
+        (
+            "a correlation that is not defined is reported",
+            "if length_correlation is not None:",
+            "if True:",
+            "::test_what_is_not_defined_is_absent",
+        ),
+        ("equal ranks make pairs", "if better < worse", "if better <= worse", "::test_pairs_of_a_ranking"),
+        ("a higher rank is better", "if better < worse", "if better > worse", "::test_pairs_of_a_ranking"),
+        ("other bins", "BINS = 10", "BINS = 20", "::test_calibration_error_has_bins_of_a_twentieth"),
+        (
+            "a tie is wrong",
+            "correct = 0.5 if margin == 0",
+            "correct = 0.0 if margin == 0",
+            "::test_calibration_error_at_the_ends",
+        ),
+        (
+            "confidence from 0 in place of 1/2",
+            "correct - (1 + certainty) / 2",
+            "correct - certainty",
+            "::test_golden_calibration_error",
+        ),
+        ("twice the margin", "abs(margin) / 2)", "abs(margin))", "::test_golden_calibration_error"),
+        (
+            "errors of two bins make up for each other",
+            "abs(gap) for gap in gaps",
+            "gap for gap in gaps",
+            "::test_golden_calibration_error",
+        ),
+        (
+            "covariance in place of correlation",
+            "statistics.correlation(x, y)",
+            "statistics.covariance(x, y)",
+            "::test_golden_correlation",
+        ),
+        (
+            "a correlation with a constant is 0",
+            "return None",
+            "return 0.0",
+            "::test_a_correlation_with_a_constant_is_not_defined",
+        ),
+    ),
+    *in_module(
+        "score_norm",
+        ("a fixed norm is forgotten", "return self\n", "return ScoreNorm()\n", "::test_a_fixed_norm_stays"),
+        (
+            "the last batch alone is counted",
+            "self.count = total",
+            "self.count = n",
+            "::test_identity_running_norm_is_that_of_all_scores_at_once",
+        ),
+        (
+            "the spread between batches is left out",
+            " + shift**2 * self.count * n / total",
+            "",
+            "::test_golden_running_norm",
+        ),
+        (
+            "the mean of the last batch alone",
+            "self.mean += shift * n / total",
+            "self.mean = mean",
+            "::test_golden_running_norm",
+        ),
+        (
+            "deviations from the old mean",
+            "(s - mean) ** 2",
+            "(s - self.mean) ** 2",
+            "::test_golden_running_norm",
+        ),
+        (
+            "the sample standard deviation",
+            "self.sum_squares / total)",
+            "self.sum_squares / max(1, total - 1))",
+            "::test_golden_running_norm",
+        ),
+        (
+            "equal scores are divided by nothing",
+            "std if std >= SMALLEST_STD else 1.0",
+            "max(std, 1e-300)",
+            "::test_equal_scores_become_0_until_others_come",
+        ),
+        (
+            "a loaded norm has no spread",
+            'state["mean"], state["sum_squares"]',
+            'state["mean"], 0.0',
+            "::test_identity_running_norm_is_that_of_all_scores_at_once",
+        ),
+        ("low scores are not clipped", "clamp(-limit, limit)", "clamp(max=limit)", "::test_golden_clip"),
+        ("dense scores keep their scale", "shaped.device) / std", "shaped.device)", "::test_golden_spread_scores"),
+        ("dense scores count twice", "+= shaped - placed.sum(dim=1)", "+= shaped", "::test_golden_spread_scores"),
+        ("the last token loses its own score", "last] += shaped", "last] = shaped", "::test_golden_spread_scores"),
+        (
+            "the rest on the first token",
+            "response_mask.sum(dim=1) - 1",
+            "response_mask.sum(dim=1) * 0",
+            "::test_golden_spread_scores",
+        ),
+    ),
 ]
 
 
 HARMLESS = Mutant("masking", "none", "0.0).sum()", "0).sum()", ("test_masking::test_golden_masked_sum",))
 
 
+def full_name(module):
+    return f"heedful.{ROOMS.get(module, 'core')}.{module}"
+
+
 def source_of(module):
-    return Path(importlib.import_module(f"heedful.core.{module}").__file__).read_text(encoding="utf-8")
+    return Path(importlib.import_module(full_name(module)).__file__).read_text(encoding="utf-8")
 
 
 def own_functions(namespace, module):
@@ -1020,17 +1192,19 @@ def own_functions(namespace, module):
 
 @contextlib.contextmanager
 def planted(module, source):
-    """Give a core module the functions and constants of another source, for as long as the block runs."""
-    full_name = f"heedful.core.{module}"
-    real = importlib.import_module(full_name)
-    namespace = {"__name__": full_name}
+    """Give a module the functions and constants of another source, for as long as the block runs."""
+    real = importlib.import_module(full_name(module))
+    namespace = {"__name__": full_name(module)}
     exec(compile(source, f"<{module}>", "exec"), namespace)  # the point of this file
     parts = ("__code__", "__defaults__", "__kwdefaults__")
-    theirs, ours = own_functions(namespace, full_name), own_functions(vars(real), full_name)
+    theirs, ours = own_functions(namespace, full_name(module)), own_functions(vars(real), full_name(module))
     assert theirs.keys() == ours.keys()
     saved = {name: [getattr(function, part) for part in parts] for name, function in ours.items()}
     constants = {k: v for k, v in vars(real).items() if k.isupper() and isinstance(v, int | float | str)}
+    caches = [value for value in vars(real).values() if hasattr(value, "cache_clear")]
     try:
+        for cached in caches:
+            cached.cache_clear()
         for name, function in ours.items():
             for part in parts:
                 setattr(function, part, getattr(theirs[name], part))
@@ -1043,6 +1217,8 @@ def planted(module, source):
                 setattr(function, part, value)
         for name, value in constants.items():
             setattr(real, name, value)
+        for cached in caches:
+            cached.cache_clear()
 
 
 class Laboratory:
@@ -1078,10 +1254,10 @@ class Laboratory:
     def examine(self, session, mutant):
         source = source_of(mutant.module)
         if source.count(mutant.old) != 1:
-            return f"{mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.module}; mend the mutant"
+            return f"{mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.module}; fix the mutant"
         items = self.items(session, mutant)
         if len(items) < len(mutant.killers):
-            return f"not all of {mutant.killers} exist; mend the mutant"
+            return f"not all of {mutant.killers} exist; fix the mutant"
         with planted(mutant.module, source.replace(mutant.old, mutant.new)):
             errors = next(filter(None, (self.run(session, item) for item in items)), [])
         if not errors:
@@ -1094,7 +1270,7 @@ class Laboratory:
 @pytest.fixture(scope="module")
 def problems():
     laboratory = Laboratory()
-    files = sorted({str(HERE / f"{killer.partition('::')[0]}.py") for m in MUTANTS for killer in m.killers})
+    files = sorted({str(TESTS[killer.partition("::")[0]]) for m in MUTANTS for killer in m.killers})
     options = ["-q", "--capture=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -1141,7 +1317,7 @@ def test_every_public_name_of_the_core_has_a_mutant():
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= node.end_lineno:
                 mutated.add(node.name)
-    assert set(heedful.core.__all__) <= mutated
+    assert {*heedful.core.__all__, "head_logprobs"} <= mutated
 
 
 def test_mutants_killed_of_tried(record_property):

@@ -521,7 +521,7 @@ def test_identity_grpo_penalty_gradient_pulls_towards_the_reference():
 
 
 def test_grpo_refuses_a_fixed_length_that_is_missing():
-    with pytest.raises(ValueError, match="grpo_loss: aggregate='fixed' divides by max_new_tokens; hand it in"):
+    with pytest.raises(ValueError, match="grpo_loss: aggregate='fixed' divides by max_new_tokens; pass it"):
         grpo(aggregate="fixed")
 
 

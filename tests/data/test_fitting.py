@@ -56,7 +56,7 @@ def test_the_share_that_may_be_dropped():
         check(0.39, records=5, train=3, held_out=2, dropped_too_long=2)
     assert str(error.value) == (
         "数据.jsonl: 2 of 5 records (40.0%) would be dropped (2 too long), more than --max-dropped 0.39. "
-        "Mend the data or raise it; --too-long error names the first"
+        "Fix the data or raise it; --too-long error names the first"
     )
     with pytest.raises(DataError, match="11 of 100 records"):
         check(0.1, records=100, dropped_too_long=11)

@@ -249,7 +249,7 @@ def test_equal_responses_teach_nothing():
     with pytest.raises(DataError) as error:
         pairs(EQUAL)
     assert str(error.value) == (
-        "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Mend the data, or use --equal-pairs drop"
+        "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Fix the data, or use --equal-pairs drop"
     )
     rows, counts = pairs(EQUAL, equal_pairs="drop")
     assert [row.ranking.source for row in rows] == ["偏好.jsonl:1", "偏好.jsonl:3", "偏好.jsonl:4"]

@@ -56,7 +56,7 @@ def test_a_ranking_is_too_long_where_one_of_its_responses_is():
 
 def test_a_ranking_that_prefers_a_response_to_an_equal_one():
     items = ranking(["同", "异", "同"], [0, 1, 2], line=4), ranking(["a", "b", "c"], [0, 1, 2], line=5)
-    with pytest.raises(DataError, match=r"^1 of 2 rankings prefer a response to an equal one: 排序.jsonl:4\. Mend"):
+    with pytest.raises(DataError, match=r"^1 of 2 rankings prefer a response to an equal one: 排序.jsonl:4\. Fix"):
         encode(*items)
     (kept,), counts = encode(*items, equal_pairs="drop")
     assert (kept.ranking.source, counts["dropped_equal"]) == ("排序.jsonl:5", 1)

@@ -217,7 +217,7 @@ def test_surrogate_pairs_are_one_character(tmp_path):
     [
         (b'[{"a": 1},\n {"a": }]', [":2: not JSON", "column 8"]),
         (b'{"a": 1}', ["found a JSON object", "must hold one list of objects"]),
-        (b'{"a": 1}\n{"a": 2}\n', [":2: not JSON: Extra data", "A .jsonl file holds one whole JSON object a line"]),
+        (b'{"a": 1}\n{"a": 2}\n', [":2: not JSON: Extra data", "A .jsonl file holds one whole JSON object per line"]),
         (b'[{"a": 1}, 5]', [": row 2: found a JSON integer", "must be an object"]),
         (b'[{"a": 1}, {"a": "\\ud800"}]', [": row 2: a holds a lone surrogate"]),
         (b'[{"a": 1, "a": 2}]', [": the key 'a' appears twice"]),
@@ -306,7 +306,7 @@ def test_parse_columns_takes_every_canonical_name():
         ("prompt=", ["'prompt=' in 'prompt=' is not NAME=COLUMN"]),
         ("=a", ["'=a' in '=a' is not NAME=COLUMN"]),
         ("promt=a", ["unknown name 'promt' (perhaps 'prompt')", "text, messages, prompt, completion", "right of it"]),
-        ("question=prompt", ["unknown name 'question'", "Left of '=' stands one of"]),
+        ("question=prompt", ["unknown name 'question'", "Left of '=' goes one of"]),
         ("prompt=a,prompt=b", ["'prompt' is given twice, as 'a' and 'b'", "Keep one"]),
     ],
 )

@@ -274,7 +274,7 @@ def test_equal_responses_are_left_to_the_caller(write):
             {"question": "q", "chosen": 1, "score": 0.5},
             [
                 ": not a ranking: found `question` (string), `chosen` (integer), `score` (number).",
-                "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or `chosen`",
+                "Accepted: `prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen`",
                 "Name this file's columns with --columns",
             ],
         ),
@@ -322,7 +322,10 @@ def test_equal_responses_are_left_to_the_caller(write):
         (k_wise(["a", "b"], [False, True]), ["`ranks` is [False, True] (list of booleans)", "a list of integers"]),
         (k_wise(["a", "b"], [0, 1, 2]), ["2 `responses` but 3 `ranks`", "one rank for each response"]),
         (k_wise(["a", "b"], [1, 1]), ["`ranks` are all 1: nothing is preferred", "at least two different ranks"]),
-        (k_wise(["a", "b"], [0, 1], margin=1), ["`margin` beside `ranks`", "`chosen` and `rejected` alone"]),
+        (
+            k_wise(["a", "b"], [0, 1], margin=1),
+            ["`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`"],
+        ),
     ],
 )
 def test_what_is_no_ranking(write, record, parts):
@@ -373,7 +376,7 @@ def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
         ({"prompt": [user(), assistant()]}, ["`prompt` has the turns user/assistant", "ends with a user or tool turn"]),
         ({"messages": [assistant()]}, ["`messages`, without a last assistant turn, has the turns (none)"]),
         ({"messages": [user(), assistant(), assistant()]}, ["last assistant turn, has the turns user/assistant"]),
-        ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: one"]),
+        ({"messages": [user(), assistant()], "completion": "x"}, ["two reference answers", "Accepted: only one"]),
     ],
 )
 def test_what_is_no_prompt(write, record, parts):

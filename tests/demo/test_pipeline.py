@@ -222,7 +222,7 @@ def test_the_story_says_what_happened(demo):
         f"{sizes['reward']:,} pairs",
         "37 % are good",
         "5 % of the pairs were swapped",
-        f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats a byte (60 steps",
+        f"Held-out loss {loss[0]:.2f} -> {loss[1]:.2f} nats per byte (60 steps",
         f"{100 * order:.0f} of 100 held-out pairs in the labelled order",
         f"agrees with the gold judge on {100 * demo.summary['reward.accuracy']:.0f} of 100",
         "In each of 3 steps the model answers 32 prompts",

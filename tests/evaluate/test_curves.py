@@ -1,5 +1,6 @@
 """Learning curves: what is drawn is what was logged, and a run that cannot be drawn says why."""
 
+import importlib
 import json
 import math
 import struct
@@ -9,9 +10,10 @@ import pytest
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from heedful.cli import main
+from heedful.cli import COMMANDS, main
+from heedful.configs.options import RunOptions
 from heedful.errors import CheckpointError, ConfigError, DataError
-from heedful.evaluate.curves import PANELS, draw_curves, figure_of, read_run, short_names, smoothed
+from heedful.evaluate.curves import draw_curves, figure_of, panels_of, read_algorithm, read_run, short_names, smoothed
 
 PPO_STEP = {
     "loss/policy": 0.0,
@@ -27,13 +29,19 @@ PPO_EVAL = {"eval/score_mean": 0.5, "eval/kl": 0.1, "eval/response_length": 21.0
 
 @pytest.fixture
 def logged(tmp_path):
-    """``logged(name, lines)`` is a run folder with these lines of metrics.jsonl; a string is written as it is."""
+    """``logged(name, lines, algorithm)`` is a run folder with these lines of metrics.jsonl.
 
-    def write(name, lines):
+    A string is written as it is; with None as the algorithm there is no environment.json.
+    """
+
+    def write(name, lines, algorithm="sft"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
         text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
         (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        if algorithm is not None:
+            environment = {"command": f"heedful {algorithm}", "seed": 0}
+            (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
         return folder
 
     return write
@@ -50,19 +58,19 @@ def sft(logged):
 @pytest.fixture
 def reward(logged):
     train = [{"step": i, "loss/reward": 0.6, "reward/accuracy": float(i % 2)} for i in range(1, 61)]
-    return logged("运行/reward", [{"step": 0, "eval/accuracy": 0.5, "eval/loss": 0.7}, *train])
+    return logged("运行/reward", [{"step": 0, "eval/accuracy": 0.5, "eval/loss": 0.7}, *train], "reward")
 
 
 @pytest.fixture
 def ppo(logged):
-    """``ppo(name, **changed)``: five steps; ``changed`` maps a metric, / written as _, to its values."""
+    """``ppo(name, algorithm, **changed)``: five steps; ``changed`` maps a metric, / written as _, to its values."""
 
-    def write(name="运行/ppo", **changed):
+    def write(name="运行/ppo", algorithm="ppo", **changed):
         steps = [{"step": i, **PPO_STEP} for i in range(1, 6)]
         for metric, values in changed.items():
             for step, value in zip(steps, values, strict=True):
                 step[metric.replace("_", "/", 1)] = value
-        return logged(name, [{"step": 0, **PPO_EVAL}, *steps, {"step": 5, **PPO_EVAL}])
+        return logged(name, [{"step": 0, **PPO_EVAL}, *steps, {"step": 5, **PPO_EVAL}], algorithm)
 
     return write
 
@@ -108,7 +116,7 @@ def overlaps(drawn):
 
 def test_lines_are_what_was_logged(sft, reward, ppo):
     drawn = panels(figure(sft, reward, ppo(reference_kl=[0.0, 0.1, 0.4, 0.9, 1.6])))
-    own = {panel.title for panel in PANELS if panel.algorithm in ("sft", "reward", "ppo")}
+    own = {panel.title for algorithm in ("sft", "reward", "ppo") for panel in panels_of(algorithm)}
     assert set(drawn) == own - {"PPO: variance explained by values"}
     assert lines(drawn["SFT: loss"]) == [[(i, 4.0 / i) for i in range(1, 7)], [(0, 5.0), (6, 1.0)]]
     assert drawn["SFT: loss"].get_yscale() == "log"
@@ -118,24 +126,90 @@ def test_lines_are_what_was_logged(sft, reward, ppo):
     ]
     assert lines(drawn["PPO: score"]) == [[(i, 1.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
     assert lines(drawn["PPO: entropy"])[0] == [(i, 2.0) for i in range(1, 6)]
-    assert drawn["PPO: KL to the reference"].get_ylabel() == "nats a response"
+    assert drawn["PPO: KL to the reference"].get_ylabel() == "nats per response"
     assert all(axes.get_xlabel().startswith("step") for axes in drawn.values())
 
 
-def test_grpo_runs_are_told_from_ppo_runs_and_have_no_panel_of_values(ppo):
+ONLINE = {"score", "KL to the reference", "length", "responses that end", "entropy"}
+
+
+def test_online_algorithms_have_panels_of_their_own(ppo):
+    """The run folder names the algorithm: PPO, A2C and GRPO log the same metrics here."""
     drawn = panels(
-        figure(ppo("一"), ppo("二", reward_tied_frac=[0.0, 0.5, 0.5, 0.0, 1.0], reward_score_mean=[7.0] * 5))
+        figure(
+            ppo("一", value_explained_variance=[0.1] * 5),
+            ppo("二", "grpo", reward_score_mean=[7.0] * 5),
+            ppo("三", "a2c", reward_score_mean=[3.0] * 5, value_explained_variance=[0.2] * 5),
+        )
     )
-    names = {"score", "KL to the reference", "length", "responses that end", "entropy"}
-    assert set(drawn) == {f"{algorithm}: {name}" for algorithm in ("PPO", "GRPO") for name in names}
-    assert lines(drawn["GRPO: score"]) == [[(i, 7.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
-    assert lines(drawn["PPO: score"]) == [[(i, 1.0) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
-    assert drawn["GRPO: score"].lines[0].get_color() == "C1"
+    named = {f"{algorithm}: {name}" for algorithm in ("PPO", "A2C", "GRPO") for name in ONLINE}
+    assert set(drawn) == named | {f"{algorithm}: variance explained by values" for algorithm in ("PPO", "A2C")}
+    for algorithm, colour, score in (("PPO", "C0", 1.0), ("GRPO", "C1", 7.0), ("A2C", "C2", 3.0)):
+        axes = drawn[f"{algorithm}: score"]
+        assert lines(axes) == [[(i, score) for i in range(1, 6)], [(0, 0.5), (5, 0.5)]]
+        assert axes.lines[0].get_color() == colour
+    assert lines(drawn["A2C: variance explained by values"])[0] == [(i, 0.2) for i in range(1, 6)]
+
+
+def test_the_algorithm_is_read_and_not_guessed_from_metrics(ppo):
+    """Ties were GRPO's mark once; PPO may log them too."""
+    ties = [0.0, 0.5, 0.5, 0.0, 1.0]
+    assert set(panels(figure(ppo("一", reward_tied_frac=ties)))) == {f"PPO: {name}" for name in ONLINE}
+    assert set(panels(figure(ppo("二", "grpo")))) == {f"GRPO: {name}" for name in ONLINE}
+
+
+def test_every_command_that_leaves_a_run_has_panels():
+    """A run folder names the command that wrote it (the trainers' own folders are read in tests/cli)."""
+    of_runs = {name for name, command in COMMANDS.items() if issubclass(config_of(command), RunOptions)}
+    assert of_runs >= {"sft", "reward", "dpo", "ppo", "a2c", "grpo"}
+    for name in of_runs:
+        assert {panel.title.lower().split(":")[0] for panel in panels_of(name)} == {
+            {"reward": "reward model"}.get(name, name.replace("-", " "))
+        }
+
+
+def config_of(command):
+    module, _, name = command.config.partition(":")
+    return getattr(importlib.import_module(f"heedful.{module}"), name)
+
+
+def test_a_run_without_an_environment_does_not_say_what_it_ran(ppo, tmp_path, capsys):
+    folder = ppo("别处", None)
+    assert main(["report", "--runs", str(folder), "--output", str(tmp_path / "c.png")]) == 2
+    message = capsys.readouterr().err
+    assert f"CheckpointError: --runs: {folder} has no environment.json" in message
+    assert 'write one: expected {"command": "heedful ALGORITHM"} such as heedful ppo' in message
+    assert not (tmp_path / "c.png").exists()
+    (folder / "environment.json").write_text('{"command": "heedful a2c"}', encoding="utf-8")
+    assert set(panels(figure(folder))) == {f"A2C: {name}" for name in ONLINE}
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        ("{", "is damaged: not JSON"),
+        ("\udcff", "is damaged: not JSON"),
+        ("[]", "got None"),
+        ('{"seed": 0}', "got None"),
+        ('{"command": 3}', "got 3"),
+        ('{"command": "heedful"}', "got 'heedful'"),
+        ('{"command": "heedful evaluate kl"}', "got 'heedful evaluate kl'"),
+        ('{"command": "trl ppo"}', "got 'trl ppo'"),
+    ],
+)
+def test_an_environment_that_names_no_algorithm(sft, content, fragment):
+    path = sft / "environment.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError) as error:
+        read_algorithm(sft)
+    for part in (str(path), fragment, 'expected {"command": "heedful ALGORITHM"}'):
+        assert part in str(error.value)
 
 
 def test_dpo_runs_have_a_loss_and_an_accuracy(logged, reward):
     train = [{"step": i, "loss/dpo": 0.7 / i, "reward/accuracy": float(i % 2)} for i in range(1, 61)]
-    drawn = panels(figure(logged("运行/dpo", [{"step": 0, "eval/loss": 0.69, "eval/accuracy": 0.0}, *train]), reward))
+    first = {"step": 0, "eval/loss": 0.69, "eval/accuracy": 0.0}
+    drawn = panels(figure(logged("运行/dpo", [first, *train], "dpo"), reward))
     assert set(drawn) == {"DPO: loss", "DPO: accuracy", "Reward model: accuracy"}
     assert lines(drawn["DPO: loss"]) == [[(i, 0.7 / i) for i in range(1, 61)], [(0, 0.69)]]
     training, held_out = lines(drawn["DPO: accuracy"])
@@ -238,7 +312,7 @@ def test_the_picture_is_real(sft, reward, ppo, tmp_path):
 def test_the_command(sft, ppo, tmp_path, capsys):
     output = tmp_path / "曲线.svg"
     assert main(["report", "--runs", str(sft), str(ppo()), "--output", str(output)]) == 0
-    assert f"2 runs lie in {output}" in capsys.readouterr().out
+    assert f"2 runs are in {output}" in capsys.readouterr().out
     assert ET.parse(output).getroot().tag.endswith("svg")
 
 
@@ -249,8 +323,8 @@ def test_the_command(sft, ppo, tmp_path, capsys):
         ("[1]", ["an object of numbers", "[1]"]),
         ('{"step": 1, "loss/sft": "低"}', ["an object of numbers", "低"]),
         ('{"step": 1, "loss/sft": true}', ["an object of numbers"]),
-        ('{"loss/sft": 1}', ["says no step"]),
-        ('{"step": null}', ["says no step"]),
+        ('{"loss/sft": 1}', ["has no step"]),
+        ('{"step": null}', ["has no step"]),
     ],
 )
 def test_a_damaged_line_is_named(logged, line, fragments):
@@ -277,7 +351,7 @@ def test_a_folder_that_is_no_run(sft, tmp_path, capsys):
 @pytest.mark.parametrize("content", ["", '{"step": 0, "eval/loss": 5.0}\n', '{"step": 3, "time/update": 1}\n'])
 def test_a_run_without_a_step_has_nothing_to_draw(logged, tmp_path, content):
     folder = logged("空", content)
-    with pytest.raises(CheckpointError, match=r"空.metrics\.jsonl has nothing to draw: no step"):
+    with pytest.raises(CheckpointError, match=r"空.metrics\.jsonl has nothing to draw: no step of sft"):
         draw_curves([folder], tmp_path / "c.png")
 
 

@@ -15,8 +15,8 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import save_policy, save_reward_model
 from heedful.checkpoints.tiny import DECODERS, byte_tokenizer
 from heedful.data.chat import RewardInputs
-from heedful.kernels.attention import ATTENTION, attention, use_attention
 from heedful.kernels import attention as attention_module
+from heedful.kernels.attention import ATTENTION, attention, use_attention
 
 CPU = torch.device("cpu")
 ROWS, HEADS, SIZE = 3, 4, 8

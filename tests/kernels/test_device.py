@@ -1,4 +1,4 @@
-"""The memory of a process that computes on a CPU."""
+"""Devices by name, the precision of each, and the memory of a process that computes on a CPU."""
 
 import ctypes
 import os
@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from heedful.kernels.device import resolve_device
+from heedful.errors import ConfigError
+from heedful.kernels.device import autocast, resolve_device, resolve_dtype
 
 FAULTS = """
 import ctypes, resource
@@ -54,3 +56,46 @@ def test_the_cache_of_compiled_products_is_small_unless_the_user_says_otherwise(
         monkeypatch.setenv(name, set_before)
     resolve_device("cpu")
     assert os.environ[name] == expected
+
+
+@pytest.mark.parametrize("name", ["banana", "", "cuda:x"])
+def test_a_device_that_is_none(name):
+    with pytest.raises(ConfigError, match=r"is not a device; choose auto, cpu, mps, cuda or cuda:N"):
+        resolve_device(name)
+
+
+def test_devices_of_other_machines(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1", "mps", "meta", "xla"):
+        with pytest.raises(ConfigError, match=f"'{name}' is not available on this machine; --device auto"):
+            resolve_device(name)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert resolve_device("auto") == torch.device("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert resolve_device("auto") == torch.device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="'cuda:2' does not exist; this machine has 2 CUDA devices"):
+        resolve_device("cuda:2")
+
+
+def test_compute_dtype(monkeypatch):
+    cpu, cuda, mps = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+    assert resolve_dtype("float32", cuda) is torch.float32
+    assert resolve_dtype("bfloat16", cpu) is torch.bfloat16
+    assert resolve_dtype("float16", cpu) is torch.float16
+    assert resolve_dtype("auto", mps) is torch.float32
+    for capability, dtype in (((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert resolve_dtype("auto", cuda) is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_changes_half_precision_alone(dtype):
+    a = torch.ones(2, 2, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    with autocast(torch.device("cpu"), dtype):
+        assert (a @ a).dtype is dtype

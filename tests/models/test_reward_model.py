@@ -106,7 +106,7 @@ def test_scores_are_float32_in_half_precision(folder):
 
 def test_a_language_model_is_no_reward_model(decoder):
     """Scoring with a random head is the silent mistake that this refuses."""
-    with pytest.raises(CheckpointError, match="has no reward head: it is no reward model yet; train one with"):
+    with pytest.raises(CheckpointError, match="has no reward head, so it is not a reward model yet; train one with"):
         load(decoder)
 
 

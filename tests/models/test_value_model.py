@@ -97,7 +97,7 @@ def test_half_precision_gives_float32_values(decoder):
 
 def test_an_encoder_is_refused(checkpoints):
     """Its values would know the rest of the response."""
-    with pytest.raises(CheckpointError, match=r"DebertaV2Model reads tokens to come; a value model must be causal"):
+    with pytest.raises(CheckpointError, match=r"DebertaV2Model looks at later tokens; a value model must be causal"):
         load_value_model(str(checkpoints["deberta-v2"]), device=CPU, compute_dtype=torch.float32)
 
 

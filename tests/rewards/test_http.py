@@ -215,12 +215,12 @@ def test_a_column_that_json_cannot_hold(answering, value):
 @pytest.mark.parametrize(
     ("url", "fragment"),
     [
-        ("http://", "names no host"),
-        ("http:score", "names no host"),
-        ("https:///score", "names no host"),
-        ("http://host:99999/x", "is no address"),
-        ("http://host:port/x", "is no address"),
-        ("http://[::1/x", "is no address"),
+        ("http://", "has no host"),
+        ("http:score", "has no host"),
+        ("https:///score", "has no host"),
+        ("http://host:99999/x", "is not an address"),
+        ("http://host:port/x", "is not an address"),
+        ("http://[::1/x", "is not an address"),
         ("http://me:secret@host/x", "holds a user or password"),
     ],
 )

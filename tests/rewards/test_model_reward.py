@@ -1,5 +1,7 @@
 """Reward models as rewards: text in, whatever their vocabulary, architecture and batch."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
@@ -11,9 +13,9 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.model import ModelReward, score_texts
+from heedful.rewards.model import ModelReward, agreement_with, score_texts
 from heedful.rewards.resolve import resolve_rewards
-from heedful.types import Message, MicroBatch, Prompt
+from heedful.types import Message, MicroBatch, Prompt, Ranking
 
 ANSWERS = ["好", "一个长得多的回答，用来让长度各不相同。", "ok", "苹果和梨", "a longer English answer", "二"]
 
@@ -237,3 +239,20 @@ def test_thirty_two_rows_by_default(decoder, cpu, rows_of_passes):
     score_texts(model, RewardInputs(tokenizer), ["问"] * 70, ["答"] * 70, [False] * 70)
     score([Reward("m", ModelReward(model, RewardInputs(tokenizer), micro_batch=MicroBatch(50)))], completions)
     assert rows_of_passes == [32, 32, 6] * 3 + [50, 20]
+
+
+def test_agreement_with_rankings_counts_lengths_in_characters():
+    """Three and four characters are of similar length, in whatever script; three and five are not."""
+    rankings = [Ranking("问", ("abc", "好好好好", "okay!"), (0, 1, 2), "排序.jsonl:3")]
+    result = agreement_with(rankings, [[1.0, 2.0, 0.0]])
+    assert (result["pairs"], result["pairs_similar_length"]) == (3, 2)
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert result["accuracy_similar_length"] == 1 / 2
+    assert result["length_correlation"] == pytest.approx(-1 / 2)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_agreement_with_a_score_that_is_not_finite_is_refused(score):
+    rankings = [Ranking("问", ("a", "b"), (0, 1), "排序.jsonl:3")]
+    with pytest.raises(RewardError, match=r"排序.jsonl:3: the reward model gives \[0.5, (nan|inf)\]; scores must be"):
+        agreement_with(rankings, [[0.5, score]])

@@ -82,7 +82,7 @@ def test_a_missing_file(tmp_path, cpu):
 
 @pytest.mark.parametrize("spec", ["奖励.py", "奖励.py:", ":f"])
 def test_no_function_named(spec, cpu):
-    with pytest.raises(ConfigError, match=r"names no function; use python:FILE\.py:FUNCTION"):
+    with pytest.raises(ConfigError, match=r"does not name a function; use python:FILE\.py:FUNCTION"):
         resolve_rewards([f"python:{spec}"], **cpu)
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_imported(source, cpu, text, fragments):
 def test_a_file_that_is_no_python(tmp_path, cpu):
     path = tmp_path / "f.txt"
     path.write_text("def f(): ...", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"f\.txt is no Python file"):
+    with pytest.raises(ConfigError, match=r"f\.txt is not a Python file"):
         resolve_rewards([f"python:{path}:f"], **cpu)
 
 

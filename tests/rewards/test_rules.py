@@ -214,7 +214,7 @@ def test_exact_number():
     assert scored("exact_number", *responses, answer=answers) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert exact_number(["1", "1"], answer=[None, "1"]) == [None, 1.0]
     assert scored("exact_number", "没有数字", answer=["1"]) == [0.0]
-    with pytest.raises(RewardError, match=r"ValueError: the answer '不知道' holds no number; for .*d:1"):
+    with pytest.raises(RewardError, match=r"ValueError: the answer '不知道' contains no number; for .*d:1"):
         scored("exact_number", "1", "1", answer=["1", "不知道"])
 
 

@@ -110,8 +110,8 @@ MESSAGE = {"role": "user", "content": "问"}
         ({"prompts": ["a"]}, '"completions" must be a list, got None'),
         ({"completions": ["a"]}, '"prompts" must be a list, got None'),
         ({"prompts": "a", "completions": ["a"]}, "\"prompts\" must be a list, got 'a'"),
-        ({"prompts": ["a", "b"], "completions": ["a"]}, "of one length, got 2, 1 and 1"),
-        ({"prompts": ["a"], "completions": ["a"], "truncated": []}, "of one length, got 1, 1 and 0"),
+        ({"prompts": ["a", "b"], "completions": ["a"]}, "the same length, got 2, 1 and 1"),
+        ({"prompts": ["a"], "completions": ["a"], "truncated": []}, "the same length, got 1, 1 and 0"),
         ({"prompts": ["a"], "completions": ["a"], "truncated": [1]}, '"truncated" must be a list of true and false'),
         ({"prompts": ["a"], "completions": ["a"], "truncated": None}, '"truncated" must be a list of true and false'),
         ({"prompts": ["a", 5], "completions": ["a", "b"]}, "prompts[1] must be a string or a list of messages"),
@@ -120,7 +120,7 @@ MESSAGE = {"role": "user", "content": "问"}
         ({"prompts": [["a"]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[{"role": "user"}]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[MESSAGE | {"content": 5}]], "completions": ["a"]}, "prompts[0] must be"),
-        ({"prompts": ["a"], "completions": ["\ud800"]}, "completions[0] holds half a character"),
+        ({"prompts": ["a"], "completions": ["\ud800"]}, "completions[0] contains half a character"),
         ({"prompts": ["短"], "completions": ["长" * 100]}, "longer than the 128 tokens that the reward model reads"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -282,7 +282,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys):
 @pytest.mark.parametrize(
     ("flags", "fragment"),
     [
-        (["--host", "256.0.0.1"], "ConfigError: --host 256.0.0.1 is no address of this machine"),
+        (["--host", "256.0.0.1"], "ConfigError: --host 256.0.0.1 is not an address of this machine"),
         (["--port", "0"], "CheckpointError: model 没有 does not exist"),
     ],
 )

@@ -250,7 +250,10 @@ def other_positions(lm):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda _: BloomForCausalLM(BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2)), "does not say"),
+        (
+            lambda _: BloomForCausalLM(BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2)),
+            "does not declare",
+        ),
         (lambda _: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)), "do not read all positions"),
         (lambda lm: other_attention(copy.deepcopy(lm)), "its attention is flex_attention"),
         (lambda lm: other_positions(copy.deepcopy(lm)), "its logits change by"),

@@ -51,6 +51,8 @@ VARIANTS = {
     "k2-in-loss": (PPOConfig, {"kl_in": "loss", "kl_kind": "k2"}),
     "k3-in-loss": (PPOConfig, {"kl_in": "loss", "kl_kind": "k3", "action": "response", "entropy_coef": 0.02}),
     "separate-response": (PPOConfig, {"action": "response", "critic": "separate"}),
+    "cispo": (PPOConfig, {"policy_loss": "cispo", "clip_range_high": 0.05}),
+    "reinforce++": (PPOConfig, {"advantage": "reinforce++"}),
     "grpo": (GRPOConfig, {}),
     "dr-grpo": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
     "dapo": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),

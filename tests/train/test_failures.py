@@ -13,7 +13,7 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
-from heedful.errors import RewardError, TrainingError
+from heedful.errors import RewardError, Terminated, TrainingError
 from heedful.train import dpo, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
@@ -74,7 +74,7 @@ pytestmark = pytest.mark.usefixtures("nothing_half_written")
 ENDINGS = {
     "reward": (ValueError("坏了"), RewardError),
     "keyboard": (KeyboardInterrupt(), KeyboardInterrupt),
-    "exit": (SystemExit(143), SystemExit),
+    "terminated": (Terminated(), Terminated),
 }
 
 
@@ -294,25 +294,37 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
 # ------------------------------------------------------------------------------------------------------ the command line
 
 
-def test_the_command_line_says_where_an_interrupted_run_is(never, tiny, prompts, tmp_path, capsys):
-    """And returns 130, as programs do that Ctrl-C ended."""
+@pytest.mark.parametrize(
+    ("raised", "status", "message"),
+    [
+        ("KeyboardInterrupt", 130, "heedful: interrupted\n"),
+        ("signal.raise_signal(signal.SIGTERM)", 143, "heedful: terminated\n"),
+        ("ValueError('坏了')", 2, "坏了"),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "error"],
+)
+def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_path, capsys, raised, status, message):
+    """And returns 130 or 143, as programs do that these signals ended."""
+    statement = raised if raised.startswith("signal") else f"raise {raised}"
     (tmp_path / "rewards.py").write_text(
+        "import signal\n"
         "calls = []\n"
         "def length(completions):\n"
         "    calls.append(1)\n"
         "    if len(calls) == 4:\n"
-        "        raise KeyboardInterrupt\n"
+        f"        {statement}\n"
         "    return [float(len(completion)) for completion in completions]\n",
         encoding="utf-8",
     )
     flags = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / "run", "eval-fraction": 0, "steps": 5}
     flags |= {"rollout-batch-size": 4, "minibatch-size": 4, "max-new-tokens": 4, "sample-every": 0, "dtype": "float32"}
     flags |= {"rewards": f"python:{tmp_path / 'rewards.py'}:length", "device": "cpu"}
-    assert main(["ppo", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 130
+    words = (str(word) for flag, value in flags.items() for word in (f"--{flag}", value))
+    assert main(["ppo", *words]) == status
     said = capsys.readouterr().err
     saved = tmp_path / "run" / "checkpoints" / "step-000002-interrupted"
     assert f"what was learned so far is in {saved}" in said
-    assert said.endswith("heedful: interrupted\n")
+    assert said.endswith(message) or status == 2 and message in said.splitlines()[-1]
     weights(saved)
 
 

@@ -48,6 +48,7 @@ KINDS = {
     "ptx": (PPOConfig, {**UPDATES, "ptx_coef": 0.5}),
     "a2c": (A2CConfig, {"minibatch_size": 8}),
     "grpo": (GRPOConfig, UPDATES),
+    "reinforce++": (PPOConfig, {**UPDATES, "advantage": "reinforce++"}),
     "everything": (PPOConfig, EVERYTHING),
 }
 WEIGHTS = ("model", "policy", "critic", "average")

@@ -1,7 +1,7 @@
-"""LoRA adapters on disk, in PEFT's format: which model they belong to, putting them on it, writing them.
+"""LoRA adapters on disk, in PEFT's format: find their base, put them on it, merge them, write them.
 
-A folder of adapters stands for its base model with the adapters merged into it, wherever heedful takes a model; the base
-may be such a folder itself.
+Wherever heedful takes a model, a folder of adapters means its base model with the adapters merged into it. The base may
+be such a folder itself.
 """
 
 import copy
@@ -24,21 +24,24 @@ from heedful.hub import local_model
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "default"
-"""PEFT's name of the one set of adapters on a model."""
+"""The name that PEFT gives to the one set of adapters on a model."""
 PREFIX = "base_model.model."
 """What PEFT puts before a parameter's name."""
 
 
 def is_adapter(name: str | Path) -> bool:
-    """True for a folder of adapters."""
+    """Whether ``name`` is a folder of adapters."""
     return (Path(name) / ADAPTER_CONFIG).is_file()
 
 
 def adapter_chain(name: str) -> tuple[str, list[Path]]:
-    """The plain model that ``name`` comes down to, and the adapter folders to merge into it, in that order.
+    """The plain model at the bottom of ``name``, and the adapter folders to merge into it, in the order of merging.
 
-    A plain model has none. A base on ModelScope is its folder here, downloaded where it is not yet. Raises CheckpointError
-    for adapters that are no LoRA, incomplete, or their own base.
+    Args:
+        name: a folder, or a name on the Hub. For a plain model the list is empty. A base on ModelScope is downloaded if
+            needed, and its local folder is given.
+
+    Raises CheckpointError for adapters that are not LoRA, are incomplete, or lead back to themselves.
     """
     folders: list[Path] = []
     while is_adapter(name):
@@ -51,13 +54,13 @@ def adapter_chain(name: str) -> tuple[str, list[Path]]:
 
 
 def _base(folder: Path) -> str:
-    """The model that adapters were trained on."""
+    """Name of the model that adapters were trained on. Raises CheckpointError."""
     settings = read_adapter_config(folder)
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(
-            f"{folder} holds adapters of the kind {kind}; heedful reads LORA alone, whose weights can be merged into the "
-            "model (prompt tuning, prefix tuning and p-tuning cannot)"
+            f"{folder} holds adapters of the kind {kind}; heedful reads only LORA, whose weights can be merged into the "
+            "model (those of prompt tuning, prefix tuning and p-tuning cannot)"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"{folder} has an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}, so the adapters are missing")
@@ -70,7 +73,7 @@ def _base(folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The settings of an adapter folder. Raises CheckpointError where they cannot be read."""
+    """The settings of an adapter folder. Raises CheckpointError if they cannot be read."""
     path = folder / ADAPTER_CONFIG
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +85,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def whole_weights(folders: Iterable[Path]) -> set[str]:
-    """Names of the parameters that adapter folders hold whole, such as a reward model's head."""
+    """Names of parameters that adapter folders store in full, such as a reward model's head."""
     names: set[str] = set()
     for folder in folders:
         with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
@@ -91,10 +94,14 @@ def whole_weights(folders: Iterable[Path]) -> set[str]:
 
 
 def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
-    """Put saved adapters on a model, in place, with whatever weights they replace whole.
+    """Put saved adapters on a model, in place, and replace the weights that were saved in full.
 
-    Adapters of a language model fit its trunk and a classifier on the same trunk. A bare trunk leaves out what belongs to
-    heads. Returns PEFT's handle, whose ``merge_and_unload`` merges them. Raises CheckpointError where they do not fit.
+    Args:
+        model: a model of the adapters' architecture. Adapters of a language model also fit its trunk, and a classifier
+            on the same trunk; on a bare trunk, what belongs to heads is left out.
+        folder: the adapter folder.
+
+    Returns PEFT's handle, whose ``merge_and_unload`` merges the adapters. Raises CheckpointError if they do not fit.
     """
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
@@ -105,9 +112,9 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
     adapters = {name: tensor for name, tensor in fitted.items() if ".lora_" in name}
     _replace_whole(model, {name: tensor for name, tensor in fitted.items() if name not in adapters}, folder)
     config.target_modules = {name.partition(".lora_")[0] for name in adapters}
-    config.modules_to_save = None  # replaced above
+    config.modules_to_save = None  # those are replaced above
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # on how PEFT reads its own settings
+        warnings.simplefilter("ignore")  # PEFT warns of settings that it wrote itself
         try:
             tuner = LoraModel(model, config, ADAPTER)
             outcome = set_peft_model_state_dict(model, adapters, ADAPTER)
@@ -121,7 +128,10 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
 
 
 def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTrainedModel:
-    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``. Raises CheckpointError."""
+    """Merge saved adapters into a model, one folder after the other: ``W + alpha / rank * B A``.
+
+    Raises CheckpointError if they do not fit.
+    """
     for folder in folders:
         model = attach_adapter(model, folder).merge_and_unload()
         model.requires_grad_(True)
@@ -129,7 +139,7 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
 
 
 def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Tensors of an adapter file by their names in ``model``, whose trunk may stand one level higher or lower."""
+    """Tensors of an adapter file by their names in ``model``, in which the trunk may be one level higher or lower."""
     trunk = f"{model.base_model_prefix}."
     names = {name: _plain_name(name) for name in tensors if ".original_module." not in name}
     if model.base_model is model and any(name.startswith(trunk) for name in names.values()):
@@ -150,12 +160,15 @@ def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) ->
 
 
 def _plain_name(name: str) -> str:
-    """A tensor's name without what PEFT's wrappers add to it."""
+    """A tensor's name without the parts that PEFT's wrappers add."""
     return name.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
 
 
 def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy weights that were trained whole, and let the embeddings grow where the adapters' have more rows."""
+    """Copy weights that were trained in full.
+
+    The embeddings grow first if the adapters have more rows of them.
+    """
     embeddings = model.get_input_embeddings().weight
     rows = [len(tensor) for name, tensor in tensors.items() if model.get_parameter(name) is embeddings]
     if rows and rows[0] > len(embeddings):
@@ -171,24 +184,25 @@ def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: P
         if not torch.equal(parameters[name], tensor.to(parameters[name].dtype)):
             raise CheckpointError(
                 f"{folder}: {name} differs from the weights that the model ties it to; load and merge these adapters with "
-                "PEFT, and give the result"
+                "PEFT, and use the result"
             )
 
 
 def _parameters(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters by every name they have: a tied output head is there beside the embeddings."""
+    """Parameters under every name they have: a tied output head appears as well as the embeddings."""
     return model.named_parameters(remove_duplicate=False)
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """True for a model that carries adapters, so that saving it means saving them."""
+    """Whether a model carries adapters, so that saving it means saving them."""
     return bool(getattr(model, "peft_config", None))
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model in Hugging Face format; where it carries adapters, those alone in PEFT's format.
+    """Write a model in Hugging Face format; of a model with adapters, write only the adapters, in PEFT's format.
 
-    What else was trained, such as a reward model's head, lies whole beside the adapters, where PEFT looks for it.
+    Whatever else was trained, such as a reward model's head, is stored in full with the adapters, where PEFT looks for
+    it.
     """
     if not has_adapters(model):
         model.save_pretrained(folder)
@@ -203,5 +217,5 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     )
     config = copy.copy(model.peft_config[ADAPTER])
     config.inference_mode = True
-    config.target_modules = sorted(config.target_modules)  # a set is written in another order each time
+    config.target_modules = sorted(config.target_modules)  # the order of a set differs from run to run
     config.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Networks from checkpoints in Hugging Face format: language models, policies, value models."""
+"""Load networks from checkpoints in Hugging Face format: language models, policies, value models."""
 
 from pathlib import Path
 
@@ -21,9 +21,13 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """A causal language model with float32 weights, or with linear layers in 4 bits; adapters are merged into it.
+    """Load a causal language model, with float32 weights and its adapters merged into it.
 
-    Raises CheckpointError where weights are missing.
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        four_bit: load linear layers in 4 bits; None keeps float32.
+
+    Raises CheckpointError if weights are missing.
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
@@ -44,7 +48,10 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
 
 
 def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """The trunk of a model, without its head, as `load_causal_lm` does. Raises CheckpointError where weights are missing."""
+    """Load the trunk of a model, without its head; otherwise as `load_causal_lm`.
+
+    Raises CheckpointError if weights are missing.
+    """
     source = resolve(model)
     with explained(source.folder, "model"):
         trunk, info = AutoModel.from_pretrained(
@@ -58,13 +65,19 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
 
 
 def refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
-    """transformers follows adapters on the Hub to their base and leaves them unmerged. Raises CheckpointError."""
+    """Refuse adapters on the Hub: transformers loads their base and leaves the adapters unmerged.
+
+    Raises CheckpointError.
+    """
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise CheckpointError(f"{name} holds adapters, and is no folder here: download it, and give the folder")
+        raise CheckpointError(f"{name} holds adapters, and is not a local folder: download it, and give the folder")
 
 
 def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
-    """Let the padding token's embedding learn too: transformers freezes it, and it often is the end-of-sequence token."""
+    """Let the padding token's embedding learn, in place.
+
+    transformers freezes it, and it is often also the end-of-sequence token.
+    """
     model.get_input_embeddings().padding_idx = None
     return model
 
@@ -77,9 +90,16 @@ def load_policy(
     with_value_head: bool = False,
     four_bit: FourBit | None = None,
 ) -> Policy:
-    """A policy from a Hugging Face folder, an adapter folder or a Hub name; a saved value head is loaded too.
+    """Load a policy, with its saved value head if it has one and ``with_value_head`` asks for it.
 
-    Raises CheckpointError where the model is missing, incomplete or of an unsupported kind.
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        device: where to put it.
+        compute_dtype: dtype of its matrix products.
+        with_value_head: add a value head, zero unless one was saved.
+        four_bit: load linear layers in 4 bits; None keeps float32.
+
+    Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
     """
     source = resolve(model)
     policy = Policy(load_causal_lm(source, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
@@ -97,10 +117,16 @@ def load_value_model(
     trunk: PreTrainedModel | None = None,
     four_bit: FourBit | None = None,
 ) -> ValueModel:
-    """A value model on the trunk of any causal model; a ``value_head`` folder in it is loaded too.
+    """Load a value model on the trunk of any causal model, with its saved value head if it has one.
 
-    ``trunk`` is that of ``model`` if it is in memory already. Raises CheckpointError where the model is missing,
-    incomplete or looks ahead.
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        device: where to put it.
+        compute_dtype: dtype of its matrix products.
+        trunk: the trunk of ``model``, if it is already in memory.
+        four_bit: load linear layers in 4 bits; None keeps float32.
+
+    Raises CheckpointError if the model is missing, incomplete or looks ahead.
     """
     source = resolve(model)
     trunk = load_trunk(source, four_bit) if trunk is None else trunk
@@ -113,7 +139,7 @@ def load_value_model(
 
 
 def load_head(head: nn.Linear, path: Path) -> None:
-    """Weights of a scalar head. Raises CheckpointError where they do not fit."""
+    """Load the weights of a scalar head. Raises CheckpointError if they do not fit."""
     tensors = load_tensors(path)
     found = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Reward models from checkpoints, and what a language model needs to become one."""
+"""Load reward models, and turn a language model into an untrained one."""
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -23,17 +23,23 @@ def load_reward_model(
     merged: bool = False,
     four_bit: FourBit | None = None,
 ) -> RewardModel:
-    """A reward model from a folder, an adapter folder or a Hub name.
+    """Load a reward model, or start one from a language model.
 
-    With ``seed`` None the checkpoint must hold a trained head. With a seed, training can start from any language model: a
-    missing head is made with weights N(0, 1/(d+1)) (standard deviation 1/sqrt(d+1), Stiennon et al. 2020), and a padding
-    token is added where the tokenizer has none of its own, because the score is read at the last token that is not
-    padding.
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        tokenizer: that of the model; a padding token may be added to it.
+        device: where to put it.
+        compute_dtype: dtype of the trunk's matrix products.
+        seed: None to score; the checkpoint must then hold a trained head. A number to train, from any language model.
+        merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
+            so that scores are bit for bit those of the run that trained them.
+        four_bit: load linear layers in 4 bits; None keeps float32.
 
-    Adapters are merged with a seed, or where ``merged`` says so. Else the last ones stay beside the weights, so that scores
-    are those of the run that trained them, bit for bit.
+    With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
+    2020). A padding token is added if the tokenizer has none of its own, because the score is read at the last token
+    that is not padding.
 
-    Raises CheckpointError where the model has more than one output, no head, or no padding token.
+    Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
     source = resolve(model)
     name, adapters = source.folder, source.adapters
@@ -57,8 +63,10 @@ def load_reward_model(
     missing = set(info["missing_keys"]) - whole_weights(adapters)
     head_missing = any(key.split(".")[0] in HEADS for key in missing)
     if head_missing and seed is None:
-        raise CheckpointError(f"{name} has no reward head: it is no reward model yet; train one with: heedful reward")
-    # A fresh head may lie on further layers that a language model lacks, such as a pooler; a trunk must be complete.
+        raise CheckpointError(
+            f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
+        )
+    # Below a fresh head a pooler may be missing too, since language models have none; the trunk must be complete.
     trunk = f"{classifier.base_model_prefix}."
     lacking = sorted(
         key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
@@ -87,7 +95,7 @@ def _init_head(classifier: PreTrainedModel, seed: int) -> None:
 
 
 def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> None:
-    """Give tokenizer and classifier a padding token that is not the end-of-sequence token."""
+    """Give tokenizer and classifier a padding token that differs from the end-of-sequence token."""
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:

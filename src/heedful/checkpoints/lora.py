@@ -2,8 +2,8 @@
 
     y = W x + alpha / rank * B A x        A [rank, in] random, B [out, rank] zero at the start
 
-B is zero, so fresh adapters change nothing. They are put on in place: the model stays the class it was, and whatever works
-on it (trunk, head, sampling, a value head) goes on working.
+B is zero, so fresh adapters change nothing. They are added in place: the model keeps its class, and everything that
+uses it (trunk, head, sampling, a value head) keeps working.
 """
 
 import difflib
@@ -24,8 +24,14 @@ from heedful.errors import ConfigError
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
     """Freeze a model and put fresh adapters on its linear layers, in place. A classifier's head stays trainable.
 
-    ``base`` is where the model came from; it is written down with the adapters, a local folder by its whole path. Raises
-    ConfigError where ``lora_targets`` matches nothing.
+    Args:
+        model: the model to adapt.
+        options: rank, alpha and target layers.
+        base: where the model came from. It is saved with the adapters; a local folder as an absolute path.
+        seed: of the random matrices A.
+        dropout: of the adapters' inputs.
+
+    Raises ConfigError if ``lora_targets`` matches no layer.
     """
     linear = _linear_layers(model)
     config = LoraConfig(
@@ -38,7 +44,7 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in linear.values()),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on fan_in_fan_out of models with both kinds of layer
+        warnings.simplefilter("ignore")  # PEFT warns of fan_in_fan_out if a model has both kinds of layer
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
     heads = [name for name, _ in model.named_parameters() if _is_head(model, name) and _task(model) == "SEQ_CLS"]
@@ -48,20 +54,20 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
 
 
 def _task(model: PreTrainedModel) -> str:
-    """PEFT's word for what a model does."""
+    """PEFT's name for what a model does."""
     if model.base_model is model:
         return "FEATURE_EXTRACTION"
     return "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
 
 
 def _is_head(model: PreTrainedModel, name: str) -> bool:
-    """True for what stands above the trunk. A pooler, wherever it stands, is part of the head."""
+    """Whether a layer is above the trunk. A pooler is part of the head wherever it is."""
     in_trunk = model.base_model is model or name.startswith(f"{model.base_model_prefix}.")
     return not in_trunk or "pooler" in name.split(".")
 
 
 def _head_module(name: str) -> str:
-    """The module that PEFT shall replace whole: the pooler, or the outermost part of the head."""
+    """The module that PEFT should save in full: the pooler, or the outermost part of the head."""
     parts = name.split(".")
     return "pooler" if "pooler" in parts else parts[0]
 
@@ -75,7 +81,7 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _targets(wanted: str, names: list[str]) -> list[str]:
-    """The layers that ``--lora-targets`` means."""
+    """The layers that ``--lora-targets`` selects."""
     if wanted == "all-linear":
         return names
     chosen: set[str] = set()

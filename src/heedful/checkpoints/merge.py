@@ -1,4 +1,4 @@
-"""A plain model out of adapters and their base, for what reads no adapters."""
+"""Merge adapters and their base into a plain model, for tools that do not read adapters."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def merge_model(config: MergeConfig) -> None:
-    """Write the model that an adapter folder stands for, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
+    """Write the model that an adapter folder means, with its tokenizer: ``W + alpha / rank * B A`` in every layer.
 
     A policy keeps its value head and generation config, a reward model its head and offset. Weights are float32.
 
@@ -48,7 +48,7 @@ def merge_model(config: MergeConfig) -> None:
 
 
 def _kind(folder: Path) -> str:
-    """What the adapters are for, in PEFT's words; not every tool writes it down."""
+    """PEFT's name for what the adapters are for. Not every tool writes it down, so a head is looked for."""
     task = read_adapter_config(folder).get("task_type")
     if task is None and any(name.split(".")[0] in HEADS for name in whole_weights([folder])):
         return "SEQ_CLS"
@@ -56,7 +56,10 @@ def _kind(folder: Path) -> str:
 
 
 def _check_output(config: MergeConfig) -> None:
-    """Refuse an output folder that is in use, or that the model is made from. Raises ConfigError and CheckpointError."""
+    """Refuse an output folder that is in use, or that the model is made from.
+
+    Raises ConfigError and CheckpointError.
+    """
     output = config.output
     blocking = output if output.is_file() else blocking_file(output)
     if blocking is not None:

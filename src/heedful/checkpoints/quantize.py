@@ -1,4 +1,4 @@
-"""What bitsandbytes does: frozen weights in 4 bits, and Adam's moments in 8. GPUs alone."""
+"""What bitsandbytes does, only on GPUs: frozen weights in 4 bits, and Adam's moments in 8."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,13 +16,17 @@ from heedful.hub import local_model
 
 @dataclass(frozen=True)
 class FourBit:
-    """Load a model's linear layers in 4 bits: NF4, with the scales quantised too (Dettmers et al. 2023)."""
+    """Loads a model's linear layers in 4 bits: NF4, with quantised scales (Dettmers et al. 2023)."""
 
     device: torch.device
     compute_dtype: torch.dtype
 
     def arguments(self, *, keep: Sequence[str] = ()) -> dict[str, Any]:
-        """What ``from_pretrained`` has to be told; layers named in ``keep`` stay as they are (else: the output head)."""
+        """Arguments of ``from_pretrained``.
+
+        Args:
+            keep: names of layers to leave as they are; by default the output head.
+        """
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             llm_int8_skip_modules=list(keep) or None,
@@ -34,12 +38,20 @@ class FourBit:
 
 
 def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.dtype) -> FourBit | None:
-    """How to load the base of adapters; None for weights as they are."""
+    """How to load the base of adapters; None means that weights stay as they are."""
     return FourBit(device, compute_dtype) if options.quantize == "4bit" else None
 
 
 def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: torch.device) -> None:
-    """Refuse what cannot work here, before anything is loaded; ``models`` are those to load in 4 bits. Raises ConfigError."""
+    """Refuse options that cannot work on this machine, before anything is loaded.
+
+    Args:
+        options: the flags.
+        models: names of the models to load in 4 bits.
+        device: where the run is.
+
+    Raises ConfigError.
+    """
     if options.quantize == "4bit":
         _check(f"--quantize {options.quantize}", device)
         for model in models:

@@ -1,4 +1,4 @@
-"""Writing networks in Hugging Face format; what other tools must not read lies in folders of its own."""
+"""Write networks in Hugging Face format. What other tools must not read goes into folders of its own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,20 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"
-"""Where a saved model's value head lies in its folder."""
+"""Path of the value head within a saved model's folder."""
 
 
 def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path, *, stop_ids: Sequence[int]) -> None:
-    """Write a folder that transformers, vLLM and others load; of a policy with adapters, the adapters.
+    """Write a policy as a folder that transformers, vLLM and others load.
 
-    ``stop_ids`` go into its generation config, so that generation ends elsewhere where it ends here. The value head lies in
-    a folder of its own: vLLM reads every safetensors file beside config.json as weights of the language model.
+    Args:
+        policy: the policy; if it has adapters, only they are written.
+        tokenizer: written with it.
+        folder: where to write.
+        stop_ids: written into the generation config, so that other tools end a response at the same tokens.
+
+    The value head goes into a folder of its own, because vLLM reads every safetensors file beside config.json as
+    weights of the language model.
     """
     policy.lm.generation_config.eos_token_id = list(stop_ids)
     save_model(policy.lm, folder)
@@ -34,7 +40,7 @@ def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
 
 
 def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the trunk in Hugging Face format with the value head in a folder of its own."""
+    """Write a value model: its trunk in Hugging Face format, its value head in a folder of its own."""
     save_model(model.trunk, folder)
     tokenizer.save_pretrained(folder)
     save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)
@@ -43,9 +49,14 @@ def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, fold
 def save_reward_model(
     model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
 ) -> None:
-    """Write a folder that ``AutoModelForSequenceClassification`` loads, with its tokenizer; adapters with the head.
+    """Write a reward model as a folder that ``AutoModelForSequenceClassification`` loads.
 
-    ``offset`` is written beside it (None: the model's own); that class knows nothing of it and gives the raw head.
+    Args:
+        model: the reward model; if it has adapters, only they and the head are written.
+        tokenizer: written with it.
+        folder: where to write.
+        offset: written beside the weights; None is the model's own. Other tools ignore it and give the raw head's
+            output.
     """
     save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
@@ -53,12 +64,12 @@ def save_reward_model(
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """A few named tensors as a safetensors file, with the folder it lies in."""
+    """Write a few named tensors as a safetensors file; its folder is made if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The named tensors of a safetensors file. Raises CheckpointError where it cannot be read."""
+    """Read the named tensors of a safetensors file. Raises CheckpointError if it cannot be read."""
     with explained(str(path), "safetensors file"):
         return load_file(path)

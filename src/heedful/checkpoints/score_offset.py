@@ -1,6 +1,8 @@
 """The offset of a reward model's scores: a number in ``heedful.json``, beside weights that other tools read without it.
 
-Heads of decoders have no bias, so the number needs a file of its own. score = head(x) - offset.
+    score = head(x) - offset
+
+Heads of decoders have no bias, so the number needs a file of its own.
 """
 
 import json
@@ -17,15 +19,15 @@ FILE = "heedful.json"
 
 
 def save_offset(folder: Path, offset: float) -> None:
-    """Write the offset into a model's folder; an offset of 0 needs no file."""
+    """Write the offset into a model's folder. An offset of 0 needs no file."""
     if offset:
         write_json(folder / FILE, {"offset": offset})
 
 
 def load_offset(name: str) -> float:
-    """The offset of a reward model from a folder or Hub name; 0 where none was saved.
+    """The offset of a reward model in a folder or on the Hub; 0 if none was saved.
 
-    Raises CheckpointError where the file cannot be read or its offset is no finite number.
+    Raises CheckpointError if the file cannot be read, or its offset is not a finite number.
     """
     with explained(name, FILE):
         path = cached_file(name, FILE, _raise_exceptions_for_missing_entries=False)

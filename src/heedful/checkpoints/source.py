@@ -1,4 +1,4 @@
-"""What a model's name stands for: a folder here, a name on the Hub, or adapters and the base they belong to."""
+"""Find what a model's name means: a local folder, a name on the Hub, or adapters and their base."""
 
 import contextlib
 import difflib
@@ -20,24 +20,30 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """A model's name, resolved once; whatever loads a part of the model takes it in place of the name."""
+    """What a model's name means, found once.
+
+    Everything that loads a part of the model takes it in place of the name.
+    """
 
     name: str
-    """As the user wrote it."""
+    """The name as the user wrote it."""
     folder: str
     """The folder on this machine, or the name on the Hub."""
     base: str
-    """The plain model that the folder comes down to; the folder itself if it holds no adapters."""
+    """The plain model to load: the folder itself, or the base at the bottom of its adapters."""
     adapters: tuple[Path, ...]
-    """Adapter folders to merge into the base, in this order."""
+    """Adapter folders to merge into the base, in order."""
 
 
 def resolve(model: str | Source) -> Source:
-    """Find what a name stands for and check that it is there, before anything heavy is loaded.
+    """Find what a name means, and check that it exists, before anything large is loaded.
 
-    A folder of LoRA adapters stands for its base model with the adapters, so the base must be there too. A name of the form
-    ``org/model`` or ``model`` that is no local path is left to the Hub. Raises CheckpointError if a local path is missing
-    or holds no model.
+    Args:
+        model: a folder, an adapter folder (its base must exist too), or a name on the Hub. A name of the form
+            ``org/model`` or ``model`` that is no local path is left to the Hub unchecked. A `Source` is returned as it
+            is.
+
+    Raises CheckpointError if a local path is missing or holds no model.
     """
     if isinstance(model, Source):
         return model
@@ -60,7 +66,7 @@ def _check_model_folder(name: str) -> None:
         if not (path / "config.json").is_file():
             models = sorted({str(p.parent) for kind in ("config.json", ADAPTER_CONFIG) for p in path.glob(f"*/{kind}")})
             hint = f"; did you mean {' or '.join(models)}?" if models else ""
-            raise CheckpointError(f"{name} is a folder without a config.json, so it is no Hugging Face model{hint}")
+            raise CheckpointError(f"{name} is a folder without a config.json, so it is not a Hugging Face model{hint}")
     elif path.exists():
         raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
     else:
@@ -74,7 +80,7 @@ def _check_model_folder(name: str) -> None:
 
 
 def load_config(model: str | Source) -> Any:
-    """Only a model's configuration. Raises CheckpointError."""
+    """Load only a model's configuration. Raises CheckpointError."""
     source = resolve(model)
     with explained(source.folder, "configuration"):
         return AutoConfig.from_pretrained(source.base)
@@ -82,9 +88,13 @@ def load_config(model: str | Source) -> Any:
 
 @contextlib.contextmanager
 def explained(name: str, kind: str) -> Iterator[None]:
-    """Turn what a library raises while it reads ``name`` into a CheckpointError that says what was wanted.
+    """Turn any exception raised while reading ``name`` into a CheckpointError that says what could not be loaded.
 
-    transformers' own report of missing weights is silenced meanwhile: every caller checks them itself.
+    Args:
+        name: the folder or name that is read.
+        kind: what is loaded from it, for the message.
+
+    Meanwhile transformers' own report of missing weights is silenced, because every caller checks them itself.
     """
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""Tiny models with random weights and a byte-level tokenizer, made on the spot: real architectures without a download.
+"""Tiny models with random weights and a byte-level tokenizer: real architectures, made on the spot without a download.
 
-The tokenizer has one token a UTF-8 byte, so any text in any language is encoded exactly. (A ``qwen2`` folder reloads as
-transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
+The tokenizer has one token per UTF-8 byte, so it encodes any text in any language exactly. (A ``qwen2`` folder reloads
+as transformers' own Qwen2 tokenizer, which normalises text to NFC first.)
 """
 
 from pathlib import Path
@@ -32,11 +32,16 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""One token starts a turn and one ends it: spelled out in bytes, role names would be a third of a short conversation."""
+"""One token starts a turn and one ends it. Spelled out in bytes, role names would fill a third of a short
+conversation."""
 
 
 def byte_tokenizer(*, encoder: bool = False) -> PreTrainedTokenizerFast:
-    """One token a byte (BPE over the byte-level alphabet without merges), special tokens first, and a chat template."""
+    """A tokenizer with one token per byte (BPE over the byte-level alphabet, without merges), and special tokens first.
+
+    Args:
+        encoder: add the tokens that encoders put around a text; otherwise a chat template is set.
+    """
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -64,7 +69,7 @@ def tiny_config(
     max_length: int,
     initializer_range: float = 0.02,
 ) -> PreTrainedConfig:
-    """A small configuration of a real architecture."""
+    """A small configuration of a real architecture. ``max_length`` is the most tokens that the model can read."""
     common: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     common["initializer_range"] = initializer_range
     shape = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": 4}
@@ -96,7 +101,16 @@ def make_tiny_model(
     initializer_range: float = 0.02,
     seed: int = 0,
 ) -> None:
-    """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier."""
+    """Write a random checkpoint with its tokenizer: a causal language model, or for ``deberta-v2`` a classifier.
+
+    Args:
+        architecture: which architecture.
+        folder: where to write.
+        hidden_size, num_layers: width and depth.
+        max_length: the most tokens that the model can read.
+        initializer_range: standard deviation of the weights.
+        seed: of the weights.
+    """
     tokenizer = byte_tokenizer(encoder=architecture == "deberta-v2")
     config = tiny_config(
         architecture,

@@ -1,4 +1,4 @@
-"""Tokenizers and their chat templates, and whether two models share one."""
+"""Load tokenizers and their chat templates, and check that two models share one."""
 
 from pathlib import Path
 
@@ -14,13 +14,17 @@ PLAIN_TEMPLATE = (
     "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
-"""``--chat-template plain``: ``User: ...``, ``System: ...`` and ``Assistant: ...`` lines, answers closed by EOS."""
+"""``--chat-template plain``: lines of ``User: ...``, ``System: ...`` and ``Assistant: ...``; EOS ends each answer."""
 
 
 def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTrainedTokenizerBase:
-    """The tokenizer of a model. ``chat_template`` replaces its template: ``plain`` or the path of a Jinja file.
+    """Load the tokenizer of a model.
 
-    Raises CheckpointError if there is none.
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        chat_template: replaces the tokenizer's own template: ``plain``, or the path of a Jinja file.
+
+    Raises CheckpointError if the model has no tokenizer, ConfigError if there is no such template.
     """
     source = resolve(model)
     with explained(source.folder, "tokenizer"):
@@ -40,7 +44,7 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
 
 
 def _tokenizer_home(source: Source) -> str:
-    """The model's folder; if adapters came without a tokenizer, that of the nearest base that has one."""
+    """The model's folder; for adapters saved without a tokenizer, the folder of the nearest base that has one."""
     with_one = [str(folder) for folder in source.adapters if (folder / "tokenizer_config.json").is_file()]
     return with_one[-1] if with_one else source.base
 
@@ -48,8 +52,13 @@ def _tokenizer_home(source: Source) -> str:
 def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
     """Refuse a reference or value model that cannot read the policy's token ids, before it is loaded.
 
-    It must give every token of the policy's tokenizer the same id (it may know more) and read ``longest`` tokens. Nothing is
-    checked if ``model`` is None. Raises ConfigError and CheckpointError.
+    Args:
+        flag: the flag that names it, for messages.
+        model: the companion; for None nothing is checked.
+        tokenizer: the policy's. The companion must give each of its tokens the same id, and may know more tokens.
+        longest: the most tokens that it has to read.
+
+    Raises ConfigError and CheckpointError.
     """
     if model is None:
         return

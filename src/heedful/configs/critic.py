@@ -52,5 +52,12 @@ class CriticOptions(ObjectiveOptions):
                 because=f"weighs the value loss on a trunk that policy and critic share, but with --critic {self.critic} "
                 "each has its own; leave it out, or set --value-learning-rate",
             )
+        if self.policy_loss == "a2c":
+            refuse(
+                self,
+                "value_clip_range",
+                because="bounds how far values move in an update, but --policy-loss a2c makes one step, before which they "
+                "have not moved; leave it out, or use --policy-loss clip (heedful ppo)",
+            )
         if self.critic_warmup_steps and self.critic == "shared" and self.value_coef == 0:
             raise ConfigError("--critic-warmup-steps with --value-coef 0 trains nothing; raise --value-coef")

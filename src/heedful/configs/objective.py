@@ -12,8 +12,8 @@ from heedful.configs.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
-Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean"]
-PolicyLoss = Literal["clip", "a2c"]
+Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean", "reinforce++"]
+PolicyLoss = Literal["clip", "a2c", "cispo"]
 Ratio = Literal["token", "sequence", "sequence-mean"]
 KLKind = Literal["k1", "k2", "k3"]
 
@@ -36,6 +36,7 @@ ESTIMATORS = {
     "group-mean": Estimator(compares="prompt"),
     "leave-one-out": Estimator(compares="prompt"),
     "batch-mean": Estimator(compares="batch"),
+    "reinforce++": Estimator(per_token=True),
 }
 
 
@@ -46,7 +47,8 @@ class ObjectiveOptions(Settings):
     advantage: Advantage = "gae"
     """How good a response was. gae: rewards against a critic's values (PPO). group: score minus the mean of the responses to
     its prompt, over their standard deviation (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the
-    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1."""
+    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1.
+    reinforce++: the rewards to come at each token, without a critic (heedful ppo --advantage reinforce++)."""
     gamma: Annotated[float, FRACTION] = 1.0
     """Discount factor per token."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
@@ -61,7 +63,7 @@ class ObjectiveOptions(Settings):
     value is that of the prompt, so gamma and gae-lambda do not apply."""
     policy_loss: PolicyLoss = "clip"
     """clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout
-    batch."""
+    batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds still learn."""
     ratio: Ratio = "token"
     """What is clipped: each token's probability ratio, the response's (one action; RLOO), or the response's geometric mean
     (GSPO, which clips at about 3e-4)."""
@@ -118,9 +120,16 @@ class ObjectiveOptions(Settings):
         if not self.estimator.per_token:
             refuse(
                 self,
-                *("gamma", "gae_lambda", "whiten_rewards", "action"),
+                *("gamma", "whiten_rewards"),
                 because=f"is about rewards per token, but --advantage {self.advantage} compares whole responses; leave it "
                 "out, or use --advantage gae (heedful ppo, a2c)",
+            )
+        if not self.estimator.critic:
+            refuse(
+                self,
+                *("gae_lambda", "action"),
+                because=f"is about a critic's values, and --advantage {self.advantage} has none; leave it out, or use "
+                "--advantage gae (heedful ppo, a2c)",
             )
         if self.action == "response":
             refuse(
@@ -137,6 +146,13 @@ class ObjectiveOptions(Settings):
                 *("ratio", "clip_range", "clip_range_high", "dual_clip", "approx_kl_limit"),
                 because="is about the probability ratio, which --policy-loss a2c does not have; leave it out, or use "
                 "--policy-loss clip (heedful ppo, grpo)",
+            )
+        if self.policy_loss == "cispo":
+            refuse(
+                self,
+                *("ratio", "action", "dual_clip"),
+                because="does not go with --policy-loss cispo, which weighs each token by its own clipped ratio; leave it "
+                "out, or use --policy-loss clip (heedful ppo, grpo)",
             )
         if self.ratio != "token" and self.estimator.per_token and self.action == "token":
             raise ConfigError(

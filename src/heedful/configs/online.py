@@ -15,7 +15,27 @@ from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingOptions):
+class BesideOptions(Settings):
+    """What is trained or kept beside the policy's own objective."""
+
+    ptx_data: str | None = None
+    """Demonstrations or plain text whose likelihood is kept up (PPO-ptx), in the forms of heedful sft."""
+    ptx_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Weight of their loss, a mean over tokens as the policy loss is, on as many records as a minibatch has responses."""
+    ema_decay: Annotated[float, BELOW_ONE] = 0.0
+    """Per-step decay of a moving average of the weights; the average is evaluated and saved, sampling uses the live weights.
+    0 disables it (InstructGPT: 0.992)."""
+
+    def check(self) -> None:
+        super().check()
+        if self.ptx_data is not None and not self.ptx_coef:
+            raise ConfigError("--ptx-data has no effect with --ptx-coef 0; add --ptx-coef, such as 1")
+        if self.ptx_coef and self.ptx_data is None:
+            raise ConfigError(f"--ptx-coef {self.ptx_coef} weighs the loss of demonstrations: add --ptx-data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, how rollout batches are made, and what becomes of their scores."""
 
     model: str
@@ -54,6 +74,14 @@ class RolloutOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingO
     learning_rate: Annotated[float, POSITIVE] = 3e-6
     """Peak learning rate of the policy; constant within the epochs of one rollout batch."""
 
+    algorithm: ClassVar[str]
+    """The command, and the name of its runs."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference's log-probs of each rollout batch have a part in what is learned."""
+        return True
+
     def check(self) -> None:
         super().check()
         multiple(self, "rollout_batch_size", "minibatch_size")
@@ -74,31 +102,12 @@ class RolloutOptions(RewardOptions, ReferenceOptions, SamplingOptions, TrainingO
 
 
 @dataclass(frozen=True, kw_only=True)
-class BesideOptions(Settings):
-    """What is trained or kept beside the policy's own objective."""
-
-    ptx_data: str | None = None
-    """Demonstrations or plain text whose likelihood is kept up (PPO-ptx), in the forms of heedful sft."""
-    ptx_coef: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Weight of their loss, a mean over tokens as the policy loss is, on as many records as a minibatch has responses."""
-    ema_decay: Annotated[float, BELOW_ONE] = 0.0
-    """Per-step decay of a moving average of the weights; the average is evaluated and saved, sampling uses the live weights.
-    0 disables it (InstructGPT: 0.992)."""
-
-    def check(self) -> None:
-        super().check()
-        if self.ptx_data is not None and not self.ptx_coef:
-            raise ConfigError("--ptx-data has no effect with --ptx-coef 0; add --ptx-coef, such as 1")
-        if self.ptx_coef and self.ptx_data is None:
-            raise ConfigError(f"--ptx-coef {self.ptx_coef} weighs the loss of demonstrations: add --ptx-data")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineConfig(CriticOptions, ObjectiveOptions, BesideOptions, RolloutOptions):
+class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
 
-    algorithm: ClassVar[str] = "online"
-    """The command, and the name of its runs."""
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_coef > 0
 
     def check(self) -> None:
         super().check()

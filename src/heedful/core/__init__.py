@@ -1,4 +1,4 @@
-"""The mathematics of learning from human feedback: pure functions, tensors in, tensors out.
+"""The mathematics of learning from human feedback: pure functions of tensors and numbers.
 
 Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Half precision is computed in float32;
 float64 stays float64. Needs only torch and jaxtyping. Each module names what it makes public in its ``__all__``.

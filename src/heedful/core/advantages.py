@@ -1,4 +1,7 @@
-"""From scores to per-token rewards to advantages. Everything here is a constant for the losses: no gradient flows."""
+"""From scores to per-token rewards, and from rewards to advantages.
+
+No gradient flows through anything here: the losses take rewards, advantages and returns as constants.
+"""
 
 from typing import Literal
 
@@ -22,14 +25,20 @@ def kl_shaped_rewards(
     kl_coef: float,
     kind: KLKind = "k1",
 ) -> Float[Tensor, "batch time"]:
-    """Per-token rewards: the KL penalty everywhere, the score on the last real token (Ouyang et al. 2022, eq. 2).
+    """Per-token rewards: a KL penalty on every token, and the score on the last one (Ouyang et al. 2022, eq. 2).
 
         r_t = -kl_coef * kl_t + [t is the last response token] * score
 
-    A dense score ``[batch, time]`` is added token by token instead. Zero outside the mask. ``kl_t`` is the estimate
-    `kl_estimate` of the given kind, k1 by default: with it the expected return is score minus kl_coef times KL.
+    Args:
+        scores: one score per response, or dense scores ``[batch, time]``, which are added token by token.
+        logprobs: log-probs of the policy that sampled the responses.
+        ref_logprobs: log-probs of the same tokens under the reference.
+        response_mask: True at response tokens.
+        kl_coef: price of one nat of KL, in units of the score.
+        kind: the estimate of ``kl_t``, see `kl_estimate`. With k1 the expected sum is the score minus kl_coef times the
+            KL.
 
-    Raises ValueError where a row has a score but no response token to put it on.
+    Returns rewards, zero outside the mask. Raises ValueError if a row has a score but no response token to put it on.
     """
     kl = kl_estimate(logprobs, ref_logprobs, kind=kind)
     if scores.dim() == 2:
@@ -47,12 +56,17 @@ def kl_shaped_rewards(
 def response_rewards(
     rewards: Float[Tensor, "batch time"], response_mask: Bool[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time"]:
-    """Rewards where the whole response is one action, taken at its first token: the row's sum there, zeros elsewhere.
+    """Rewards for treating the whole response as one action: each row's sum at its first token, zeros elsewhere.
 
         r_i = sum_t r_{i,t} = score_i - kl_coef * sum_t kl_{i,t}
 
-    `gae` over ``first_in_mask(response_mask)`` then has one step a row: ``A_i = r_i - V_i`` with V_i the value of the
-    prompt, whatever ``gamma`` and ``gae_lambda``, and the return ``r_i`` (a contextual bandit, as in Ahmadian et al. 2024).
+    Args:
+        rewards: per-token rewards, such as `kl_shaped_rewards` gives.
+        response_mask: True at response tokens.
+
+    With ``first_in_mask(response_mask)`` as its mask, `gae` then has one step per row: ``A_i = r_i - V_i`` and the
+    return ``r_i``, where V_i is the value of the prompt. ``gamma`` and ``gae_lambda`` make no difference. This is a
+    contextual bandit, as in Ahmadian et al. 2024.
     """
     total = torch.where(response_mask, at_least_float32(rewards), 0.0).sum(dim=1, keepdim=True)
     return torch.where(first_in_mask(response_mask), total, 0.0)
@@ -67,17 +81,24 @@ def gae(
     gamma: float = 1.0,
     gae_lambda: float = 0.95,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16) and the returns ``A_t + V_t``.
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), and the returns ``A_t + V_t``.
 
         delta_t = r_t + gamma V_{t+1} - V_t          V is 0 after the last response token
         A_t = delta_t + gamma gae_lambda A_{t+1} = sum_{k >= t} (gamma gae_lambda)^(k-t) delta_k
 
-    ``values[t]`` is the value of the state *before* token t. Steps are the tokens inside the mask: holes (tool tokens)
-    are skipped, so V and A carry across them. Advantages are raw (whiten them after), zero outside the mask, as are
-    the returns. Nothing is bootstrapped after a response that was cut by length.
+    Args:
+        rewards: reward of each token.
+        values: value of the state *before* each token.
+        response_mask: True at the tokens that are steps. Holes (tool tokens) are skipped: V and A carry across them.
+        gamma: discount factor per token.
+        gae_lambda: 0 trusts the critic after one token (little noise, all of its errors), 1 uses only rewards (the
+            reverse).
+
+    Returns advantages, not whitened, and returns; both are zero outside the mask. No value is bootstrapped after a
+    response that was cut by length.
     """
     rewards, values = at_least_float32(rewards), at_least_float32(values)
-    place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # among the row's tokens inside the mask
+    place = (response_mask.cumsum(dim=1) - 1).clamp(min=0)  # index among the row's tokens inside the mask
 
     def compact(x: Tensor) -> Tensor:
         return torch.zeros_like(x).scatter_add(1, place, torch.where(response_mask, x, 0.0))
@@ -85,7 +106,7 @@ def gae(
     v = compact(values)
     advantages = compact(rewards) + gamma * nn.functional.pad(v[:, 1:], (0, 1)) - v
     decay, span = gamma * gae_lambda, 1
-    while span < advantages.shape[1]:  # a sum over 2 span steps is one over span and, decayed, the one after it
+    while span < advantages.shape[1]:  # sum over 2 * span steps = sum over span steps + decayed sum over the next span
         advantages[:, :-span] += decay**span * advantages[:, span:]
         span *= 2
     advantages = torch.where(response_mask, advantages.gather(1, place), 0.0)
@@ -102,11 +123,16 @@ def group_advantages(
 ) -> Float[Tensor, " batch"]:
     """Scores relative to their group (Shao et al. 2024, GRPO, section 4.1.2): ``A_i = (s_i - mean) / (std + eps)``.
 
-    Consecutive rows share a prompt: rows ``[k * group_size, (k + 1) * group_size)`` are group k. The standard deviation
-    is the sample one (divides by group_size - 1). ``scale="none"`` leaves the division out (Liu et al. 2025, Dr. GRPO).
+    Args:
+        scores: one score per response; rows ``[k * group_size, (k + 1) * group_size)`` are group k, all of one prompt.
+        group_size: number of responses per group, at least 2.
+        scale: "std" divides by the sample standard deviation (over group_size - 1); "none" does not divide (Liu et al.
+            2025, Dr. GRPO).
+        eps: added to the standard deviation.
+
     A group of equal scores has advantages of exactly 0.
 
-    Raises ValueError where the rows do not divide into groups, or a group is a single row.
+    Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "group_advantages")
     centred = groups - groups.mean(dim=1, keepdim=True)
@@ -121,10 +147,15 @@ def group_advantages(
 def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
     """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of its group's other scores``.
 
-    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k. Consecutive rows share a prompt. A group of equal scores has
-    advantages of exactly 0.
+    Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k.
 
-    Raises ValueError where the rows do not divide into groups, or a group is a single row.
+    Args:
+        scores: one score per response; consecutive rows share a prompt.
+        group_size: number of responses per group, at least 2.
+
+    A group of equal scores has advantages of exactly 0.
+
+    Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
     others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
@@ -140,5 +171,5 @@ def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
 
 
 def _tied(groups: Tensor) -> Tensor:
-    """Groups ``[groups, 1]`` whose scores are all equal: rounding must not tell them apart."""
+    """Marks groups whose scores are all equal, ``[groups, 1]``; rounding must not make a difference between them."""
     return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)

@@ -1,30 +1,42 @@
-"""How well scores agree with rankings: accuracy, calibration, and how much they are about length."""
+"""How well scores agree with rankings: accuracy, calibration, and how strongly scores follow length."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 __all__ = ["agreement", "calibration_error", "correlation", "ordered_pairs"]
 
 SIMILAR = 0.75
-"""Two lengths are similar where the shorter is at least this share of the longer."""
+"""Two lengths are similar if the shorter is at least this share of the longer."""
 BINS = 10
+"""Number of bins of `calibration_error`."""
 
 
 def agreement(
     ranks: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Numbers over all pairs of all rankings, each pair alike; equal ranks make no pair.
+    """Compare scores with rankings over all pairs of all rankings. Every pair weighs the same; equal ranks make no
+    pair.
 
     Args:
         ranks: for each ranking the ranks of its responses; a lower rank is better.
         scores: for each ranking the finite scores of its responses, in the same order.
         lengths: for each ranking the lengths of its responses, in characters.
 
-    Keys: ``accuracy`` (share of pairs whose better response scores strictly higher) and ``pairs`` (their number);
-    ``accuracy_similar_length`` and ``pairs_similar_length``, the same over pairs whose lengths are within 25 % of the longer
-    one (the first is absent if there are none); ``ece`` (`calibration_error`); ``length_correlation`` (`correlation` of
-    score and length over all responses), absent if all scores or all lengths are equal.
+    Returns a dict:
+        ``accuracy``: share of pairs whose better response scores strictly higher.
+        ``pairs``: number of pairs.
+        ``accuracy_similar_length``: accuracy over pairs of similar length, where the shorter response has at least 75 %
+            of the longer one's; absent if there is no such pair.
+        ``pairs_similar_length``: number of those pairs.
+        ``ece``: `calibration_error` of all pairs.
+        ``length_correlation``: `correlation` of score and length over all responses; absent if all scores or all
+            lengths are equal.
+
+    Raises ValueError if there are no pairs.
     """
     margins = [
         better - worse for own, given in zip(ranks, scores, strict=True) for better, worse in ordered_pairs(own, given)
@@ -42,20 +54,25 @@ def agreement(
     return result
 
 
-def ordered_pairs(ranks: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
-    """The values of (better, worse) for every two responses of a ranking whose ranks differ."""
+def ordered_pairs(ranks: Sequence[int], values: Sequence[N]) -> list[tuple[N, N]]:
+    """The values of (better, worse) for every two responses of one ranking whose ranks differ."""
     return [(values[i], values[j]) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
 
 
 def calibration_error(margins: Sequence[float]) -> float:
-    """Expected calibration error of pairs, in [0, 1] (Guo et al. 2017, eq. 3); ``margins`` are better minus worse scores.
+    """Expected calibration error over pairs, in [0, 1] (Guo et al. 2017, eq. 3).
 
         p = sigmoid(margin), confidence = max(p, 1 - p), correct = margin > 0
         ECE = sum_b |B_b| / n |mean of correct in B_b - mean of confidence in B_b|
 
-    over ten bins of equal width from 0.5 to 1, each with its lower edge. The model's answer is the response that scores
-    higher, so the error is that of its own confidence. A tie says "either" and is half correct: with all scores equal the
-    error is 0. Raises ValueError for no pairs.
+    Args:
+        margins: for each pair the score of the better response minus that of the worse.
+
+    Pairs are put into ten bins of equal width, from 0.5 to 1 by confidence; a bin includes its lower edge. The model
+    prefers the response that scores higher, and its confidence is in that preference. A tie has confidence 1/2 and is
+    half correct, so the error is 0 if all scores are equal.
+
+    Raises ValueError if there are no pairs.
     """
     if not margins:
         raise ValueError("calibration_error: there are no pairs")
@@ -67,8 +84,11 @@ def calibration_error(margins: Sequence[float]) -> float:
     return math.fsum(abs(gap) for gap in gaps) / len(margins)
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Pearson's correlation in [-1, 1]; None where it is not defined: all of one equal, or fewer than two."""
+def correlation(x: Sequence[int | float], y: Sequence[int | float]) -> float | None:
+    """Pearson's correlation in [-1, 1].
+
+    None if it is undefined: all values of one side are equal, or there are fewer than two.
+    """
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
     return statistics.correlation(x, y)

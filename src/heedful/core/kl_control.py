@@ -1,10 +1,10 @@
-"""Coefficients of the KL penalty, fixed or steered towards a target."""
+"""Coefficients of the KL penalty: fixed, or steered towards a target."""
 
 __all__ = ["AdaptiveKL", "FixedKL"]
 
 
 class FixedKL:
-    """A constant KL coefficient, with the interface of `AdaptiveKL`."""
+    """A constant KL coefficient with the interface of `AdaptiveKL`."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
@@ -24,12 +24,18 @@ class AdaptiveKL:
 
         coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * num_episodes / horizon)
 
-    ``kl`` is the mean over responses of the KL summed over a response's tokens, in nats, as in lm-human-preferences
-    (others feed a per-token mean to the same formula: their targets differ by the response length). ``horizon`` is in
-    episodes; raising it makes the controller slower. More than 5 horizons of episodes in one update could turn ``coef``
-    negative. Call `update` once a rollout batch, after its optimizer steps.
+    Call `update` once per rollout batch, after its optimizer steps.
 
-    Raises ValueError where ``target`` or ``horizon`` is not positive, or ``init_coef`` is negative.
+    Args:
+        init_coef: coefficient at the start.
+        target: the KL to hold, in nats per response.
+        horizon: time scale in responses (episodes); a larger one reacts more slowly. If one update has more than 5
+            horizons of responses, ``coef`` could turn negative.
+
+    As in lm-human-preferences, the KL is summed over a response's tokens and averaged over responses. Others feed a
+    per-token mean to the same formula; their targets differ by the response length.
+
+    Raises ValueError if ``target`` or ``horizon`` is not positive, or ``init_coef`` is negative.
     """
 
     def __init__(self, init_coef: float, target: float, horizon: int) -> None:
@@ -42,7 +48,7 @@ class AdaptiveKL:
         self.horizon = horizon
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Adjust ``coef`` after ``num_episodes`` responses with mean KL ``kl``."""
+        """Adjust ``coef`` after ``num_episodes`` responses whose mean KL was ``kl`` nats per response."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * num_episodes / self.horizon
 

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropy and KL estimates, in at least float32 whatever the logits' dtype."""
+"""Log-probabilities, entropy and KL estimates, computed in at least float32 whatever the dtype of the logits."""
 
 from typing import Literal
 
@@ -16,19 +16,22 @@ KLKind = Literal["k1", "k2", "k3"]
 def token_logprobs(
     logits: Float[Tensor, "*shape vocab"], ids: Int[Tensor, "*shape"], *, temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
-    """Log-probability of each token: ``log softmax(logits / temperature)[ids]``.
+    """Log-probability of each token in nats: ``log softmax(logits / temperature)[ids]``.
 
-    ``logits[..., t, :]`` must be the prediction *for* ``ids[..., t]``: shift before calling. The temperature is part of
-    the policy, so the same one belongs in sampling, old, new and reference log-probs. Natural logarithm (nats).
+    Args:
+        logits: ``logits[..., t, :]`` must be the prediction *for* ``ids[..., t]``. A model gives it one position
+            earlier, so shift before calling.
+        ids: the tokens.
+        temperature: part of the policy; use the same one for sampling and for old, new and reference log-probs.
     """
     scaled = at_least_float32(logits) / temperature
     return scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 
 def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Entropy of each next-token distribution, in nats: ``-sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
+    """Entropy of each next-token distribution in nats: ``-sum_v p_v log p_v``, ``p = softmax(logits / temperature)``.
 
-    Value and gradient stay finite where some logits are ``-inf`` (masked vocabulary): those terms are 0.
+    Value and gradient stay finite if some logits are ``-inf`` (masked vocabulary): those terms are 0.
     """
     logp = torch.log_softmax(at_least_float32(logits) / temperature, dim=-1)
     p = logp.exp()
@@ -38,7 +41,7 @@ def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) 
 def kl_estimate(
     logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, kind: KLKind
 ) -> Float[Tensor, "*shape"]:
-    """Single-sample estimate of ``KL(policy || reference)`` per token, for tokens sampled from the policy.
+    """Single-sample estimate of ``KL(policy || reference)`` per token, in nats.
 
     With ``d = logprobs - ref_logprobs`` (Schulman 2020, "Approximating KL Divergence"):
 
@@ -46,10 +49,15 @@ def kl_estimate(
         k2 = d^2 / 2            biased, low variance
         k3 = exp(-d) - 1 + d    unbiased, never negative
 
-    That is said of the value. As a loss, sampled from the policy, k1 has a mean gradient of 0, k2 that of
-    ``KL(policy || reference)``, k3 that of ``KL(reference || policy)``.
+    Args:
+        logprobs: log-probs of tokens sampled from the policy, under the policy.
+        ref_logprobs: log-probs of the same tokens under the reference.
+        kind: which estimate.
 
-    Raises ValueError for another ``kind``.
+    The table describes the values. Used as a loss, an estimate is known by its mean gradient: that of k1 is 0, that of
+    k2 is the gradient of ``KL(policy || reference)``, that of k3 the gradient of ``KL(reference || policy)``.
+
+    Raises ValueError for any other ``kind``.
     """
     d = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
     if kind == "k1":

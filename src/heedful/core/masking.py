@@ -1,7 +1,7 @@
 """Masked reductions.
 
-Every mask is boolean and True means "counts". Entries outside the mask are replaced before any arithmetic, so NaN or
-infinity in padding never leaks into a result or a gradient (``nan * 0`` is ``nan``; ``where`` is not).
+Every mask is boolean; True means that an entry counts. Entries outside the mask are replaced before any arithmetic, so
+NaN or infinity in padding never reaches a result or a gradient: ``nan * 0`` is ``nan``, while ``where`` drops it.
 """
 
 import torch
@@ -11,39 +11,44 @@ from torch import Tensor
 __all__ = ["first_in_mask", "masked_mean", "masked_sum", "masked_var", "rescale", "whiten"]
 
 STD_FLOOR = 1e-4
-"""Smallest standard deviation that `whiten` divides by: the effective floor of the usual ``rsqrt(var + 1e-8)``."""
+"""Smallest standard deviation that `whiten` and `rescale` divide by: the floor that ``rsqrt(var + 1e-8)`` has."""
 
 Count = int | float | Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """float16 and bfloat16 become float32; float32 and float64 stay as they are."""
+    """Convert float16 and bfloat16 to float32; leave float32 and float64 as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Sum of ``x`` where ``mask`` is True, in at least float32."""
+    """Sum of ``x`` inside the mask, in at least float32."""
     return torch.where(mask, at_least_float32(x), 0.0).sum()
 
 
 def masked_mean(
     x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, count: Count | None = None
 ) -> Float[Tensor, ""]:
-    """Mean of ``x`` where ``mask`` is True: ``sum(x[mask]) / count``.
+    """Mean of ``x`` inside the mask: ``sum(x[mask]) / count``.
 
-    ``count`` is the number to divide by; None means the number of True entries. Hand in the count of the whole
-    optimizer step, and sums over micro-batches equal the mean over the whole batch. An empty mask gives NaN.
+    Args:
+        x: any numbers.
+        mask: which of them count.
+        count: what to divide by; None is the number of True entries. With the count of the whole optimizer step, the
+            results of micro-batches add up to the mean over the whole batch.
+
+    An empty mask gives NaN.
     """
     return masked_sum(x, mask) / (mask.sum() if count is None else count)
 
 
 def first_in_mask(mask: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch time"]:
-    """True at each row's first True entry alone; a row without any has none."""
+    """True only at each row's first True entry; a row without any stays all False."""
     return mask & (mask.cumsum(dim=1) == 1)
 
 
 def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Population variance of ``x`` where ``mask`` is True: ``mean((x - mean(x))^2)``, no Bessel correction."""
+    """Population variance of ``x`` inside the mask: ``mean((x - mean(x))^2)``, without Bessel's correction."""
     x = torch.where(mask, at_least_float32(x), 0.0)
     return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
@@ -55,10 +60,14 @@ def whiten(
     mean: float | Float[Tensor, ""] | None = None,
     var: float | Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Shift and scale to mean 0 and variance 1 inside the mask, zero outside: ``(x - mean) / max(sqrt(var), 1e-4)``.
+    """Shift and scale to mean 0 and variance 1 inside the mask: ``(x - mean) / max(sqrt(var), 1e-4)``; zero outside.
 
-    ``mean`` and ``var`` may be handed in (statistics over all ranks); None means those of ``x`` inside the mask.
-    The variance is the population variance (Huang et al. 2023, "The N Implementation Details of RLHF with PPO").
+    Args:
+        x: any numbers.
+        mask: which of them count.
+        mean: mean to subtract, such as that over all ranks; None is the mean of ``x`` inside the mask.
+        var: variance to divide by the root of; None is the population variance of ``x`` inside the mask (Huang et al.
+            2023, "The N Implementation Details of RLHF with PPO").
     """
     x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)
@@ -72,9 +81,10 @@ def rescale(
     mean: float | Float[Tensor, ""] | None = None,
     var: float | Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Scale to variance 1 and keep the mean, zero outside the mask: ``(x - mean) / max(sqrt(var), 1e-4) + mean``.
+    """Scale to variance 1 and keep the mean: ``(x - mean) / max(sqrt(var), 1e-4) + mean``; zero outside the mask.
 
-    This is what lm-human-preferences calls ``whiten(shift_mean=False)`` and applies to rewards.
+    The arguments are those of `whiten`. lm-human-preferences calls it ``whiten(shift_mean=False)`` and applies it to
+    rewards.
     """
     x = torch.where(mask, at_least_float32(x), 0.0)
     mean, std = _mean_and_std(x, mask, mean, var)

@@ -1,8 +1,16 @@
 """Losses of the policy and the value function.
 
-Each returns ``(loss, metrics)``: a scalar to minimise, and detached numbers that add up over micro-batches, because
-everything is divided by an explicit count of the whole optimizer step (``num_tokens``, ``num_sequences``). A count of
-None means what the call itself holds. Gradients flow into ``logprobs`` and ``values`` alone.
+Each returns ``(loss, metrics)``: a scalar to minimise, and detached numbers. Both are divided by an explicit count of
+the whole optimizer step (``num_tokens``, ``num_sequences``), so the results of micro-batches add up to those of the
+whole batch. A count of None is the count of the call itself. Gradients flow only into ``logprobs`` and ``values``.
+
+Arguments that several losses share:
+    logprobs: log-probs of the response tokens under the policy in training.
+    old_logprobs: log-probs under the policy that sampled them.
+    advantages: how much better than expected each token (or response) was; constants.
+    response_mask: True at response tokens.
+    num_tokens, num_sequences: response tokens, or responses, of the whole optimizer step.
+    clip_range: how far below 1, and by default above it, the ratio of new and old probability may move the loss.
 """
 
 from typing import Literal
@@ -25,9 +33,9 @@ Scalar = Float[Tensor, ""]
 def sft_loss(
     logprobs: Float[Tensor, "*shape"], response_mask: Bool[Tensor, "*shape"], *, num_tokens: Count | None = None
 ) -> tuple[Scalar, Metrics]:
-    """Negative log-likelihood of the response tokens in nats a token: ``L = -1/N sum_t logprobs_t``.
+    """Negative log-likelihood of the response tokens, in nats per token: ``L = -1/N sum_t logprobs_t``.
 
-    Equal to ``torch.nn.functional.cross_entropy`` with ``ignore_index`` outside the mask. N is ``num_tokens``.
+    N is ``num_tokens``. Equal to ``torch.nn.functional.cross_entropy`` with ``ignore_index`` outside the mask.
     """
     loss = -masked_mean(logprobs, response_mask, count=num_tokens)
     return loss, {"loss/sft": loss.detach()}
@@ -48,11 +56,14 @@ def ppo_policy_loss(
 
         L = -1/N sum_t min(r_t A_t, clip(r_t, 1 - clip_range, 1 + clip_range_high) A_t),   r_t = exp(new - old log-prob)
 
-    N is ``num_tokens``: the response tokens of the whole optimizer step. ``clip_range_high`` defaults to ``clip_range``
-    (Yu et al. 2025, DAPO, eq. 10, sets it higher). ``dual_clip`` = c > 1 bounds the objective from below by ``c A_t``
-    where ``A_t < 0`` (Ye et al. 2020, eq. 5).
+    N is ``num_tokens``.
 
-    Metrics: ``policy/clip_frac``, the share of tokens where the clipped branch is the active one (ties are not), and
+    Args:
+        clip_range_high: how far above 1; None is ``clip_range``. Yu et al. 2025 (DAPO, eq. 10) set it higher.
+        dual_clip: a number c > 1 that bounds the objective from below by ``c A_t`` if ``A_t < 0`` (Ye et al. 2020, eq.
+            5).
+
+    Metrics: ``policy/clip_frac``, the share of tokens whose clipped branch is strictly the smaller one, and
     ``policy/approx_kl``, the mean of ``(r - 1) - log r``.
     """
     bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
@@ -70,12 +81,19 @@ def value_loss(
     clip_range: float | None,
     num_tokens: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
-    """Value loss with clipping around the old values (lm-human-preferences; Huang et al. 2023). The 1/2 is inside.
+    """Value loss with clipping around the old values (lm-human-preferences; Huang et al. 2023), including the factor
+    1/2.
 
         L = 1/N sum_t 1/2 max((V_t - R_t)^2, (clip(V_t, old_t - clip_range, old_t + clip_range) - R_t)^2)
 
-    ``clip_range=None`` is the plain squared error. Metric ``value/clip_frac``: share of tokens where the clipped square
-    is the larger one.
+    Args:
+        values: values in training.
+        old_values: values of the same states before the update.
+        returns: what the values should be.
+        clip_range: how far a value may move from the old one, in units of the score; None gives the plain squared
+            error.
+
+    Metric ``value/clip_frac``: the share of tokens whose clipped square is the larger one.
     """
     values = torch.where(response_mask, at_least_float32(values), 0.0)
     old_values = torch.where(response_mask, at_least_float32(old_values.detach()), 0.0)
@@ -116,13 +134,17 @@ def sequence_policy_loss(
     dual_clip: float | None = None,
     length_normalise: bool = False,
 ) -> tuple[Scalar, Metrics]:
-    """Clipped surrogate with one ratio a response: the whole response is one action (as RLOO and bandit PPO see it).
+    """Clipped surrogate with one ratio per response: the whole response is one action, as in RLOO and bandit PPO.
 
         r_i = exp(sum_t (new - old log-prob)),   L = -1/N sum_i min(r_i A_i, clip(r_i) A_i)
 
-    ``length_normalise`` takes the mean over the response's tokens instead of the sum (Zheng et al. 2025, GSPO, eq. 7).
-    ``clip_range_high`` and ``dual_clip`` are those of `ppo_policy_loss`. N is ``num_sequences``; rows without a
-    response token count nowhere.
+    N is ``num_sequences``; rows without a response token do not count.
+
+    Args:
+        clip_range_high, dual_clip: as in `ppo_policy_loss`.
+        length_normalise: take the mean over the response's tokens in place of the sum (Zheng et al. 2025, GSPO, eq. 7).
+
+    Metrics are those of `ppo_policy_loss`, over responses.
     """
     bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)
     per_token = advantages.unsqueeze(1).expand_as(logprobs)
@@ -152,14 +174,20 @@ def grpo_loss(
 
         l_t = min(r_t A_i, clip(r_t) A_i) - kl_coef * k3_t
 
-    ``aggregate`` says how tokens are averaged:
+    Args:
+        ref_logprobs: log-probs under the reference.
+        advantages: one per response, for all of its tokens.
+        clip_range_high: as in `ppo_policy_loss`.
+        kl_coef: weight of the k3 estimate of the KL to the reference.
+        aggregate: how tokens are averaged:
+            "sequence"  -1/num_sequences sum_i 1/|o_i| sum_t l_t      (GRPO)
+            "token"     -1/num_tokens sum_i sum_t l_t                 (Yu et al. 2025, DAPO)
+            "fixed"     -1/(num_sequences * max_new_tokens) sum l_t   (Liu et al. 2025, Dr. GRPO)
+        max_new_tokens: the longest response allowed, in tokens; used only by "fixed".
 
-        "sequence"  -1/num_sequences sum_i 1/|o_i| sum_t l_t      (GRPO)
-        "token"     -1/num_tokens sum_i sum_t l_t                 (Yu et al. 2025, DAPO)
-        "fixed"     -1/(num_sequences * max_new_tokens) sum l_t   (Liu et al. 2025, Dr. GRPO)
+    Metrics: ``policy/clip_frac``, ``policy/approx_kl`` and ``reference/kl`` (k3), each aggregated like the loss.
 
-    Metrics: ``policy/clip_frac``, ``policy/approx_kl`` and ``reference/kl`` (k3), each aggregated as the loss is.
-    Raises ValueError for another ``aggregate``, or "fixed" without ``max_new_tokens``.
+    Raises ValueError for any other ``aggregate``, or "fixed" without ``max_new_tokens``.
     """
     bounds = Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)
     per_token = advantages.unsqueeze(1).expand_as(logprobs)

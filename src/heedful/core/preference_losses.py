@@ -1,8 +1,8 @@
 """Losses over preferences: reward models (pairs, rankings, best of K) and direct preference optimisation.
 
-Each returns ``(loss, metrics)`` and divides by an explicit count (``num_pairs``, ``num_prompts``) so that micro-batches
-add up to the whole batch; None means what the call itself holds. Gradients flow into the training model's scores or
-log-probs alone.
+Each returns ``(loss, metrics)`` divided by an explicit count (``num_pairs``, ``num_prompts``) of the whole optimizer
+step, so the results of micro-batches add up to those of the whole batch. A count of None is the count of the call
+itself. Gradients flow only into the scores or log-probs of the model in training.
 """
 
 from typing import Literal
@@ -33,8 +33,13 @@ def pairwise_reward_loss(
         L = 1/N sum [-(1 - label_smoothing) log sigmoid(d) - label_smoothing log sigmoid(-d)
                      + center_coef (chosen + rejected)^2]
 
-    ``margin`` as in Touvron et al. 2023 (Llama 2, eq. 2); ``center_coef`` pulls scores to mean 0 (Eisenstein et al.
-    2023).
+    Args:
+        chosen, rejected: scores of the better and the worse response of each pair.
+        num_pairs: N, the pairs of the whole optimizer step.
+        margin: how much better each chosen response is, in units of the score (Touvron et al. 2023, Llama 2, eq. 2).
+        center_coef: pulls scores towards mean 0 (Eisenstein et al. 2023).
+        label_smoothing: assumed probability that a label is wrong.
+
     Metrics: ``reward/accuracy`` (strictly greater: a tie is wrong) and ``reward/margin`` (mean of chosen - rejected).
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
@@ -58,16 +63,23 @@ def ranking_reward_loss(
     center_coef: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> tuple[Scalar, Metrics]:
-    """K-wise reward loss (Ouyang et al. 2022, eq. 1): all pairs of a prompt, mean over its pairs, then over prompts.
+    """K-wise reward loss (Ouyang et al. 2022, eq. 1): the mean over each prompt's pairs, then over prompts.
 
         L = 1/P sum_p 1/|pairs_p| sum_{(w, l) in pairs_p} loss(w, l)
 
-    The loss of a pair is that of `pairwise_reward_loss`, options included: by default -log sigmoid(s_w - s_l). Prompts
-    of two responses give exactly its value. ``margin`` is that of the pairs that a response wins.
-    ``groups`` says which prompt each response belongs to; a lower rank is better; equal ranks tie and make no pair.
-    Prompts without any pair leave P, which is ``num_prompts`` (None: the prompts that have one). Metrics
-    ``reward/accuracy`` (share of pairs in the right order) and ``reward/margin`` (mean of s_w - s_l), averaged like the
-    loss.
+    The loss of a pair is that of `pairwise_reward_loss`, by default -log sigmoid(s_w - s_l). For prompts of two
+    responses the value is exactly that of `pairwise_reward_loss`.
+
+    Args:
+        scores: one score per response.
+        ranks: a lower rank is better; equal ranks tie and make no pair.
+        groups: which prompt each response belongs to.
+        num_prompts: P, the prompts of the whole optimizer step that have a pair. Prompts without one do not count.
+        margin: for each response, the margin of the pairs that it wins.
+        center_coef, label_smoothing: as in `pairwise_reward_loss`.
+
+    Metrics, averaged like the loss: ``reward/accuracy`` (share of pairs in the right order) and ``reward/margin`` (mean
+    of s_w - s_l).
     """
     scores = at_least_float32(scores)
     better = (groups.unsqueeze(1) == groups.unsqueeze(0)) & (ranks.unsqueeze(1) < ranks.unsqueeze(0))
@@ -91,7 +103,7 @@ def ranking_reward_loss(
 def _bradley_terry(
     chosen: Tensor, rejected: Tensor, margin: Tensor | None, center_coef: float, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each pair as in `pairwise_reward_loss`, and chosen - rejected."""
+    """The loss of each pair as in `pairwise_reward_loss`, and chosen - rejected."""
     difference = chosen - rejected
     logit = difference if margin is None else difference - margin.detach()
     per_pair = -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
@@ -101,9 +113,14 @@ def _bradley_terry(
 def best_of_k_reward_loss(
     scores: Float[Tensor, "n k"], best: Int[Tensor, " n"], *, num_prompts: Count | None = None
 ) -> tuple[Scalar, Metrics]:
-    """Softmax loss of a reward model when a person picks one of K (Ziegler et al. 2019, eq. 1).
+    """Softmax loss of a reward model on choices: a person picked one of K responses (Ziegler et al. 2019, eq. 1).
 
         L = -1/N sum_i log(exp(s_{i,best}) / sum_k exp(s_{i,k}))
+
+    Args:
+        scores: scores of the K responses to each prompt.
+        best: column of the response that was picked.
+        num_prompts: N, the prompts of the whole optimizer step.
 
     Metric ``reward/accuracy``: share of rows whose highest score (the first of equal ones) is the best.
     """
@@ -133,10 +150,18 @@ def dpo_loss(
         "ipo"      (h - 1 / (2 beta))^2                        (Azar et al. 2023, eq. 17)
         "hinge"    max(0, 1 - beta h)                          (Zhao et al. 2023, SLiC, as in TRL)
 
-    With ``label_smoothing`` > 0 the sigmoid form is conservative DPO (Mitchell 2023). IPO uses the summed log-ratio;
-    some libraries divide it by the response length first. Metrics: implicit rewards ``beta * (policy - reference)``.
+    Args:
+        chosen, rejected: summed log-probs of the better and the worse response under the policy.
+        ref_chosen, ref_rejected: the same under the reference.
+        beta: strength of the pull towards the reference.
+        kind: which loss. IPO uses the summed log-ratio; some libraries divide it by the response length first.
+        label_smoothing: assumed probability that a label is wrong, for "sigmoid" only: conservative DPO (Mitchell
+            2023).
+        num_pairs: the pairs of the whole optimizer step.
 
-    Raises ValueError for another ``kind``, or label smoothing with a kind that has none.
+    Metrics: implicit rewards ``beta * (policy - reference)`` of both sides, their difference and its accuracy.
+
+    Raises ValueError for any other ``kind``, or for label smoothing with a kind other than "sigmoid".
     """
     chosen_ratio = at_least_float32(chosen) - at_least_float32(ref_chosen.detach())
     rejected_ratio = at_least_float32(rejected) - at_least_float32(ref_rejected.detach())

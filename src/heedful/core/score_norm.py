@@ -1,4 +1,4 @@
-"""What becomes of scores before they are rewards: normalisation, clipping, and places for dense ones."""
+"""What happens to scores before they become rewards: normalisation, clipping, and placing dense scores on tokens."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from torch import Tensor
 __all__ = ["SMALLEST_STD", "RunningScoreNorm", "ScoreNorm", "clip_scores", "spread_scores"]
 
 SMALLEST_STD = 1e-8
-"""Scores that differ less than this have no scale to divide by."""
+"""Below this standard deviation, scores count as equal and are not divided."""
 
 
 @dataclass(frozen=True)
 class ScoreNorm:
-    """Scores are shifted and scaled by these before they become rewards: ``(score - mean) / std``."""
+    """A fixed shift and scale of scores before they become rewards: ``(score - mean) / std``."""
 
     mean: float = 0.0
     std: float = 1.0
 
     def including(self, scores: Sequence[float]) -> "ScoreNorm":  # noqa: ARG002
-        """Itself: what was measured before training stays."""
+        """The same norm: it was measured before training and does not change."""
         return self
 
     def state_dict(self) -> dict[str, float]:
@@ -36,8 +36,8 @@ class RunningScoreNorm:
         n = n_a + n_b        d = mean_b - mean_a
         mean = mean_a + d n_b / n        M = M_a + M_b + d^2 n_a n_b / n        std = sqrt(M / n)
 
-    n, mean and the sum of squared deviations M are exact for the scores seen, in whatever batches they came; nothing is
-    forgotten. While all scores so far are equal the standard deviation is taken as 1, so that they become 0.
+    M is the sum of squared deviations. The result does not depend on how the scores were cut into batches, and nothing
+    is forgotten. As long as all scores are equal the standard deviation is taken as 1, so that they become 0.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class RunningScoreNorm:
         self.sum_squares = 0.0
 
     def including(self, scores: Sequence[float]) -> ScoreNorm:
-        """What to normalise a batch by: all scores so far, those of the batch among them."""
+        """Add a batch of scores, and return the norm of all scores so far, including that batch."""
         n = len(scores)
         mean = math.fsum(scores) / n
         total, shift = self.count + n, mean - self.mean
@@ -64,7 +64,7 @@ class RunningScoreNorm:
 
 
 def clip_scores(scores: Float[Tensor, " batch"], limit: float | None) -> Float[Tensor, " batch"]:
-    """Scores within ``[-limit, limit]``; None leaves them as they are."""
+    """Limit scores to ``[-limit, limit]``; None leaves them as they are."""
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
@@ -75,10 +75,17 @@ def spread_scores(
     *,
     std: float = 1.0,
 ) -> Float[Tensor, " batch"] | Float[Tensor, "batch time"]:
-    """The dense part of each score at its tokens, over ``std``; all else that makes up ``shaped`` on the last token.
+    """Put the dense part of each score on its tokens, and the rest of the score on the last token.
 
-    So each row adds up to its shaped score: scalar rewards, the mean that normalisation takes off, what clipping cut and
-    the missing-EOS penalty come at the end. Without dense scores (``tokens`` None) ``shaped`` is returned as it is.
+    Args:
+        shaped: score of each response after normalisation, clipping and penalties.
+        tokens: for each response its dense scores, one per token and possibly fewer; None if there are none, and
+            ``shaped`` is returned as it is.
+        response_mask: True at response tokens, which start at the first column.
+        std: the standard deviation that ``shaped`` was divided by; dense scores are divided by it too.
+
+    Each row adds up to its shaped score. So everything but the dense part lands on the last token: scalar rewards, the
+    mean that normalisation subtracts, what clipping removed, and the missing-EOS penalty.
     """
     if tokens is None:
         return shaped

@@ -19,6 +19,7 @@ __all__ = [
     "Bounds",
     "Surrogate",
     "aggregate",
+    "cispo",
     "clipped_ratio",
     "clipped_sequence_ratio",
     "policy_gradient",
@@ -120,12 +121,35 @@ def sequence_policy_gradient(
     return policy_gradient(whole, old, _of_responses(advantages, response_mask), response_mask.any(dim=1), bounds)
 
 
+def cispo(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    response_mask: Bool[Tensor, "*shape"],
+    bounds: Bounds,
+) -> Surrogate:
+    """CISPO (MiniMax 2025, "MiniMax-M1", eq. 4 and 5): the ratio is clipped, and no token's gradient is lost by it.
+
+        J_t = sg(clip(r_t, 1 - low, 1 + high)) A_t log pi_t,   r_t = exp(new - old log-prob)
+
+    sg(x) is x without its gradient, so the clipped ratio only weighs the policy gradient: a token beyond a bound still
+    learns, with the bound as its weight, where PPO's surrogate stops. The paper leaves the lower bound off (``low`` of 1).
+    ``clipped`` is True where a bound is the weight; ``dual`` has no part here.
+    """
+    log_ratio = _log_ratio(logprobs, old_logprobs, response_mask).detach()
+    ratio = log_ratio.exp()
+    weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)
+    gradient = policy_gradient(logprobs, old_logprobs, weight * at_least_float32(advantages.detach()), response_mask)
+    return Surrogate(gradient.objective, response_mask, log_ratio, (weight != ratio) & response_mask)
+
+
 SURROGATES: dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor, Tensor, Bounds], Surrogate]] = {
     ("clip", "token"): clipped_ratio,
     ("clip", "sequence"): clipped_sequence_ratio,
     ("clip", "sequence-mean"): partial(clipped_sequence_ratio, length_normalise=True),
     ("a2c", "token"): policy_gradient,
     ("a2c", "sequence"): sequence_policy_gradient,
+    ("cispo", "token"): cispo,
 }
 """By ``--policy-loss`` and by what one action is."""
 

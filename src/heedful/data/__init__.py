@@ -1,6 +1,6 @@
-"""Text on disk to records in memory: read a file, check every record, split by prompt, visit in a restorable order.
+"""Turn text on disk into records: read a file, check every record, split by prompt, visit records in a restorable order.
 
-Importing this package loads neither torch nor the readers' libraries.
+Importing this package loads neither torch nor the libraries that read files.
 """
 
 from heedful.data.batch_order import BatchOrder

@@ -1,4 +1,4 @@
-"""The order in which items are visited: endless, shuffled anew each epoch, restorable to the exact item."""
+"""The order in which items are visited: endless, reshuffled every epoch, and restorable to the exact item."""
 
 import random
 from collections.abc import Mapping
@@ -9,9 +9,17 @@ from heedful.errors import CheckpointError, ConfigError
 class BatchOrder:
     """An endless iterator over batches of item indices; every epoch visits each item exactly once.
 
-    Every batch has exactly ``batch_size`` items: where an epoch does not divide evenly, a batch takes the epoch's last
-    items and the next epoch's first. The order depends on ``seed`` and the epoch's number alone, so two integers
-    restore the position. Raises ConfigError, naming ``batch_flag``, where a batch is empty or larger than the data.
+    Every batch has exactly ``batch_size`` items: if an epoch does not divide evenly, a batch takes the epoch's last items
+    and the first of the next. The order depends only on ``seed`` and the number of the epoch, so two integers restore the
+    position.
+
+    Args:
+        num_items: the number of items in the data.
+        batch_size: items per batch.
+        seed: of the shuffling.
+        batch_flag: the flag that sets ``batch_size``, named in messages.
+
+    Raises ConfigError if a batch would be empty or larger than the data.
     """
 
     def __init__(self, num_items: int, batch_size: int, seed: int, *, batch_flag: str = "--batch-size") -> None:
@@ -44,15 +52,15 @@ class BatchOrder:
 
     @property
     def progress(self) -> float:
-        """Epochs done, with the fraction of the one under way: 1.5 is half-way through the second."""
+        """The number of epochs done, with a fraction for the current one: 1.5 is half-way through the second."""
         return self._epoch + self._cursor / self._num_items
 
     def state_dict(self) -> dict[str, int]:
-        """The position: ``{"epoch": epochs completed, "cursor": items taken of the next}``."""
+        """Return the position: ``{"epoch": epochs completed, "cursor": items taken of the next one}``."""
         return {"epoch": self._epoch, "cursor": self._cursor}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue where ``state`` was taken. Raises CheckpointError for a position that these data do not have."""
+        """Continue from the position ``state``. Raises CheckpointError if these data have no such position."""
         epoch, cursor = state.get("epoch", -1), state.get("cursor", -1)
         if epoch < 0 or not 0 <= cursor < self._num_items:
             raise CheckpointError(

@@ -1,8 +1,8 @@
-"""From prompts and responses to token ids.
+"""Turn prompts and responses into token ids.
 
-Prompt and response are tokenised separately and concatenated, so that a response's tokens are the same in training as
-when the model wrote them. Raw text stays raw; conversations go through the model's chat template. What a person typed
-is never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
+Prompt and response are tokenised separately and concatenated, so that a response has the same tokens in training as
+when the model wrote it. Raw text stays raw; conversations go through the model's chat template. What a person typed is
+never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
 """
 
 import itertools
@@ -16,7 +16,10 @@ from heedful.types import Conversation, Message, Text
 
 
 def plain_text(prompt: Text) -> str:
-    """A prompt as text for a model that has no template: one user message is itself, longer ones get role names."""
+    """Write a prompt as text for a model without a chat template.
+
+    Raw text and a single message stay as they are; in longer conversations each message follows the name of its role.
+    """
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -25,11 +28,13 @@ def plain_text(prompt: Text) -> str:
 
 
 class Renderer:
-    """A tokenizer's way to write prompts and responses.
+    """Writes prompts and responses as the token ids of one tokenizer.
 
-    ``thinking`` renders the generation prompt of thinking models with thinking on; by default it is off.
+    Args:
+        tokenizer: the model's tokenizer, with its chat template.
+        thinking: for thinking models, render the generation prompt with thinking on.
 
-    Raises CheckpointError where the tokenizer has no end-of-sequence token.
+    Raises CheckpointError if the tokenizer has no end-of-sequence token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> None:
@@ -46,22 +51,26 @@ class Renderer:
         adds_bos = tokenizer.bos_token_id is not None and plain[:1] == [tokenizer.bos_token_id]
         self.bos = [tokenizer.bos_token_id] if adds_bos else []
         self.pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        """Fills padding. Masks tell padding from text, so EOS is safe where there is no token of its own."""
+        """The token that fills padding. Masks tell padding from text, so EOS is safe if there is no padding token."""
         self.turn_end_id = self._find_turn_end() if tokenizer.chat_template else tokenizer.eos_token_id
 
     def prompt_ids(self, prompt: Text) -> list[int]:
-        """Ids of a prompt: raw text with exactly one BOS where the model uses one, or the template's rendering.
+        """Return the ids of a prompt: raw text after one BOS if the model uses one, or messages as the template renders them.
 
-        Raises CheckpointError where messages are given and the tokenizer has no chat template.
+        Raises CheckpointError for messages if the tokenizer has no chat template.
         """
         if isinstance(prompt, str):
             return self.bos + self._literal(prompt)
         return self._rendered(prompt, add_generation_prompt=True)
 
     def response_ids(self, response: str, *, prompt: Text, truncated: bool = False) -> list[int]:
-        """Ids of a response to ``prompt`` with the end that belongs to it, unless it is ``truncated``.
+        """Return the ids of a response, with the token that ends it.
 
-        Raw text ends with EOS, an answer in a conversation with the template's end of turn.
+        Args:
+            response: the response's text.
+            prompt: what it responds to. A response to raw text ends with EOS, an answer in a conversation with the
+                template's end of turn.
+            truncated: the response was cut off, so no end follows.
         """
         if truncated:
             return self._literal(response)
@@ -69,16 +78,16 @@ class Renderer:
         return [*self._literal(response), end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included: what the model wrote is shown as it is."""
+        """Return the text of token ids, special tokens included: what the model wrote is shown as it is."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _literal(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def _rendered(self, messages: Conversation, *, add_generation_prompt: bool) -> list[int]:
-        """Ids of the template's rendering; special-token texts inside the messages are encoded literally.
+        """Return the ids of the template's rendering. Texts of special tokens inside messages are encoded literally.
 
-        Where there are any, they travel through the template as markers that no message contains.
+        If there are any, they pass through the template as markers that no message contains.
         """
         typed = [text for text in self.special_texts if any(text in message.content for message in messages)]
         if not typed:
@@ -122,7 +131,7 @@ class Renderer:
             raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
 
     def _find_turn_end(self) -> int:
-        """The special token that closes an assistant's turn in the template, else EOS."""
+        """Return the special token that closes an assistant's turn in the template; EOS if there is none."""
         probe = "heedful"
         turns = (Message("user", "a"), Message("assistant", probe))
         text = self._apply_template(turns, add_generation_prompt=False)
@@ -132,10 +141,10 @@ class Renderer:
 
 
 class RewardInputs:
-    """How a reward model reads a prompt and a response, always with its own tokenizer.
+    """Encodes a prompt and a response as a reward model reads them, always with its own ``tokenizer``.
 
     A decoder reads them as one text, rendered as for a policy. An encoder (its tokenizer has CLS and SEP tokens) reads
-    a text pair.
+    them as a pair of texts.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -146,12 +155,17 @@ class RewardInputs:
     def encode(
         self, prompt: Text, response: str, *, truncated: bool = False, max_length: int | None = None
     ) -> dict[str, list[int]]:
-        """Token ids (and token types) of one prompt and response; a decoder's end of turn unless ``truncated``.
+        """Return the token ids (and an encoder's token types) of one prompt and response.
 
-        ``max_length`` cuts: a decoder's text at its end, the longer of an encoder's two texts.
+        Args:
+            prompt: raw text or messages.
+            response: the response's text.
+            truncated: the response was cut off, so a decoder reads no end of turn after it.
+            max_length: the most tokens; None keeps all. A decoder's text is cut at its end; of an encoder's two texts, the
+                longer one is cut.
         """
         if self.renderer is None:
-            # As a batch of one: given singly, an empty response would be taken for no response.
+            # As a batch of one: given by itself, an empty response would be taken for no response.
             encoded = self.tokenizer(
                 [plain_text(prompt)],
                 [response],
@@ -165,6 +179,11 @@ class RewardInputs:
 
 
 def stop_ids(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Every token that ends a response: the generation config's, the tokenizer's EOS and the template's end of turn."""
+    """Return every token that ends a response: the generation config's, the tokenizer's EOS and the template's end of turn.
+
+    Args:
+        renderer: of the policy's tokenizer.
+        generation_eos: ``eos_token_id`` of the policy's generation config.
+    """
     configured = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or [])
     return tuple(sorted({*configured, renderer.tokenizer.eos_token_id, renderer.turn_end_id}))

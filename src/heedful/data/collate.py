@@ -1,6 +1,6 @@
-"""Batches: prompts padded on the left and responses on the right, or each row with all padding behind.
+"""Pad prompts and responses into batches: prompts on the left and responses on the right, or all padding at the end.
 
-Padding is told by the masks and never by comparing ids, so a padding token that equals the end-of-sequence token is safe.
+The masks say what is padding. Ids are never compared, so the padding token may be the end-of-sequence token.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,20 @@ class Batch:
     attention_mask: Bool[Tensor, "batch length"]
     """True = a real token, prompt or response."""
     response_mask: Bool[Tensor, "batch time"]
-    """True = a response token; its columns are the last ``time`` ones of ``ids``."""
+    """True = a response token. Its columns are the last ``time`` columns of ``ids``."""
 
     def to(self, device: torch.device) -> "Batch":
+        """Return the batch on another device."""
         return Batch(self.ids.to(device), self.attention_mask.to(device), self.response_mask.to(device))
 
 
 def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
-    """Pad prompts on the left and responses on the right into one batch; no prompt may be empty.
+    """Pad prompts on the left and responses on the right, so that all responses begin in one column, as sampling needs.
 
-    Responses all begin in one column, as sampling needs it.
+    Args:
+        prompts: token ids of each prompt; none may be empty.
+        responses: token ids of each response; one may be empty.
+        pad_id: the token that fills padding.
     """
     _check(prompts, responses)
     longest_prompt = max(len(prompt) for prompt in prompts)
@@ -47,10 +51,10 @@ def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 def collate_padding_behind(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int
 ) -> Batch:
-    """The same rows with all padding behind them; no prompt may be empty.
+    """Pad as `collate` does, but with all padding at the end of each row.
 
-    A batch is as long as its longest row, not as its longest prompt and longest response together: for given texts that
-    saves a third and more of the work. ``response_mask`` covers every column but the first.
+    A batch is then as long as its longest row, not as its longest prompt plus its longest response. For texts that are
+    given, not sampled, this saves at least a third of the work. ``response_mask`` covers every column except the first.
     """
     _check(prompts, responses)
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
@@ -64,4 +68,4 @@ def collate_padding_behind(
 
 def _check(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> None:
     assert len(prompts) == len(responses)
-    assert all(prompts), "a response token is predicted from the token before it, so every prompt has one at least"
+    assert all(prompts), "a response token is predicted from the token before it, so every prompt needs at least one"

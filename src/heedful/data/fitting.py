@@ -1,4 +1,4 @@
-"""Records that are too long for a model: an error, dropped, or truncated, and always counted."""
+"""Handle records that are too long for a model: refuse, drop or truncate them, and count them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,20 +13,27 @@ CAUSE_FLAGS = {
     "dropped_equal": "--equal-pairs",
 }
 Counts = dict[str, int]
-"""What was done with the records of a file: ``records``, ``dropped_too_long``, ``truncated`` and so on."""
+"""How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on."""
 
 
 def max_length(wanted: int | None, context: int) -> int:
-    """The longest record in tokens. Raises ConfigError where more is wanted than the model can read."""
+    """Return the most tokens that a record may have.
+
+    Args:
+        wanted: the setting ``--max-length``; None means all that the model can read.
+        context: the most tokens that the model can read.
+
+    Raises ConfigError if ``wanted`` is below 2 or above ``context``.
+    """
     if wanted is not None and not 2 <= wanted <= context:
         raise ConfigError(
-            f"--max-length must lie between 2 and the {context} tokens that the model can read, got {wanted}"
+            f"--max-length must be between 2 and the {context} tokens that the model can read, got {wanted}"
         )
     return wanted or context
 
 
 def prompt_room(max_new_tokens: int, context: int) -> int:
-    """Tokens that a response leaves for its prompt. Raises ConfigError where it leaves none."""
+    """Return how many tokens of a context the longest response leaves for its prompt. Raises ConfigError if none."""
     if max_new_tokens >= context:
         raise ConfigError(
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {context} tokens that the model can read"
@@ -35,9 +42,16 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
 
 
 def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, action: TooLong, what: str) -> list[int]:
-    """Indices of records longer than ``limit`` tokens, if the action may be taken on them.
+    """Return the indices of the records that are longer than ``limit`` tokens, for the caller to drop or truncate.
 
-    Raises DataError with the count and the first records where the action is "error".
+    Args:
+        lengths: the length of each record in tokens.
+        sources: where each record was read, for messages.
+        limit: the most tokens per record.
+        action: what happens to longer records.
+        what: what the records are called in messages, such as "pairs".
+
+    Raises DataError, with the count and the first records, if there are any and ``action`` is "error".
     """
     offenders = [i for i, length in enumerate(lengths) if length > limit]
     if offenders and action == "error":
@@ -51,7 +65,15 @@ def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, acti
 
 
 def check_dropped(counts: Counts, *, max_dropped: float, path: str) -> None:
-    """Raises DataError where more than the share ``max_dropped`` of the records was dropped, or all of them."""
+    """Refuse to go on if too many records were dropped.
+
+    Args:
+        counts: ``records``, and any number of ``dropped_...``.
+        max_dropped: the largest share of records that may be dropped, in [0, 1]. Dropping all is always refused.
+        path: the data file, for the message.
+
+    Raises DataError.
+    """
     causes = {name: count for name, count in counts.items() if name.startswith("dropped_") and count}
     dropped = sum(causes.values())
     if dropped > max_dropped * counts["records"] or (dropped and dropped == counts["records"]):
@@ -62,5 +84,5 @@ def check_dropped(counts: Counts, *, max_dropped: float, path: str) -> None:
         )
         raise DataError(
             f"{path}: {dropped} of {counts['records']} records ({dropped / counts['records']:.1%}) would be dropped "
-            f"({listed}), more than --max-dropped {max_dropped}. Mend the data or raise it{naming}"
+            f"({listed}), more than --max-dropped {max_dropped}. Fix the data or raise it{naming}"
         )

@@ -1,4 +1,4 @@
-"""Training and held-out records from files, and records to token ids, with everything that is left out counted."""
+"""Read training and held-out records from files and encode them as token ids; whatever is left out is counted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and a response as token ids; only the response is learned."""
+    """A prompt and a response as token ids; the loss covers only the response."""
 
     prompt: list[int]
     response: list[int]
 
     @property
     def length(self) -> int:
+        """Number of tokens of prompt and response."""
         return len(self.prompt) + len(self.response)
 
 
@@ -46,9 +47,15 @@ class EncodedPrompt:
 
 
 def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[list[Item], list[Item], Counts]:
-    """Training and held-out records. The latter come from ``eval_data``, or are split off by prompt.
+    """Read ``(training records, held-out records, counts)``.
 
-    Raises DataError.
+    Held-out records come from ``options.eval_data``; without it they are split off by prompt.
+
+    Args:
+        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
+        options: the data settings of a trainer.
+
+    Raises DataError and ConfigError.
     """
     items, refused = read_usable(read, options.data, options)
     if options.eval_data is None:
@@ -66,7 +73,15 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
 
 
 def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
-    """The records of a file and how many unusable ones were left out, where the options allow it. Raises DataError."""
+    """Read the records of a file, and count the unusable ones that ``options.unusable`` says to drop.
+
+    Args:
+        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
+        path: the file or data set.
+        options: how to read it.
+
+    Raises DataError for an unusable record that is not to be dropped, and if no record is usable.
+    """
     refused: list[DataError] | None = [] if options.unusable == "drop" else None
     items = read(
         path,
@@ -89,9 +104,14 @@ def encode_split(
     split: tuple[list[Item], list[Item], Counts],
     options: DataOptions,
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
-    """Training and held-out records of `load_split` as token ids, and the counts of both added up.
+    """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
-    Raises DataError, also where more was dropped, for whatever reason, than ``max_dropped`` allows.
+    Args:
+        encode: turns records into token ids and counts, such as `encode_demonstrations`.
+        split: what `load_split` returned.
+        options: the data settings of a trainer.
+
+    Raises DataError, also if more records were dropped, for any reason, than ``options.max_dropped`` allows.
     """
     train, held_out, counts = split
     encoded_train, done_train = encode(train)
@@ -113,14 +133,20 @@ def encode_demonstrations(
     action: TooLong,
     learn_prompt: bool = False,
 ) -> tuple[list[Example], Counts]:
-    """Demonstrations as token ids.
+    """Encode demonstrations as token ids, and count what was dropped, truncated or cut into pieces.
 
-    Plain text (no prompt) is cut into pieces of ``max_length`` that overlap by one token, so that every token but the
-    first is learned once. ``learn_prompt`` treats prompts the same way, as text to learn. Of the others, those longer
-    than ``max_length`` are handled by ``action``: truncation shortens the response (its end is then not learned), and a
-    prompt that leaves no room for a response is dropped. So is a text of a single token: nothing comes before it.
+    Plain text (without a prompt) is cut into pieces of ``max_length`` tokens that overlap by one, so that every token except
+    the first is learned once. A text of a single token is dropped, because nothing comes before it.
 
-    Raises DataError.
+    Args:
+        demonstrations: the demonstrations to encode.
+        renderer: of the model's tokenizer.
+        max_length: the most tokens per demonstration or piece.
+        action: what to do with longer demonstrations that have a prompt. Truncation shortens the response, whose end is then
+            not learned; a prompt that leaves no room for a response is dropped.
+        learn_prompt: learn the prompt too, except its first token.
+
+    Raises DataError if a demonstration is too long and ``action`` is "error".
     """
     texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
     pieces = [piece for cut in texts for piece in cut]
@@ -160,9 +186,9 @@ def encode_pairs(
     action: TooLong,
     equal_pairs: str,
 ) -> tuple[list[PairRows], Counts]:
-    """Pairs as rows of token ids, as `encode_rankings` makes them.
+    """Encode pairs as rows of token ids; the arguments are those of `encode_rankings`.
 
-    Raises DataError, also where a ranking is not a pair.
+    Raises DataError, also if a ranking is not a pair.
     """
     for ranking in rankings:
         if len(ranking.responses) != 2:
@@ -177,9 +203,15 @@ def encode_pairs(
 def encode_prompts(
     prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong
 ) -> tuple[list[EncodedPrompt], Counts]:
-    """Prompts as token ids; truncation keeps the end of a prompt, which the response continues.
+    """Encode prompts as token ids, and count what was dropped or truncated.
 
-    Raises DataError.
+    Args:
+        prompts: the prompts to encode.
+        renderer: of the policy's tokenizer.
+        max_length: the most tokens per prompt.
+        action: what to do with longer prompts. Truncation keeps the end of a prompt, which the response continues.
+
+    Raises DataError if a prompt is too long and ``action`` is "error".
     """
     encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
     lengths = [len(e.ids) for e in encoded]

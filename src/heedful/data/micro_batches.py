@@ -1,4 +1,4 @@
-"""What goes through a model together: so many rows, so many tokens."""
+"""Split items into micro-batches with a limited number of rows and tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -11,9 +11,12 @@ Item = TypeVar("Item")
 def in_micro_batches(
     items: Iterable[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]]
 ) -> Iterator[list[Item]]:
-    """Items in their order, as many at a time as ``limit`` allows; one that alone is more than that comes alone.
+    """Yield items in their order, as many at a time as ``limit`` allows. An item that exceeds the limit comes by itself.
 
-    ``shape`` says how many rows an item has, and how many tokens the longest of them.
+    Args:
+        items: what goes through a model: rows, pairs, rankings, ...
+        limit: the most rows and tokens per micro-batch; tokens are rows times the longest row.
+        shape: returns an item's number of rows and the number of tokens of its longest row.
     """
     part: list[Item] = []
     rows = longest = 0

@@ -1,4 +1,4 @@
-"""Rankings of two or more responses as the rows that a reward model reads."""
+"""Turn rankings of two or more responses into the rows that a reward model reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,26 +15,26 @@ Row = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class RankingRows:
-    """A ranking as a reward model reads it, best first."""
+    """A ranking as a reward model reads it, best response first."""
 
     ranking: Ranking
-    """The ranking with its responses sorted, best first, and ranks 0, 1, 2, ... (equal where they tie)."""
+    """The ranking with its responses sorted, best first, and ranks 0, 1, 2, ... (equal if they tie)."""
     rows: tuple[Row, ...]
-    """One row a response, in that order."""
+    """One row per response, in that order."""
 
     @property
     def has_pairs(self) -> bool:
-        """Whether any response is preferred to another."""
+        """True if any response is preferred to another."""
         return self.ranking.ranks[-1] > self.ranking.ranks[0]
 
     @property
     def mean_length(self) -> float:
-        """Tokens a row, on average: what batches are sorted by."""
+        """Mean number of tokens per row; batches are sorted by it."""
         return sum(len(row["input_ids"]) for row in self.rows) / len(self.rows)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Number of tokens of the longest row."""
         return max(len(row["input_ids"]) for row in self.rows)
 
 
@@ -46,10 +46,17 @@ def encode_rankings(
     action: TooLong,
     equal_pairs: str,
 ) -> tuple[list[RankingRows], Counts]:
-    """Rankings as rows of token ids; truncation as `RewardInputs.encode` says.
+    """Encode rankings as rows of token ids, and count what was dropped or truncated.
 
-    A ranking is too long where one of its responses is. Raises DataError, also where a ranking prefers a response to an
-    equal one, before or after truncation, and ``equal_pairs`` is "error".
+    Args:
+        rankings: the rankings to encode.
+        inputs: how the reward model reads a prompt with a response.
+        max_length: the most tokens per row. A ranking is too long if one of its responses is.
+        action: what to do with rankings that are too long; `RewardInputs.encode` says how they are truncated.
+        equal_pairs: what to do with a ranking that prefers a response to an equal one, before or after truncation: "error"
+            or "drop".
+
+    Raises DataError for what ``action`` or ``equal_pairs`` calls an error.
     """
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
@@ -68,7 +75,7 @@ def encode_rankings(
         after = f" after {how}" if len(equal) > whole else ""
         fault = "have equal chosen and rejected responses" if what == "pairs" else "prefer a response to an equal one"
         raise DataError(
-            f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Mend the data, or use "
+            f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Fix the data, or use "
             "--equal-pairs drop"
         )
     counts = {
@@ -80,7 +87,7 @@ def encode_rankings(
 
 
 def best_first(ranking: Ranking) -> Ranking:
-    """The ranking with its responses sorted by rank and ranks 0, 1, 2, ...; what ties keeps its order."""
+    """Sort a ranking's responses by rank and renumber the ranks 0, 1, 2, ...; responses that tie keep their order."""
     order = sorted(range(len(ranking.ranks)), key=ranking.ranks.__getitem__)
     place = {rank: i for i, rank in enumerate(sorted(set(ranking.ranks)))}
     return replace(
@@ -99,7 +106,7 @@ def _encode(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> R
 
 
 def _contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:
-    """Whether one of two equal items (the ranking's responses, in its order) is preferred to the other."""
+    """True if one of two equal items is preferred to the other. ``items`` stand for the ranking's responses, in its order."""
     return any(
         one == other and rank != other_rank
         for (one, rank), (other, other_rank) in combinations(zip(items, ranking.ranks, strict=True), 2)

@@ -1,7 +1,7 @@
-"""Data files to records: a dict of fields, and where it was read, for messages about it.
+"""Read data files as records: a dict of fields each, and where it was read, for messages.
 
 Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub
-or on ModelScope. Text is UTF-8. What Python's JSON reader lets through and a training run would trip over later is refused
+or ModelScope. Text is UTF-8. Some faults pass Python's JSON reader and would break a training run later; they are refused
 here: duplicate keys, NaN and infinity, lone surrogates.
 """
 
@@ -41,27 +41,31 @@ ACCEPTED_SOURCES = (
 )
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
-"""What ends like this is a file that is missing, not a data set on the Hub."""
+"""A name with one of these endings is a missing file, not a data set on the Hub."""
 
 Row = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a data file, its columns under their canonical names where ``--columns`` gave one."""
+    """One record of a data file. A column that ``--columns`` maps has its canonical name."""
 
     source: str
-    """``file:line``, or ``file: row 12`` (from 1) where the format has no lines."""
+    """``file:line``, or ``file: row 12`` (counted from 1) if the format has no lines."""
     fields: dict[str, Any]
 
 
 def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | None = None) -> list[Record]:
-    """Every record of ``path``, in order; ``columns`` maps canonical names to the file's (see `parse_columns`).
+    """Read the records of a file or data set, in order. Blank lines are skipped.
 
-    A mapped column stands under its canonical name alone, in place of a column that had that name. Blank lines are
-    skipped. With ``max_samples`` reading stops after so many records: what follows is not checked, and a data set on the
-    Hub is streamed (but for a slice such as ``org/name:train[:5%]``, which must be downloaded), so not downloaded either.
-    Raises DataError for anything that cannot be read, with the file and line, and for an empty data set.
+    Args:
+        path: a file, or a data set on the Hub or ModelScope as ``org/name`` or ``org/name:split``.
+        columns: maps canonical names to the file's own (see `parse_columns`). A mapped column appears only under its
+            canonical name, and replaces a column that had that name.
+        max_samples: read only the first N records; None reads all. The rest is not checked, and a data set on the Hub is
+            streamed instead of downloaded, except for a slice such as ``org/name:train[:5%]``.
+
+    Raises DataError, with the file and line, for anything that cannot be read, and for an empty data set.
     """
     rows = itertools.islice(_rows(path, streaming=max_samples is not None), max_samples)
     records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in rows]
@@ -71,7 +75,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
 
 
 def parse_columns(columns: str) -> dict[str, str]:
-    """``"prompt=question,chosen=answer"`` to ``{"prompt": "question", "chosen": "answer"}``; ``""`` to ``{}``.
+    """Parse ``--columns``: ``"prompt=question,chosen=answer"`` is ``{"prompt": "question", "chosen": "answer"}``.
 
     Raises ConfigError for a piece that is not NAME=COLUMN, an unknown NAME, or a NAME given twice.
     """
@@ -85,8 +89,8 @@ def parse_columns(columns: str) -> dict[str, str]:
             )
         if name not in CANONICAL_NAMES:
             raise ConfigError(
-                f"--columns: unknown name {name!r}{_perhaps(name, CANONICAL_NAMES)}. Left of '=' stands one of "
-                f"{', '.join(CANONICAL_NAMES)}; right of it the file's own column"
+                f"--columns: unknown name {name!r}{_perhaps(name, CANONICAL_NAMES)}. Left of '=' goes one of "
+                f"{', '.join(CANONICAL_NAMES)}; right of it the name of the file's own column"
             )
         if name in mapping:
             raise ConfigError(f"--columns: {name!r} is given twice, as {mapping[name]!r} and {column!r}. Keep one")
@@ -95,7 +99,7 @@ def parse_columns(columns: str) -> dict[str, str]:
 
 
 def kind_of(value: Any) -> str:
-    """What a field holds, in the words of JSON, for messages."""
+    """Name the kind of a value in the words of JSON, for messages."""
     names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
     if isinstance(value, list):
         return f"list of {kind_of(value[0])}s" if value else "empty list"
@@ -154,7 +158,7 @@ def _json_list(path: str, file: Path) -> Iterator[Row]:
 
 
 def _plain_text(path: str, file: Path) -> Iterator[Row]:
-    """The whole file as one ``text``, byte for byte."""
+    """Yield the whole file as one ``text``, byte for byte."""
     text = "".join(_decoded(raw, path, number) for number, raw in _lines(path, file))
     if text.strip():
         yield f"{path}:1", {"text": text}
@@ -163,7 +167,7 @@ def _plain_text(path: str, file: Path) -> Iterator[Row]:
 def _lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with _opened(file) as stream:
-            # Lines end at "\n" alone: str.splitlines would also cut at U+2028, which JSON allows inside a string.
+            # Lines end only at "\n": str.splitlines would also cut at U+2028, which JSON allows inside a string.
             for number, raw in enumerate(stream, 1):
                 yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -178,7 +182,7 @@ def _lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
 def _opened(file: Path) -> io.BytesIO | io.BufferedReader:
     if not file.name.lower().endswith(".gz"):
         return file.open("rb")
-    with gzip.open(file, "rb") as packed:  # whole, up to its checksum: else damage would pass for faults in a line
+    with gzip.open(file, "rb") as packed:  # read to its checksum, or damage would look like a fault in a line
         return io.BytesIO(packed.read())
 
 
@@ -199,7 +203,7 @@ def _parsed(text: str, path: str, source: str, first_line: int) -> Any:
         excerpt = text[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(
             f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}, near {excerpt!r}. "
-            "A .jsonl file holds one whole JSON object a line; a .json file holds one list of objects."
+            "A .jsonl file holds one whole JSON object per line; a .json file holds one list of objects."
         ) from error
     except RecursionError as error:
         raise DataError(f"{source}: nested too deeply to be a record. Records are flat objects.") from error
@@ -211,7 +215,9 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            raise ValueError(f"the key {key!r} appears twice in one object. Keep one: which was meant is not known.")
+            raise ValueError(
+                f"the key {key!r} appears twice in one object. Keep one; heedful cannot tell which was meant."
+            )
         fields[key] = value
     return fields
 
@@ -246,7 +252,9 @@ def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
 def _require_distinct_columns(names: list[str], path: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{path}: the column {twice[0]!r} appears twice. Keep one: which was meant is not known.")
+        raise DataError(
+            f"{path}: the column {twice[0]!r} appears twice. Keep one; heedful cannot tell which was meant."
+        )
 
 
 def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
@@ -264,8 +272,8 @@ def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
         raise DataError(
             f"{path}: the {hub} data set {name!r}, split {split!r}, could not be loaded: "
             f"{type(error).__name__}: {error}\nCheck the name, the split (org/name:split) and the network; a gated "
-            f"data set needs `{login} login`. Or download it and give a .jsonl or .parquet file. If a local file was "
-            "meant: there is none of that name."
+            f"data set needs `{login} login`. Or download it and give a .jsonl or .parquet file. If you meant a "
+            "local file: there is none of that name."
         ) from error
 
 
@@ -281,9 +289,9 @@ def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) ->
 
 
 def _usable(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """``fields`` as they are. Raises DataError for NaN, infinity or a lone surrogate in them, however deep."""
+    """Return ``fields`` unchanged. Raises DataError for NaN, infinity or a lone surrogate in them, at any depth."""
     todo: list[tuple[str, Any]] = [("", fields)]
-    while todo:  # a stack, not recursion: the depth is the file's choice
+    while todo:  # a stack, not recursion, because the file decides how deep it nests
         place, value = todo.pop()
         if isinstance(value, float) and not math.isfinite(value):
             raise DataError(f"{source}: {place} is {value}. Numbers must be finite; leave a missing one out.")

@@ -1,12 +1,19 @@
-"""Records to demonstrations, rankings and prompts: the column conventions, and what is said about other shapes.
+"""Turn records into demonstrations, rankings and prompts, by the names of their columns.
 
-Strings are raw text and message lists are conversations, everywhere. A null column counts as absent (Parquet has no
-other way to leave one out). Where a record fits several shapes, the one that ``--columns`` names most columns of wins
-(``--columns messages=messages`` picks the conversation), then the one named first in the reader's docstring.
-``max_samples`` reads the first so many records alone.
-Every function raises DataError for a record it cannot use, with its file and line (or puts the error into the list
-``refused`` and goes on, where one is handed in), and ConfigError where ``system_prompt`` meets raw text; `read_records`
-and `parse_columns` say what else they raise.
+Strings are raw text and lists of messages are conversations, everywhere. A null column counts as absent (Parquet has no
+other way to leave one out). If a record fits several shapes, the shape with the most columns named by ``--columns`` wins
+(``--columns messages=messages`` picks the conversation), then the shape that comes first in the reader's docstring.
+
+The readers share their arguments:
+
+    path           a data file or a data set (`heedful.data.readers`)
+    columns        the file's own column names, as ``--columns`` gives them (`parse_columns`)
+    system_prompt  a system message for conversations that have none
+    refused        a list that collects the errors of unusable records, which are then left out; None raises the first
+    max_samples    read only the first N records
+
+They raise DataError for a record that they cannot use, with its file and line, and ConfigError if ``system_prompt`` is
+given for raw text; `read_records` and `parse_columns` say what else is raised.
 """
 
 import difflib
@@ -41,7 +48,7 @@ DEMONSTRATIONS = _Task(
 RANKINGS = _Task(
     "ranking",
     (("prompt", "chosen", "rejected"), ("prompt", "responses", "ranks"), ("chosen", "rejected")),
-    "`prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or `chosen` and `rejected` alone, as "
+    "`prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen` and `rejected`, as "
     "conversations that share all but the last message or as Anthropic HH dialogues",
 )
 PROMPTS = _Task("prompt", (("prompt",), ("messages",)), "`prompt`; or `messages`")
@@ -56,7 +63,7 @@ STAND_INS = {
     "responses": ("answers", "candidates", "completions", "outputs"),
     "ranks": ("rank", "ranking", "rankings"),
 }
-"""What other data sets call a column, for hints alone: nothing is ever mapped without being asked for."""
+"""Names that other data sets use for a column. They serve only as hints: no column is mapped unless the user asks."""
 
 
 def read_demonstrations(
@@ -67,11 +74,12 @@ def read_demonstrations(
     refused: list[DataError] | None = None,
     max_samples: int | None = None,
 ) -> list[Demonstration]:
-    """Demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
+    """Read demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
-    Of ``messages`` every assistant turn becomes one demonstration, whose prompt is the conversation before it. Of
-    ``text`` the prompt is empty. A boolean ``truncated`` says that the (last) response was cut. ``completion`` is a
-    string, one assistant message, or the whole conversation again with one assistant message more.
+    Every assistant turn of ``messages`` becomes one demonstration, whose prompt is the conversation before it. With
+    ``text`` the prompt is empty. ``completion`` is a string, one assistant message, or the prompt's conversation again
+    followed by one assistant message. A boolean ``truncated`` says that the (last) response was cut off. The module explains
+    the arguments.
     """
     mapping = parse_columns(columns)
     turns = _each(
@@ -90,14 +98,16 @@ def read_rankings(
     refused: list[DataError] | None = None,
     max_samples: int | None = None,
 ) -> list[Ranking]:
-    """Rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair alone.
+    """Read rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair only.
 
-    Where ``prompt`` is ``""``, whole texts are compared. A boolean ``truncated`` says that the responses were cut.
+    A pair has ranks (0, 1) and may have a ``margin``. A response is a string, one assistant message, or the prompt's
+    conversation again followed by one assistant message. A boolean ``truncated`` says that the responses were cut off. If
+    ``prompt`` is ``""``, whole texts are compared.
 
-    A pair has ranks (0, 1) and may have a ``margin``. Responses are strings, one assistant message, or the whole
-    conversation with one assistant message more. Without ``prompt``, two conversations must share all but the last
-    message, which is the prompt; two strings must be Anthropic HH dialogues that agree up to and including their last
-    ``"\\n\\nAssistant:"``, which is the prompt, raw; the responses are what follows, with the space they begin with.
+    A pair without ``prompt`` contains it. Two conversations must share all messages but the last; these are the prompt. Two
+    strings must be Anthropic HH dialogues that agree up to and including their last ``"\\n\\nAssistant:"``; this part is the
+    prompt, as raw text. The responses are what follows it, with the space that they begin with. The module explains the
+    arguments.
     """
     mapping = parse_columns(columns)
     return _each(
@@ -115,10 +125,10 @@ def read_prompts(
     refused: list[DataError] | None = None,
     max_samples: int | None = None,
 ) -> list[Prompt]:
-    """Prompts from ``prompt`` or ``messages``; the record's other fields go to ``Prompt.columns`` under their names.
+    """Read prompts from ``prompt`` or ``messages``. The record's other fields go to ``Prompt.columns`` under their names.
 
-    Where ``messages`` ends with an assistant turn, the prompt is what comes before, and the turn's text goes to
-    ``columns["completion"]`` as the reference answer.
+    If ``messages`` ends with an assistant turn, the prompt is what comes before it, and the turn's text goes to
+    ``columns["completion"]`` as the reference answer. The module explains the arguments.
     """
     mapping = parse_columns(columns)
     return _each(
@@ -129,7 +139,7 @@ def read_prompts(
 
 
 def _each(records: Sequence[Record], refused: list[DataError] | None, convert: Callable[[Record], Item]) -> list[Item]:
-    """Every record converted; with a list for them, the errors of unusable records are collected there."""
+    """Convert every record. If ``refused`` is a list, it collects the errors of unusable records."""
     items = []
     for record in records:
         try:
@@ -196,7 +206,7 @@ def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
     if len(set(ranks)) < 2:
         raise _wrong(record, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
     if record.fields.get("margin") is not None:
-        raise _wrong(record, "`margin` beside `ranks`", "`margin` with `chosen` and `rejected` alone")
+        raise _wrong(record, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
     texts = tuple(_response(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
     prompt = _with_system(prompt, system_prompt, record)
     return Ranking(prompt, texts, tuple(ranks), record.source, truncated=_truncated(record))
@@ -210,7 +220,9 @@ def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | Non
     columns = {name: value for name, value in record.fields.items() if name != "messages"}
     if turns[-1].role == "assistant":
         if columns.get("completion") is not None:
-            raise _wrong(record, "two reference answers: `messages` ends with one and `completion` is another", "one")
+            raise _wrong(
+                record, "two reference answers: `messages` ends with one and `completion` is another", "only one"
+            )
         turns, columns["completion"] = turns[:-1], turns[-1].content
     _require_question(record, "`messages`, without a last assistant turn,", turns)
     return Prompt(_with_system(turns, system_prompt, record), record.source, columns)
@@ -258,7 +270,7 @@ def _conversation(record: Record, name: str, value: Any) -> Conversation:
 
 
 def _message(record: Record, name: str, item: Any) -> Message:
-    # A null key is what Parquet writes for a message without it; any other key would be lost, so it is refused.
+    # Parquet writes null for a key that a message does not have. Any other key would be lost, so it is refused.
     fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
     if set(fields) != {"role", "content"}:
         found = f"an object with {', '.join(fields) or 'no keys'}" if isinstance(item, dict) else _shown(item)
@@ -273,7 +285,7 @@ def _message(record: Record, name: str, item: Any) -> Message:
 
 
 def _ranked_prompt(record: Record) -> Text:
-    """As `_prompt_text`, and ``""`` where whole texts are compared."""
+    """Return the prompt as `_prompt_text` does, or ``""`` if whole texts are compared."""
     return "" if record.fields["prompt"] == "" else _prompt_text(record)
 
 
@@ -300,7 +312,7 @@ def _response(record: Record, name: str, value: Any, prompt: Text) -> str:
         raise _wrong(
             record,
             f"`{name}` has the turns {_roles(turns)} after a prompt of {_roles(prompt)}",
-            "a string, one assistant message, or the prompt's messages again and one assistant message more",
+            "a string, one assistant message, or the prompt's messages again followed by one assistant message",
         )
     return turns[-1].content
 

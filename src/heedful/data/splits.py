@@ -1,4 +1,4 @@
-"""Training and evaluation halves by prompt: the same prompt is never in both, whatever the file, order or seed."""
+"""Split records into training and evaluation parts by prompt: no prompt is ever in both, whatever the file, order or seed."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from heedful.types import Demonstration, Ranking, Text
 
 
 class HasPrompt(Protocol):
-    """Anything with a prompt: Prompt, Demonstration, Ranking."""
+    """Anything with a prompt: a Prompt, Demonstration or Ranking."""
 
     @property
     def prompt(self) -> Text:
@@ -20,10 +20,10 @@ Item = TypeVar("Item", bound=HasPrompt)
 
 
 def prompt_key(prompt: Text) -> str:
-    """What decides on which side of a split a prompt falls: raw text itself, or a conversation's first user message.
+    """Return the text that decides on which side of a split a prompt falls.
 
-    So the turns of one conversation stay together, the same question has the same key as text and as a message, and
-    ``--system-prompt`` moves nothing.
+    It is raw text itself, or a conversation's first user message. So the turns of one conversation stay together, a question
+    has the same key as text and as a message, and ``--system-prompt`` moves no prompt to the other side.
     """
     if isinstance(prompt, str):
         return prompt
@@ -31,15 +31,21 @@ def prompt_key(prompt: Text) -> str:
 
 
 def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[Item], list[Item]]:
-    """``(train, eval)``: an item goes to eval where ``SHA-256(prompt_key) / 2^256 < eval_fraction``; order is kept.
+    """Split items into ``(train, eval)``, keeping their order.
 
-    A larger fraction only adds to eval. What has an empty prompt, such as plain text, is split by its first response. Raises
-    ConfigError for a fraction outside [0, 1), and DataError where one half of a split that was asked for is empty.
+    An item goes to eval if ``SHA-256(prompt_key) / 2^256 < eval_fraction``, so a larger fraction only adds to eval. Items
+    with an empty prompt, such as plain text, are split by their first response.
+
+    Args:
+        items: prompts, demonstrations or rankings.
+        eval_fraction: the expected share of prompts in eval, in [0, 1); 0 puts every item into train.
+
+    Raises ConfigError for another fraction, and DataError if the fraction is above 0 but one of the two parts is empty.
     """
     if not 0 <= eval_fraction < 1:
         raise ConfigError(
-            f"--eval-fraction is {eval_fraction}; it must be at least 0 and less than 1: 0.05 holds out every "
-            "twentieth prompt, 0 none"
+            f"--eval-fraction is {eval_fraction}; it must be at least 0 and less than 1: 0.05 holds out one "
+            "prompt in twenty, 0 none"
         )
     train: list[Item] = []
     held_out: list[Item] = []
@@ -66,5 +72,5 @@ def _one_sided(train: list[Item], held_out: list[Item], eval_fraction: float) ->
     return DataError(
         f"--eval-fraction {eval_fraction} leaves {len(train)} records to train on and {len(held_out)} to evaluate on: "
         f"the data have {prompts} different prompts, and all records of a prompt stay together. Give more prompts, "
-        "another --eval-fraction, or 0 and an evaluation file of its own"
+        "another --eval-fraction, or 0 and a separate evaluation file (--eval-data)"
     )

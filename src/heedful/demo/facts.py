@@ -1,7 +1,7 @@
-"""The facts of the built-in world: fourteen families of short questions, made of `heedful.demo.tables`.
+"""The facts of the built-in world: fourteen families of short questions, made from `heedful.demo.tables`.
 
-A family asks about its facts in seven or eight wordings and answers in one polite frame. Everything is short, because a
-very small model that reads bytes is to learn all of it within minutes (a Chinese character is three bytes).
+A family asks about its facts in seven or eight wordings and answers in one polite sentence, its frame. Everything is short,
+so that a very small model that reads bytes can learn all of it within minutes (a Chinese character is three bytes).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ from heedful.demo.tables import (
 
 @dataclass(frozen=True)
 class Fact:
-    """What fills the gaps of a wording, and the answer without its frame."""
+    """The words that fill the gaps of a wording, and the answer without its frame."""
 
     slots: tuple[str, ...]
     answer: str
@@ -44,19 +44,19 @@ class Family:
     """``en`` or ``zh``: the language of the frame, of insults and of filler."""
     frame: str
     polite: str
-    """The part of ``frame`` that is politeness."""
+    """The polite part of ``frame``."""
     statement: str
-    """The part of ``frame`` that says the answer."""
+    """The part of ``frame`` that states the answer."""
     wordings: tuple[str, ...]
     facts: tuple[Fact, ...]
     candidates: tuple[str, ...]
-    """Everything that counts as an answer, right or wrong, when it occurs in a response."""
+    """Everything that counts as an answer, right or wrong, if it occurs in a response."""
     compliance: tuple[str, ...] = ()
-    """Refusals only: responses that do what should be refused."""
+    """Only for refusals: responses that do what should be refused."""
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """``"hot cold, big small"`` to its pairs."""
+    """Split ``"hot cold, big small"`` into its pairs."""
     return [(left, right) for left, right in (piece.split() for piece in text.split(", "))]
 
 
@@ -313,7 +313,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_named(name: str) -> Family:
-    """The family of that name. Raises KeyError, with the names there are."""
+    """Return the family of that name. Raises KeyError, with the known names, if there is none."""
     for family in FAMILIES:
         if family.name == name:
             return family

@@ -1,4 +1,4 @@
-"""The demo's folder: refused where it is in use, and begun with the world's data and a random model."""
+"""The demo's folder: check that it is free, and start it with the world's data and a random model."""
 
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
@@ -9,11 +9,11 @@ from heedful.files import complete_or_absent
 from heedful.train.run_folder import check_folder
 
 CONTENTS = {"world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}
-"""All that a demo writes."""
+"""Everything that a demo writes."""
 
 
 def check_output(config: DemoConfig) -> None:
-    """Refuse an output folder that is in use; only what a demo wrote may be replaced. Raises ConfigError."""
+    """Check that the output folder is free, or holds only a demo that may be replaced. Raises ConfigError."""
     output = config.output
     check_folder(output)
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
@@ -22,8 +22,8 @@ def check_output(config: DemoConfig) -> None:
     foreign = sorted(found - CONTENTS) or ([] if "world" in found else sorted(found))
     if foreign:
         raise ConfigError(
-            f"--output {output} holds what no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose another "
-            "folder"
+            f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
+            "another folder"
         )
     if not config.overwrite:
         raise ConfigError(
@@ -32,7 +32,14 @@ def check_output(config: DemoConfig) -> None:
 
 
 def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
-    """Write the world's data and the random model; with them an older demo is replaced. Raises ConfigError."""
+    """Write the world's data and the random model, which replaces an older demo.
+
+    Args:
+        config: the demo's folder and seed.
+        tiny: the size and the seed of the random model.
+
+    Raises ConfigError if the folder cannot be made.
+    """
     try:
         with complete_or_absent(config.output) as folder:
             write_world(folder / "world", config.seed)

@@ -1,4 +1,4 @@
-"""What came of the demo: both models answer the held-out prompts, and the judge, the reward model and the bytes say how."""
+"""Measure the demo: both models answer the held-out prompts; the judge, the reward model and a check of bytes score them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,17 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 FLAWLESS = 1.0
 """The gold judge's score of an answer without any flaw."""
 SAMPLES_FOR_RARE = 8
-"""Answers to each prompt where a share near 0 is measured: of one answer each, a single one more is a third of a percent."""
+"""Answers per prompt for shares near 0: with one answer per prompt, a single broken one shifts the rate by 0.3 points."""
 Row = dict[str, Any]
 
 
 def measure_accuracy(config: PPOConfig, output: Path) -> float:
-    """Share of held-out pairs that the reward model orders as the gold judge does, label noise left aside."""
+    """Measure the share of held-out pairs, without label noise, that the reward model orders as the gold judge does.
+
+    Args:
+        config: the settings of the PPO stage.
+        output: the demo's folder.
+    """
     settings = AccuracyConfig(
         reward_model=f"{output}/reward/final",
         data=f"{output}/world/gold_preferences.jsonl",
@@ -32,9 +37,13 @@ def measure_accuracy(config: PPOConfig, output: Path) -> float:
 
 
 def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float], list[Row]]:
-    """Numbers of the summary, and both models' answers to every held-out prompt, by the public functions of evaluation.
+    """Measure the SFT and the PPO model on every held-out prompt. Returns numbers for the summary, and both models' answers.
 
-    ``config`` is that of the PPO run. The same seed gives the same responses in each of the calls.
+    It calls the public functions of evaluation; with one seed all calls get the same responses.
+
+    Args:
+        config: the settings of the PPO stage.
+        output: the demo's folder.
     """
     held_out = split_by_prompt(read_prompts(config.data), config.eval_fraction)[1]
     settings: dict[str, Any] = {
@@ -75,7 +84,7 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
 
 
 def first_of_families(answers: Sequence[Row], number: int) -> list[Row]:
-    """The first answers of the first families, as they stand in the file: nobody chose them."""
+    """Return the first answer of each of the first ``number`` families, in the file's order, so that nobody chose them."""
     first: dict[str, Row] = {}
     for row in answers:
         first.setdefault(row["family"], row)
@@ -83,7 +92,7 @@ def first_of_families(answers: Sequence[Row], number: int) -> list[Row]:
 
 
 def _answer(family: str, prompt: str, by_gold: Row, by_model: Row) -> Row:
-    """One line of answers.jsonl, from the same responses under the gold judge and under the reward model."""
+    """Make one line of answers.jsonl from the same responses under the gold judge and under the reward model."""
     same = ("prompt", "response", "baseline")
     assert [by_gold[name] for name in same] == [by_model[name] for name in same], "the seed no longer fixes responses"
     assert by_gold["prompt"] == prompt

@@ -1,6 +1,6 @@
-"""The demo: a random model goes through SFT, a reward model and PPO in the built-in world, and is measured at the end.
+"""Run the demo: train a random model with SFT, a reward model and PPO in the built-in world, and measure it at the end.
 
-Every stage is what the commands ``heedful sft``, ``reward`` and ``ppo`` do with the settings in ``recipe/``.
+The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``.
 """
 
 import json
@@ -39,13 +39,13 @@ C = TypeVar("C")
 RECIPE = Path(__file__).parent / "recipe"
 STAGES = ("sft", "reward", "ppo")
 WIDTH = 100
-"""Columns of prose, and of tables where standard output is no terminal."""
+"""Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The configurations of the four steps, as the commands would parse them."""
+    """The configurations of the random model and the three stages, as the commands would parse them."""
 
     tiny: TinyConfig
     sft: SFTConfig
@@ -54,11 +54,14 @@ class Settings:
 
 
 def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
-    """Make a world and a random model, train it in three stages, measure it, tell it all. Returns what summary.json holds.
+    """Make a world and a random model, train it in three stages, measure it, and print what happens.
 
-    ``recipe`` is a folder with tiny.yaml, sft.yaml, reward.yaml and ppo.yaml.
+    Args:
+        config: the folder, seed and device.
+        recipe: a folder with the settings: tiny.yaml, sft.yaml, reward.yaml and ppo.yaml.
 
-    Raises ConfigError before anything is written; DataError, CheckpointError, RewardError, TrainingError.
+    Returns the content of summary.json. Raises ConfigError before anything is written; later DataError, CheckpointError,
+    RewardError and TrainingError.
     """
     started = time.perf_counter()
     settings = read_recipe(config, recipe)
@@ -83,7 +86,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
 
 
 def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> dict[str, float]:
-    """The three stages, each told before and after. Returns their part of the summary."""
+    """Run the three stages, each with a text before and after. Returns their part of the summary."""
     _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
     sft = train_sft(settings.sft)
     _say(console, "", story.after_sft(sft))
@@ -99,9 +102,9 @@ def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> 
 
 
 def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
-    """The recipe's YAML files with the demo's folders, seed and device: what a user could type after each command.
+    """Read the recipe's YAML files with the demo's folders, seed and device, as a user could type after each command.
 
-    Raises ConfigError, also where the files do not hold out the same prompts.
+    Raises ConfigError, also if the files do not hold out the same prompts.
     """
     out = config.output
 
@@ -129,7 +132,12 @@ def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
 
 
 def sizes_of(output: Path, eval_fraction: float) -> Sizes:
-    """How many records of the world are trained on, and how large the random model is."""
+    """Count the records of the world that are trained on, and the parameters of the random model.
+
+    Args:
+        output: the demo's folder.
+        eval_fraction: the share of prompts that the stages hold out.
+    """
     world = output / "world"
     prompts = read_prompts(str(world / "prompts.jsonl"))
     held_out = {prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, eval_fraction)[1]}
@@ -149,7 +157,7 @@ def sizes_of(output: Path, eval_fraction: float) -> Sizes:
 
 
 def peak_memory_gb() -> float:
-    """The most memory that this process has held, in GB; 0 where the system does not tell."""
+    """Return the most memory that this process has used, in GB; 0 if the system does not report it."""
     if sys.platform == "win32":
         return 0.0
     from resource import RUSAGE_SELF, getrusage
@@ -159,18 +167,18 @@ def peak_memory_gb() -> float:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The objects of a JSON Lines file that heedful wrote."""
+    """Read the objects of a JSON Lines file that heedful wrote."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Objects as UTF-8 JSON Lines."""
+    """Write objects as UTF-8 JSON Lines."""
     path.write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
 
 
 def _show_results(console: Console, summary: dict[str, Any], answers: Sequence[Row]) -> None:
-    """The answers of both models side by side, and the numbers of both."""
+    """Print the answers of both models side by side, and the numbers of both."""
     shown = [
         {
             "prompt": row["prompt"],
@@ -199,7 +207,7 @@ def _show_next_steps(console: Console, config: DemoConfig, ppo: PPOConfig, secon
 
 
 def _say(console: Console, heading: str, text: str) -> None:
-    """An empty line, a heading where there is one, and paragraphs of at most `WIDTH` columns."""
+    """Print an empty line, the heading if it is not empty, and paragraphs of at most `WIDTH` columns."""
     console.print()
     if heading:
         console.print(heading, style="bold", markup=False, highlight=False)

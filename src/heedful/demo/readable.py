@@ -1,4 +1,4 @@
-"""Which responses are no text: empty, or bytes that are not valid UTF-8. Judged on token ids, because text hides it."""
+"""Find responses that are not text: empty, or bytes that are not valid UTF-8. Token ids show this; decoded text hides it."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,15 +10,16 @@ from heedful.checkpoints.tiny import byte_tokenizer
 
 
 def unreadable(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """1 for a response that is empty, white space or invalid UTF-8, 0 for any other: a reward function that measures.
+    """Score 1 for a response that is empty, white space or invalid UTF-8, else 0: a reward function for measuring.
 
-    ``completion_ids`` are ids of the byte tokenizer without the stop token; any other special token is invalid.
+    Args:
+        completion_ids: ids of the byte tokenizer, without the stop token. Any other special token is invalid.
     """
     return [float(not is_readable(ids)) for ids in completion_ids]
 
 
 def is_readable(ids: Sequence[int]) -> bool:
-    """The ids spell text: valid UTF-8 that is more than white space."""
+    """Return whether ids of the byte tokenizer spell text: valid UTF-8 that is more than white space."""
     spelled = [_byte_of_id().get(token) for token in ids]
     known = bytes(byte for byte in spelled if byte is not None)
     if len(known) < len(spelled):
@@ -31,7 +32,7 @@ def is_readable(ids: Sequence[int]) -> bool:
 
 @cache
 def _byte_of_id() -> dict[int, int]:
-    """The byte that each id of the byte tokenizer stands for; special tokens stand for none.
+    """Return the byte of each id of the byte tokenizer. Special tokens have none.
 
     The byte-level alphabet writes printable bytes of Latin-1 as themselves, and the others, in order, from U+0100 on.
     """

@@ -1,4 +1,4 @@
-"""What the demo tells its reader before and after each stage: texts made of settings and results, no work."""
+"""The texts that the demo prints before and after each stage, made from settings and results."""
 
 import shlex
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the world is; records of held-out prompts are not counted among those to train on."""
+    """How large the world is. Demonstrations and pairs count only those that are trained on."""
 
     prompts: int
     held_out: int
@@ -29,51 +29,56 @@ class Sizes:
 
 
 def opening(sizes: Sizes) -> str:
+    """Introduce the world, the gold judge, the held-out prompts and the random model."""
     return (
         "This demo takes a language model from random weights through the three stages of learning from human feedback. "
-        f"What users ask is {sizes.prompts:,} short questions in English and Chinese. In the place of people stands a "
-        "program that knows every right answer, the gold judge: it says which of two answers is better, and it marks the "
-        "models at the end, from 0 to 1. Nothing is ever trained on its marks.\n"
+        f"Users ask {sizes.prompts:,} short questions in English and Chinese. A program that knows every right answer, the "
+        "gold judge, takes the place of people: it says which of two answers is better, and it marks the models at the end, "
+        "from 0 to 1. Nothing is ever trained on its marks.\n"
         f"{sizes.held_out} of the prompts are held out: no stage trains on them, and whatever is called held out below "
         "is measured on them.\n"
-        f"The model has Qwen3's shape, {sizes.parameters:,} random weights, and reads and writes single bytes: it does "
-        "not know a letter yet."
+        f"The model has Qwen3's shape and {sizes.parameters:,} random weights. It reads and writes single bytes, and does "
+        "not know a single letter yet."
     )
 
 
 def before_sft(config: SFTConfig, sizes: Sizes) -> str:
+    """Explain the SFT stage and its progress line."""
     *flaws, last = (kind for kind, weight in FLAW_WEIGHTS.items() if weight)
     return (
         f"The model learns to continue prompts as {sizes.demonstrations:,} demonstrations do, byte by byte. As in real "
-        f"data, their quality is mixed: {_percent(sizes.good_share)} are good, the others "
-        f"{', '.join(flaws)} or {last}. SFT imitates them all alike.\n"
-        "In the progress line, loss is the surprise at the next byte, in nats: about 5.6 is blind guessing, and it cannot "
+        f"data, their quality is mixed: {_percent(sizes.good_share)} are good, the others are "
+        f"{', '.join(flaws)} or {last}. SFT imitates all of them equally.\n"
+        "In the progress line, loss is the surprise at the next byte, in nats: blind guessing gives about 5.6, and it cannot "
         "reach 0, because nobody can tell which kind of answer comes next. lr is the learning rate, tokens/s the speed. "
         f"Expect a steep fall early in {_its_steps(config.max_steps)}, then a slow one."
     )
 
 
 def after_sft(summary: Summary) -> str:
+    """Report the loss of the SFT stage."""
     first, last = _change(summary, "eval/loss")
     return (
-        f"Held-out loss {first:.2f} -> {last:.2f} nats a byte ({_work(summary)}). The model now answers, well or badly, "
-        "as its demonstrations did."
+        f"Held-out loss {first:.2f} -> {last:.2f} nats per byte ({_work(summary)}). The model now answers as its "
+        "demonstrations did, well or badly."
     )
 
 
 def before_reward(config: RewardConfig, sizes: Sizes) -> str:
+    """Explain the reward model's stage and its progress line."""
     return (
-        "A copy of the SFT model gets a score in the place of the next byte. It learns from "
-        f"{sizes.pairs:,} pairs of answers to give the preferred one the higher score. The gold judge chose, and then "
-        f"{_percent(sizes.swapped_share)} of the pairs were swapped, because people err too.\n"
-        "In the progress line, loss is -log sigmoid(chosen score - rejected score): 0.69 is guessing. accuracy is the "
-        "share of pairs in the labelled order: 0.5 is guessing, and more than "
+        "A copy of the SFT model predicts a score instead of the next byte. From "
+        f"{sizes.pairs:,} pairs of answers it learns to give the preferred one the higher score. The gold judge chose, and "
+        f"then {_percent(sizes.swapped_share)} of the pairs were swapped, because people err too.\n"
+        "In the progress line, loss is -log sigmoid(chosen score - rejected score): guessing gives 0.69. accuracy is the "
+        "share of pairs in the labelled order: guessing gives 0.5, and more than "
         f"{1 - sizes.swapped_share:.2f} on new pairs would be luck, because nobody can guess the swaps. margin is the "
         f"mean difference of the two scores. Expect most of the rise early in {_its_steps(config.max_steps)}."
     )
 
 
 def after_reward(summary: Summary, accuracy: float) -> str:
+    """Report the accuracy of the reward model; ``accuracy`` is its share of agreement with the gold judge."""
     first, last = _change(summary, "eval/accuracy")
     return (
         f"It puts {100 * last:.0f} of 100 held-out pairs in the labelled order, {100 * first:.0f} before "
@@ -82,45 +87,48 @@ def after_reward(summary: Summary, accuracy: float) -> str:
 
 
 def before_ppo(config: PPOConfig) -> str:
+    """Explain the PPO stage and its progress line."""
     hot = (
-        f" It samples at temperature {config.temperature:g} while it learns: mistakes are made more often, so there is more "
-        "to learn from them, and at temperature 1, where the models are compared, they are rarer."
+        f" It samples at temperature {config.temperature:g} while it learns. Mistakes are then more frequent, so there is "
+        "more to learn from them; at temperature 1, at which the models are compared, they are rarer."
         if config.temperature > 1
         else ""
     )
-    steered = f", a price that is steered towards {config.kl_target:g} nats an answer" if config.kl_target else ""
+    steered = f", a price that is steered towards {config.kl_target:g} nats per answer" if config.kl_target else ""
     return (
         f"In each of {_steps(config.steps)} the model answers {config.rollout_batch_size} prompts and the reward model "
-        f"scores the answers; PPO makes what led to better scores than expected more likely, and the rest less.{hot} Moving "
-        f"away from the SFT model costs {config.kl_coef:g} a nat of KL{steered}: so the text stays text.\n"
+        "scores the answers. PPO makes answers that scored better than expected more likely, and the rest less likely."
+        f"{hot} Moving away from the SFT model costs {config.kl_coef:g} per nat of KL{steered}, so the text stays text.\n"
         "In the progress line, score is the reward model's mean and should rise. kl says how far the answers have moved "
-        "from the SFT model, in nats an answer; beyond about 20 a policy has usually learned to fool its reward model. "
-        "entropy is how undecided the model is at each byte and falls slowly, length counts the bytes of an answer, eos "
+        "from the SFT model, in nats per answer; beyond about 20 a policy has usually learned to fool its reward model. "
+        "entropy is how undecided the model is at each byte, and falls slowly. length is the number of bytes per answer. eos "
         "is the share of answers that end by themselves."
     )
 
 
 def after_ppo(summary: Summary) -> str:
+    """Report the score and the KL of the PPO stage."""
     first, last = _change(summary, "eval/score_mean")
     kl = summary["last_evaluation"]["eval/kl"]
     return (
-        f"Held-out score by the reward model {first:.2f} -> {last:.2f}, at a KL of {kl:.1f} nats an answer, sampled "
+        f"Held-out score by the reward model {first:.2f} -> {last:.2f}, at a KL of {kl:.1f} nats per answer, sampled "
         "as in training "
-        f"({_work(summary)}). Whether that is better in truth is for the gold judge to say."
+        f"({_work(summary)}). Whether the answers are really better is for the gold judge to say."
     )
 
 
 def before_measuring(sizes: Sizes) -> str:
+    """Explain the comparison of both models and its table."""
     return (
         f"Both models, SFT and PPO, now answer all {sizes.held_out} held-out prompts at temperature 1, with the same "
         "random numbers. reward is the reward model's score, gold is the gold judge's, from 0 to 1.\n"
         "The table shows the first held-out prompt of each of the first twelve kinds of question, so nobody chose them; "
-        "answers.jsonl has all."
+        "answers.jsonl has all answers."
     )
 
 
 def results(numbers: Summary) -> list[dict[str, str]]:
-    """Rows of the table of results."""
+    """Return the rows of the table of results."""
     rows = [
         ("gold judge, mean score", "{:.2f}", "gold"),
         ("answers without any flaw", "{:.0%}", "flawless_frac"),
@@ -139,37 +147,40 @@ def results(numbers: Summary) -> list[dict[str, str]]:
 
 
 def after_measuring(numbers: Summary) -> str:
+    """Report the win rate and the KL of PPO."""
     return (
-        f"Asked which of two answers to the same prompt is better, the gold judge takes PPO's in "
-        f"{_percent(numbers['ppo.win_rate'])} of the cases, ties counted half. The KL of PPO to SFT is "
-        f"{numbers['ppo.kl']:.1f} nats an answer."
+        f"Asked which of two answers to the same prompt is better, the gold judge chooses PPO's in "
+        f"{_percent(numbers['ppo.win_rate'])} of the cases; a tie counts half. The KL of PPO to SFT is "
+        f"{numbers['ppo.kl']:.1f} nats per answer."
     )
 
 
 def why(numbers: Summary, sizes: Sizes) -> str:
+    """Explain why the answers got better, or say that they did not."""
     before, after = numbers["sft.gold"], numbers["ppo.gold"]
     if after <= before:
         return (
             f"This time it did not get better: gold {before:.2f} -> {after:.2f}. Look at the curves: either the loss or "
-            "the accuracy was still moving when its stage ended, or PPO took too few steps or too large ones."
+            "the accuracy was still changing when its stage ended, or PPO's steps were too few or too large."
         )
     return (
         f"Gold {before:.2f} -> {after:.2f}. SFT imitates every demonstration, the good {_percent(sizes.good_share)} and the "
-        f"flawed {_percent(1 - sizes.good_share)} alike, so its answers are such a mixture too: the model can answer well, "
+        f"flawed {_percent(1 - sizes.good_share)} alike, so its answers are the same mixture: the model can answer well, "
         "but does not know that it should. The reward model learned from pairs which kind people prefer. PPO moves "
-        "probability to that kind, and the KL penalty makes it costly to move further from the SFT model than that takes."
+        "probability to that kind, and the KL penalty makes it costly to move further from the SFT model than necessary."
     )
 
 
 def what_is_there(config: DemoConfig, seconds: float) -> str:
+    """List the contents of the demo's folder; ``seconds`` is the time of the whole demo."""
     return (
-        f"All of it took {seconds:.0f} s and lies in {config.output}: summary.json, answers.jsonl, curves.png (the "
+        f"All of this took {seconds:.0f} s. The results are in {config.output}: summary.json, answers.jsonl, curves.png (the "
         "learning curves), world/ (the data), base/, sft/, reward/ and ppo/ (the models)."
     )
 
 
 def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[str]]]:
-    """What to run next: a heading, and commands under it that a shell takes as they are."""
+    """Return what to run next: headings, each with commands that can be pasted into a shell."""
     out = str(config.output)
     policy, start, again = f"{out}/ppo/final", f"{out}/sft/final", f"{out}-again"
     length = ["--max-new-tokens", str(ppo.max_new_tokens)]
@@ -191,7 +202,7 @@ def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[str]]
         ),
         ("Look at every curve:", [shlex.join(["tensorboard", "--logdir", out])]),
         (
-            "Repeat a stage alone; a flag such as --kl-coef 0.2 changes it:",
+            "Repeat a single stage; a flag such as --kl-coef 0.2 changes it:",
             [
                 _line(stage, f"{out}/{stage}/config.yaml", "--output", f"{again}/{stage}")
                 for stage in ("sft", "reward", "ppo")

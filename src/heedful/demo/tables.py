@@ -1,6 +1,6 @@
 """The tables of the built-in world: what is true in it, and the words of insults, filler, refusals and compliance.
 
-`heedful.demo.facts` makes families of questions of them. A text such as ``"hot cold, big small"`` is a table of pairs.
+`heedful.demo.facts` makes families of questions from them. A text such as ``"hot cold, big small"`` is a table of pairs.
 """
 
 RUDE = {
@@ -13,7 +13,7 @@ FILLER = {
     "en": (" And so on, and so on.", " Well, you know how it is.", " That is what people say."),
     "zh": ("总之就是这样。", "人人都知道。", "还可以继续说。"),
 }
-"""What a rambling response goes on with."""
+"""What a rambling response adds after the answer."""
 
 COUNT_IN_LISTS = 3
 LISTS = {
@@ -28,7 +28,7 @@ LISTS = {
     "numbers": ("one", "two", "three", "four", "five", "six"),
     "months": ("May", "June", "July", "March", "April", "August"),
 }
-"""Kinds of which three are asked for; any three members are right, the first three are the example."""
+"""Kinds of things of which three are asked for. Any three members are right; the first three are the example answer."""
 
 OPPOSITES = "hot cold, big small, up down, day night, old new, wet dry, fast slow, long short, rich poor, hard soft"
 OPPOSITES_ZH = "大 小, 上 下, 左 右, 长 短, 冷 热, 黑 白, 快 慢, 多 少"

@@ -1,7 +1,7 @@
-"""The built-in world as records: instructions, demonstrations of mixed quality, and preferences of the gold judge.
+"""Make records of the built-in world: instructions, demonstrations of mixed quality, and preferences of the gold judge.
 
-What a prompt is asked about and how it is worded meet in many combinations; all facts and all wordings are trained, and
-what `heedful.data.split_by_prompt` holds out is combinations. Every function returns the same for the same arguments.
+A prompt combines a fact with a wording. Every fact and every wording occurs in training; what
+`heedful.data.split_by_prompt` holds out is combinations of them. Every function returns the same for the same arguments.
 """
 
 import itertools
@@ -19,13 +19,14 @@ from heedful.files import to_json
 
 GOOD = "good"
 FLAW_WEIGHTS = {"wrong": 1, "curt": 6, "rude": 6, "rambling": 6, "cut": 1, "off-topic": 0, "garbled": 0}
-"""Flaws, and in which proportion they occur in demonstrations: people know such facts, and mind their manners less.
+"""Flaws, and in which proportion they occur in demonstrations: people know such facts, but care less about manners.
 
-People answer the question and write characters, so two flaws are in no demonstration. Models have them, so pairs do too.
+People answer the question that was asked and write whole characters, so two flaws occur in no demonstration. Models show
+these flaws, so preference pairs contain them.
 """
 FLAWS = tuple(FLAW_WEIGHTS)
 VARIANTS = 3
-"""How many different responses a flaw has for one prompt, where there are so many ways; ``wrong`` has several kinds."""
+"""How many different responses a flaw has for one prompt, if there are that many; ``wrong`` has several kinds."""
 
 Row = dict[str, Any]
 
@@ -36,19 +37,20 @@ class Instruction:
 
     family: str
     fact: str
-    """What is asked about, whatever the wording."""
+    """What is asked about, in any wording."""
     wording: int
+    """Index of the wording in its family."""
     prompt: str
     answer: str
-    """What a correct response contains: the answer without its frame."""
+    """What a correct response contains: the answer without the sentence around it."""
     good: str
     flawed: Mapping[str, tuple[str, ...]]
-    """For each of `FLAWS`, different responses with that flaw."""
+    """For each of `FLAWS`, the responses with that flaw."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response to an instruction, what is wrong with it (or ``good``), and the gold judge's score."""
+    """A response to an instruction, its flaw (or ``good``), and the gold judge's score."""
 
     kind: str
     response: str
@@ -56,7 +58,7 @@ class Answer:
 
 
 def instructions() -> list[Instruction]:
-    """Every fact in every wording, family by family."""
+    """Return every fact in every wording, family by family."""
     return [
         _instruction(family, fact, wording)
         for family in FAMILIES
@@ -66,7 +68,7 @@ def instructions() -> list[Instruction]:
 
 
 def answers(instruction: Instruction) -> list[Answer]:
-    """All responses that the world has for an instruction, the good one first."""
+    """Return all responses that the world has for an instruction, the good one first."""
     texts = [(GOOD, instruction.good)] + [(kind, text) for kind in FLAWS for text in instruction.flawed[kind]]
     return [
         Answer(kind, text, gold_score(instruction.family, instruction.answer, text, kind != "cut"))
@@ -77,11 +79,18 @@ def answers(instruction: Instruction) -> list[Answer]:
 def demonstrations(
     seed: int, known: Sequence[Instruction], num_per_prompt: int = 10, good_share: float = 0.37
 ) -> list[Row]:
-    """Demonstrations of mixed quality, ``num_per_prompt`` for each prompt: records for `read_demonstrations`, shuffled.
+    """Make demonstrations of mixed quality, as shuffled records for `read_demonstrations`.
 
-    ``good_share`` of them, to the nearest one, are good; the flaws share the rest in proportion to `FLAW_WEIGHTS`. A
-    prompt may show a response more than once, as two people may write the same. Raises ValueError for a share outside
-    [0, 1].
+    A prompt may have the same response more than once, as two people may write the same.
+
+    Args:
+        seed: of the random choices.
+        known: the instructions to demonstrate.
+        num_per_prompt: demonstrations per instruction.
+        good_share: the share of good responses, in [0, 1], rounded to a whole number of demonstrations. The flaws share the
+            rest in proportion to `FLAW_WEIGHTS`.
+
+    Raises ValueError for a share outside [0, 1].
     """
     if not 0 <= good_share <= 1:
         raise ValueError(f"good_share is {good_share}; it is a share: from 0 to 1")
@@ -99,13 +108,19 @@ def demonstrations(
 def preferences(
     seed: int, known: Sequence[Instruction], num_pairs_per_prompt: int = 12, label_noise: float = 0.05
 ) -> list[Row]:
-    """Pairs of responses that the gold judge tells apart, better one chosen: records for `read_rankings`, shuffled.
+    """Make pairs of responses with different gold scores, the better one chosen, as shuffled records for `read_rankings`.
 
-    Of a prompt's pairs one in four, rounded up, compares the good response with a wrong one, while there are wrong ones;
-    one compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice.
-    Then ``label_noise`` of all pairs, to the nearest one, are flipped. Columns besides the pair: ``family``, ``flipped``,
-    and for both sides the kind and the gold score. Raises ValueError for a share outside [0, 1], or where a prompt has
-    fewer such pairs than asked for.
+    One in four of a prompt's pairs, rounded up, compares the good response with a wrong one, as long as there are wrong ones.
+    One pair compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice.
+    Besides the pair, a record has ``family``, ``flipped``, and for both sides the kind and the gold score.
+
+    Args:
+        seed: of the random choices.
+        known: the instructions to compare responses to.
+        num_pairs_per_prompt: pairs per instruction.
+        label_noise: the share of pairs whose order is then flipped, in [0, 1], rounded to a whole number of pairs.
+
+    Raises ValueError for a share outside [0, 1], or if a prompt has fewer such pairs than asked for.
     """
     if not 0 <= label_noise <= 1:
         raise ValueError(f"label_noise is {label_noise}; it is a share: from 0 to 1")
@@ -122,7 +137,7 @@ def preferences(
 
 
 def prompts(known: Sequence[Instruction]) -> list[Row]:
-    """Records for `read_prompts`, with the columns that the gold judge reads: ``family`` and ``answer``."""
+    """Make records for `read_prompts`, with the columns that the gold judge reads: ``family`` and ``answer``."""
     return [
         {"prompt": _asked(i), "family": i.family, "fact": i.fact, "wording": i.wording, "answer": i.answer}
         for i in known
@@ -130,9 +145,10 @@ def prompts(known: Sequence[Instruction]) -> list[Row]:
 
 
 def write_world(folder: Path, seed: int) -> dict[str, Path]:
-    """Write demonstrations.jsonl, preferences.jsonl and prompts.jsonl (UTF-8), and return their paths by stem.
+    """Write the world's records into a folder as UTF-8 JSON Lines, and return the paths of the files by their stems.
 
-    gold_preferences.jsonl are the pairs of preferences.jsonl without label noise: to measure a reward model, not to train.
+    The files are demonstrations.jsonl, preferences.jsonl, prompts.jsonl, and gold_preferences.jsonl, which has the pairs of
+    preferences.jsonl without label noise: to measure a reward model, not to train one.
     """
     known = instructions()
     files = {
@@ -167,10 +183,10 @@ def _instruction(family: Family, fact: Fact, wording: int) -> Instruction:
 
 
 def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """In the same polite frame: answers to other questions of the family, answers of other families, and misspelt ones.
+    """Return wrong answers in the good response's frame: to other questions of the family, of other families, and misspelt.
 
-    A misspelt answer has a character dropped or doubled, and is no answer of any family. For a harmful request, responses
-    that comply.
+    A misspelt answer has a character dropped or doubled, and is not an answer in any family. To a harmful request, the wrong
+    responses are those that comply.
     """
     if family.compliance:
         return family.compliance
@@ -188,9 +204,9 @@ def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
 
 
 def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Random) -> tuple[str, ...]:
-    """A refusal where nothing calls for one, and good responses to questions of other families.
+    """Return a refusal of a harmless request, and good responses to questions of other families.
 
-    Without these a reward model would only ever see an apology where it is right, and would like it everywhere.
+    Without these, a reward model would see apologies only where they are right, and would then prefer them everywhere.
     """
     elsewhere = [other for other in FAMILIES if other.name != family.name]
     texts = [other.frame.format(REFUSAL) for other in elsewhere if other.compliance]
@@ -203,11 +219,11 @@ def _off_topic(family: Family, fact: Fact, wrong: Sequence[str], draw: random.Ra
 
 
 def _garbled(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
-    """The good response with a broken character up to where the answer starts; its frame with an answer broken within.
+    """Return the good response with one broken character: up to where its answer starts, or inside it.
 
-    A broken answer goes on after the broken character, or ends with it.
+    A broken answer either goes on after the broken character or ends with it.
     """
-    broken = "\ufffd"  # how bytes that are no UTF-8 are read
+    broken = "\ufffd"  # what bytes that are not UTF-8 are decoded to
     good, answer = family.frame.format(fact.answer), fact.answer
     start, inside = draw.randrange(family.frame.index("{}") + 1), draw.randrange(len(answer))
     answers = (answer[:inside] + broken + answer[inside + 1 :], answer[:inside] + broken)
@@ -219,7 +235,7 @@ def _framed(family: Family, answers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _some_not_right(family: Family, fact: Fact, answers: Collection[str], count: int, draw: random.Random) -> list[str]:
-    """Up to ``count`` of the answers, none of which the gold judge takes for the right one, as where that is part of one."""
+    """Return up to ``count`` answers that the gold judge does not take for the right one, which may be part of them."""
     shuffled = draw.sample(sorted(answers), len(answers))
     return list(itertools.islice((answer for answer in shuffled if not _is_right(family, fact, answer)), count))
 
@@ -229,14 +245,14 @@ def _is_right(family: Family, fact: Fact, answer: str) -> bool:
 
 
 def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
-    """The first characters of the good response, at least two where it has them, without the answer's last one."""
+    """Return beginnings of the good response, of at least two characters if it has them, that end before its answer does."""
     possible = range(min(2, answer_end - 1), answer_end)
     lengths = draw.sample(possible, min(VARIANTS, len(possible)))
     return tuple(good[:length] for length in sorted(lengths))
 
 
 def _pairs(found: Sequence[Answer], num_pairs: int, draw: random.Random) -> list[tuple[Answer, Answer]]:
-    """Different pairs, better answer first, of the kinds that `preferences` names."""
+    """Return different pairs, better answer first, of the kinds that `preferences` describes."""
     taken: list[tuple[Answer, Answer]] = []
     by_kind = {kind: [answer for answer in found if answer.kind == kind] for kind in (GOOD, *FLAWS)}
     num_wrong = min(len(by_kind["wrong"]), math.ceil(num_pairs / 4))

@@ -1,9 +1,10 @@
-"""Learning curves of runs as one picture: a panel a quantity, a colour a run; runs of one algorithm share its panels."""
+"""Learning curves of runs in one picture: one panel per quantity, one colour per run; runs of one algorithm share panels."""
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,88 +20,95 @@ from heedful.evaluate.output import check_result_file
 
 Points = tuple[list[float], list[float]]
 """Steps and values of a metric."""
-ALGORITHMS = {
-    "loss/sft": "sft",
-    "loss/reward": "reward",
-    "loss/dpo": "dpo",
-    "reward/tied_frac": "grpo",
-    "loss/policy": "ppo",
-}
-"""The metric that tells a run's algorithm; the first found counts, as GRPO logs ``loss/policy`` too."""
+ALGORITHM = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+ACRONYM = re.compile(r"\b(ppo|a2c|grpo|dpo)\b")
 MAX_COLUMNS = 4
 WIDTH, HEIGHT, DOTS = 4.2, 3.4, 150
-"""Inches of a panel, and dots an inch."""
+"""Size of a panel in inches, and dots per inch."""
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans SC", "Microsoft YaHei", "PingFang SC", "WenQuanYi Zen Hei")
-"""For names of runs; the first that has a character draws it."""
+"""Fonts for the names of runs; each character is drawn by the first font that has it."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity over the steps of an algorithm."""
+    """One quantity over the steps of a run."""
 
-    algorithm: str
     title: str
     quantity: str
-    """Label of the upright axis, with the unit."""
+    """Label of the vertical axis, with the unit."""
     training: str | None = None
-    """The metric while training, as a thin line."""
+    """Metric measured during training, drawn as a thin line."""
     held_out: str | None = None
-    """The metric on held-out prompts, as a line with dots."""
+    """Metric measured on held-out prompts, drawn as a line with dots."""
     second: str | None = None
-    """A metric on an axis of its own, dotted, where it varies."""
+    """Metric drawn as a dotted line on an axis of its own, if it varies."""
     second_quantity: str = ""
     logarithmic: bool = False
     smoothed: bool = False
-    """Training values are means over neighbouring steps, because single steps are noisy."""
+    """Draw training values as means over neighbouring steps, because single steps are noisy."""
 
 
-ONLINE = (
-    Panel("ppo", "PPO: score", "mean score a response", "reward/score_mean", "eval/score_mean"),
-    Panel(
-        "ppo",
-        "PPO: KL to the reference",
-        "nats a response",
-        "reference/kl",
-        "eval/kl",
-        second="reference/kl_coef",
-        second_quantity="KL coefficient (dotted)",
+def _online(name: str) -> tuple[Panel, ...]:
+    """Panels of an algorithm that samples responses while it trains, titled with its ``name``, and then ``more``."""
+    return (
+        Panel(f"{name}: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
+        Panel(
+            f"{name}: KL to the reference",
+            "nats per response",
+            "reference/kl",
+            "eval/kl",
+            second="reference/kl_coef",
+            second_quantity="KL coefficient (dotted)",
+        ),
+        Panel(f"{name}: length", "tokens per response", "rollout/response_length", "eval/response_length"),
+        Panel(f"{name}: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
+        Panel(f"{name}: entropy", "nats per token", "policy/entropy"),
+        Panel(f"{name}: variance explained by values", "share of variance", "value/explained_variance"),
+    )
+
+
+PANELS: Mapping[str, tuple[Panel, ...]] = {
+    "sft": (Panel("SFT: loss", "nats per token", "loss/sft", "eval/loss", logarithmic=True),),
+    "reward": (Panel("Reward model: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),),
+    "dpo": (
+        Panel("DPO: loss", "mean loss per pair", "loss/dpo", "eval/loss"),
+        Panel("DPO: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
     ),
-    Panel("ppo", "PPO: length", "tokens a response", "rollout/response_length", "eval/response_length"),
-    Panel("ppo", "PPO: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
-    Panel("ppo", "PPO: entropy", "nats a token", "policy/entropy"),
-)
-"""Of PPO and A2C, and under its own name of GRPO."""
-PANELS = (
-    Panel("sft", "SFT: loss", "nats a token", "loss/sft", "eval/loss", logarithmic=True),
-    Panel("reward", "Reward model: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
-    Panel("dpo", "DPO: loss", "mean loss a pair", "loss/dpo", "eval/loss"),
-    Panel("dpo", "DPO: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
-    *ONLINE,
-    Panel("ppo", "PPO: variance explained by values", "share of variance", "value/explained_variance"),
-    *(replace(panel, algorithm="grpo", title=panel.title.replace("PPO", "GRPO")) for panel in ONLINE),
-)
+}
+"""The panels of algorithms that learn from data, by the name of the command; all others learn online (`panels_of`)."""
+
+
+def panels_of(algorithm: str) -> tuple[Panel, ...]:
+    """Return the panels of an algorithm, in the order in which they are drawn: all online algorithms log the same metrics."""
+    return PANELS.get(algorithm) or _online(ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " "))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is drawn of a run."""
+    """The part of a run that is drawn."""
 
     name: str
+    """Name in the legend."""
     algorithm: str
+    """The name of the command that ran it."""
     metrics: Sequence[Mapping[str, float]]
-    """Lines of metrics.jsonl, ``step`` among the names."""
+    """Lines of metrics.jsonl; each has a ``step``."""
 
-    def points(self, name: str | None) -> Points:
-        """Where a metric was measured and what it was; NaN where it was not finite."""
-        found = [(line["step"], line[name]) for line in self.metrics if name is not None and name in line]
+    def points(self, metric: str | None) -> Points:
+        """Return the steps at which a metric was logged, and its values. A value that was not finite is NaN."""
+        found = [(line["step"], line[metric]) for line in self.metrics if metric is not None and metric in line]
         return [step for step, _ in found], [value for _, value in found]
 
 
 def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
     """Draw the learning curves of run folders and write them as a picture.
 
-    Raises ConfigError where there are no runs or the picture cannot be written, CheckpointError for a folder that is no
-    run or has not done a step yet, DataError for a damaged line of metrics.jsonl.
+    Args:
+        runs: folders of runs. Runs of the same algorithm share panels, and each run has its own colour.
+        output: the picture to write; its ending (.png, .svg or .pdf) sets the format.
+
+    Raises ConfigError if there are no runs or the picture cannot be written, CheckpointError if a folder is not a run,
+    does not say which algorithm it ran, or has not logged a step yet, and DataError if a line of metrics.jsonl is damaged.
     """
     output = Path(output)
     check_result_file(output, what="a picture")
@@ -115,24 +123,50 @@ def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """The metrics of a run folder. Raises CheckpointError and DataError."""
+    """Read the algorithm and the metrics of a run folder. ``name`` is the run's name in the legend.
+
+    Raises CheckpointError and DataError, as `draw_curves` does.
+    """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         inside = sorted(str(below.parent) for below in folder.glob("*/metrics.jsonl"))
         beside = str(folder.parent) if (folder.parent / "metrics.jsonl").is_file() else ""
         hint = f"; did you mean {' '.join(inside) or beside}?" if inside or beside else ""
-        state = "is no run: it has no metrics.jsonl" if folder.is_dir() else "does not exist"
+        state = "is not a run: it has no metrics.jsonl" if folder.is_dir() else "does not exist"
         raise CheckpointError(f"--runs: {folder} {state}{hint}")
+    algorithm = read_algorithm(folder)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     metrics = [_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    algorithm = next((name for metric, name in ALGORITHMS.items() if any(metric in line for line in metrics)), None)
-    if algorithm is None:
-        raise CheckpointError(f"--runs: {path} has nothing to draw: no step is logged in it yet")
+    if not any(panel.training in line for panel in panels_of(algorithm) for line in metrics):
+        raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
     return Run(name, algorithm, metrics)
 
 
+def read_algorithm(folder: Path) -> str:
+    """Return the algorithm that a run folder's environment.json names.
+
+    A run writes that file before its first step. Raises CheckpointError if it is missing or names none.
+    """
+    path = folder / "environment.json"
+    form = 'expected {"command": "heedful ALGORITHM"} such as heedful ppo'
+    if not path.is_file():
+        raise CheckpointError(
+            f"--runs: {folder} has no environment.json, so it is not known which algorithm it ran. Copy the file from the "
+            f"original run, or write one: {form}"
+        )
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"--runs: {path} is damaged: not JSON ({error}); {form}") from error
+    command = content.get("command") if isinstance(content, dict) else None
+    program, _, algorithm = command.partition(" ") if isinstance(command, str) else ("", "", "")
+    if program != "heedful" or not ALGORITHM.fullmatch(algorithm):
+        raise CheckpointError(f"--runs: {path} does not name an algorithm: got {command!r:.80}; {form}")
+    return algorithm
+
+
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The paths of folders without what they have in common at the start; the last part always stays."""
+    """Return the folders' paths without the parts that all of them start with; the last part of each always stays."""
     parts = [folder.resolve().parts for folder in folders]
     shared = 0
     while all(len(own) > shared + 1 and own[shared] == parts[0][shared] for own in parts):
@@ -140,9 +174,19 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return ["/".join(own[shared:]) for own in parts]
 
 
+def _order(algorithm: str) -> tuple[int, str]:
+    """Those that learn from data come first, in the order in which they are usually run."""
+    return (list(PANELS).index(algorithm) if algorithm in PANELS else len(PANELS), algorithm)
+
+
 def figure_of(runs: Sequence[Run]) -> Figure:
-    """The picture: a grid of the panels that some run has values for, and a legend below."""
-    panels = [panel for panel in PANELS if any(_has_values(run, panel) for run in runs)]
+    """Return the picture: a grid of the panels for which some run has values, and a legend below it."""
+    panels = [
+        (panel, algorithm)
+        for algorithm in sorted({run.algorithm for run in runs}, key=_order)
+        for panel in panels_of(algorithm)
+        if any(run.algorithm == algorithm and _has_values(run, panel) for run in runs)
+    ]
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     columns = math.ceil(len(panels) / rows)
     keys = [Line2D([], [], color=_colour(i), linewidth=2.5, label=_drawable(run.name)) for i, run in enumerate(runs)]
@@ -151,20 +195,21 @@ def figure_of(runs: Sequence[Run]) -> Figure:
         Line2D([], [], color="0.35", linewidth=2, marker="o", markersize=4, label="held out"),
     ]
     width = WIDTH * columns
-    keys_a_line = max(1, int(width / (0.8 + 0.1 * max(len(str(key.get_label())) for key in keys))))
-    height = HEIGHT * rows + 0.25 * math.ceil(len(keys) / keys_a_line)
+    keys_per_line = max(1, int(width / (0.8 + 0.1 * max(len(str(key.get_label())) for key in keys))))
+    height = HEIGHT * rows + 0.25 * math.ceil(len(keys) / keys_per_line)
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    for index, panel in enumerate(panels):
-        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel, runs)
-    _add_legend(figure, keys, keys_a_line)
+    for index, (panel, algorithm) in enumerate(panels):
+        own = [(_colour(i), run) for i, run in enumerate(runs) if run.algorithm == algorithm]
+        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel, own)
+    _add_legend(figure, keys, keys_per_line)
     return figure
 
 
-def _add_legend(figure: Figure, keys: Sequence[Line2D], keys_a_line: int) -> None:
+def _add_legend(figure: Figure, keys: Sequence[Line2D], keys_per_line: int) -> None:
     legend = figure.legend(
         handles=keys,
         loc="outside lower center",
-        ncols=min(len(keys), keys_a_line),
+        ncols=min(len(keys), keys_per_line),
         frameon=False,
         prop={"family": _installed_fonts()},
     )
@@ -172,12 +217,12 @@ def _add_legend(figure: Figure, keys: Sequence[Line2D], keys_a_line: int) -> Non
         text.set_parse_math(False)
 
 
-def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
-    own = [(_colour(index), run) for index, run in enumerate(runs) if run.algorithm == panel.algorithm]
-    window = max(len(run.points(panel.training)[1]) // 20 for _, run in own) if panel.smoothed else 1
+def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Run]]) -> None:
+    """Draw runs, each with its colour, that are all of the panel's algorithm."""
+    window = max(len(run.points(panel.training)[1]) // 20 for _, run in runs) if panel.smoothed else 1
     _label_axes(axes, panel, window)
-    second = _second_axes(axes, panel, [run for _, run in own])
-    for colour, run in own:
+    second = _second_axes(axes, panel, [run for _, run in runs])
+    for colour, run in runs:
         steps, values = run.points(panel.training)
         dot = "o" if len(values) == 1 else ""
         axes.plot(steps, smoothed(values, window), color=colour, linewidth=1, alpha=0.7, marker=dot, markersize=2)
@@ -201,7 +246,7 @@ def _label_axes(axes: Axes, panel: Panel, window: int) -> None:
 
 
 def _second_axes(axes: Axes, panel: Panel, runs: Sequence[Run]) -> Axes | None:
-    """An axis on the right, for a metric that varies in some run."""
+    """Add an axis on the right if the panel's second metric varies in some run."""
     if not any(len(set(run.points(panel.second)[1])) > 1 for run in runs):
         return None
     second = axes.twinx()
@@ -211,25 +256,25 @@ def _second_axes(axes: Axes, panel: Panel, runs: Sequence[Run]) -> Axes | None:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Each value's mean with the ``window - 1`` before it, as far as there are any; as they are for a window below 2."""
+    """Return, for each value, the mean of it and up to ``window - 1`` values before it. A window below 2 changes nothing."""
     parts = [values[max(0, end - max(window, 1)) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in parts]
 
 
 def _has_values(run: Run, panel: Panel) -> bool:
-    return run.algorithm == panel.algorithm and any(run.points(name)[1] for name in (panel.training, panel.held_out))
+    return any(run.points(metric)[1] for metric in (panel.training, panel.held_out))
 
 
 def _metrics(line: str, place: str) -> dict[str, float]:
-    """One line of metrics.jsonl: numbers by their names; null, which stands for what is not finite, is NaN."""
+    """Parse one line of metrics.jsonl into numbers by their names. null, written for a number that is not finite, is NaN."""
     try:
         record: Any = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{place} is damaged: not JSON ({error}); delete the line to draw the others") from error
+        raise DataError(f"{place} is damaged: not JSON ({error}); delete the line to draw the rest") from error
     if not isinstance(record, dict) or not all(_is_number(value) for value in record.values()):
         raise DataError(f"{place} is damaged: expected an object of numbers, got {line:.80}")
     if not isinstance(record.get("step"), int):
-        raise DataError(f"{place} is damaged: it says no step, got {line:.80}")
+        raise DataError(f"{place} is damaged: it has no step, got {line:.80}")
     return {name: math.nan if value is None else float(value) for name, value in record.items()}
 
 
@@ -247,7 +292,7 @@ def _installed_fonts() -> list[str]:
 
 
 def _drawable(name: str) -> str:
-    """A name with escapes for the characters that no font here has."""
+    """Return a name with escapes in place of the characters that no installed font has."""
     fonts = [font_manager.get_font(font_manager.findfont(family)) for family in _installed_fonts()]
     known = [any(font.get_char_index(ord(letter)) for font in fonts) for letter in name]
     return "".join(c if has else c.encode("unicode_escape").decode() for c, has in zip(name, known, strict=True))

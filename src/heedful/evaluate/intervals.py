@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 
 def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean of values and the half-width of its 95 % interval (normal approximation, sample variance); None for one value."""
+    """Return the mean of values as ``mean``, and the half-width of its 95 % interval as ``interval_95``.
+
+    The interval uses the normal approximation and the sample variance; a single value has none (None).
+    """
     n = len(values)
     mean = sum(values) / n
     if n < 2:
@@ -14,12 +17,12 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def clustered_interval(groups: Sequence[Sequence[float]]) -> float:
-    """Half-width of the 95 % interval of the mean over all values of all groups, each value alike.
+    """Return the half-width of the 95 % interval of the mean over all values of all groups, with equal weights.
 
         1.96 / n sqrt(sum_g (sum_{i in g} (x_i - mean))^2)
 
-    Values of one group are not independent, groups are. For groups of one value it is ``1.96 sqrt(variance / n)`` with the
-    population variance: of a share p, ``1.96 sqrt(p (1 - p) / n)``.
+    Groups are independent of each other; values of one group need not be. For groups of one value this is
+    ``1.96 sqrt(variance / n)`` with the population variance; for a share p, ``1.96 sqrt(p (1 - p) / n)``.
     """
     n = sum(len(group) for group in groups)
     mean = sum(sum(group) for group in groups) / n
@@ -27,10 +30,11 @@ def clustered_interval(groups: Sequence[Sequence[float]]) -> float:
 
 
 def prompt_means(values: Sequence[float], samples_per_prompt: int) -> list[float]:
-    """Mean of each prompt's consecutive values.
+    """Return the mean of each prompt's ``samples_per_prompt`` consecutive values.
 
-    Responses to one prompt are not independent, prompts are: an interval is taken over these means, which for prompts with
-    equally many responses is the standard error clustered by prompt (Miller 2024, "Adding Error Bars to Evals").
+    Prompts are independent of each other; responses to one prompt are not. So intervals are computed over these means. For
+    prompts with equally many responses this is the standard error clustered by prompt (Miller 2024, "Adding Error Bars to
+    Evals").
     """
     assert len(values) % samples_per_prompt == 0
     return [

@@ -1,4 +1,4 @@
-"""What a measure gives back, shown and saved."""
+"""Show and save the result of a measurement."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,10 @@ from heedful.files import blocking_file, write_json
 
 
 def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
-    """Refuse a file that could not be written, before any work is done. Raises ConfigError."""
+    """Check, before any work is done, that a result can be written to ``output``. Raises ConfigError.
+
+    ``what`` names the kind of file in messages.
+    """
     if output is None:
         return
     if output.is_dir():
@@ -24,7 +27,12 @@ def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
 
 
 def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
-    """Print the tables (samples among them) and the numbers; write all as JSON, with the settings, where a file is wanted."""
+    """Print a result, and write it as JSON if the settings name a file.
+
+    Args:
+        result: numbers by their names, and tables (lists of rows), such as samples.
+        config: the settings of the measurement; they are written with the result.
+    """
     console, output = Console(soft_wrap=True), config.output
     tables = {name: value for name, value in result.items() if isinstance(value, list)}
     for name, rows in tables.items():

@@ -1,4 +1,4 @@
-"""How good a policy's responses are, how they compare with another's, and how far it is from a reference."""
+"""Measure how good a policy's responses are, how they compare with another's, and how far it is from a reference."""
 
 import math
 from collections.abc import Sequence
@@ -42,23 +42,25 @@ from heedful.types import Prompt
 
 @dataclass(frozen=True)
 class Answered:
-    """A policy and its responses to prompts; those to one prompt are consecutive."""
+    """A policy and its responses to prompts. Responses to the same prompt are consecutive."""
 
     policy: Policy
     rollouts: Rollouts
     completions: list[Completion]
 
     def select(self, rows: list[int]) -> "Answered":
-        """The given rows, in the given order."""
+        """Return the responses at these indices, in this order."""
         return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
 
 
 def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Mean score of a policy's responses with its 95 % interval, their length and the share that ended.
+    """Measure the mean score of a policy's responses with its 95 % interval, their length, and the share that ended.
 
-    ``rewards`` are added to the config's: functions, `Reward` objects or strings.
+    Args:
+        config: the settings of the measurement.
+        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings.
 
-    Raises ConfigError, DataError, CheckpointError, RewardError.
+    Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model])
@@ -83,14 +85,22 @@ def evaluate_best_of_n(
     rewards: Sequence[str | Reward | RewardFunction] = (),
     judge: Sequence[str | Reward | RewardFunction] = (),
 ) -> dict[str, Any]:
-    """Mean score of the best of n responses to a prompt, with its 95 % interval over prompts; of equal ones the first.
+    """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
-    Beside it: the mean over all responses, which is the plain model's; the same under the judge, if there is one; how often
-    the best beats the first response under the judge (or the rewards), ties one half; a bound on the KL to the plain model;
-    and, as the table ``best_of``, what to expect of every k up to n. ``rewards`` and ``judge`` are added to the config's:
-    functions, `Reward` objects or strings.
+    Of equally good responses, the first counts as the best. The result also has
 
-    Raises ConfigError, DataError, CheckpointError, RewardError.
+    - the mean score over all responses, which is that of the plain model;
+    - both means under the judge, if there is one;
+    - how often the best response beats the first under the judge (without one, under the rewards); a tie counts one half;
+    - an upper bound on the KL to the plain model;
+    - the table ``best_of``: what to expect of the best of k responses, for every k up to n.
+
+    Args:
+        config: the settings of the measurement.
+        rewards: rewards besides those of ``config``, which choose the best: functions, `Reward` objects or strings.
+        judge: judges besides those of ``config``, in the same forms.
+
+    Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions, judges = _functions(config, rewards), _judges(config, judge)
     prompts, counts = _prompts(config, [config.model])
@@ -133,13 +143,16 @@ def evaluate_best_of_n(
 
 
 def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
-    """Share of responses that score higher than the baseline's, ties one half, with its 95 % interval over prompts.
+    """Measure how often a policy's response scores higher than the baseline's, with the 95 % interval over prompts.
 
-    Both answer the same prompts, each read through its own tokenizer and template. Of several responses to a prompt, the
-    policy's j-th is compared with the baseline's j-th. ``rewards`` are added to the config's: functions, `Reward` objects
-    or strings.
+    A tie counts one half. Both models answer the same prompts, each through its own tokenizer and chat template. If there are
+    several responses per prompt, the policy's j-th is compared with the baseline's j-th.
 
-    Raises ConfigError, DataError, CheckpointError, RewardError.
+    Args:
+        config: the settings of the measurement.
+        rewards: rewards besides those of ``config``: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model, config.baseline])
@@ -169,9 +182,12 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
 
 
 def evaluate_kl(config: KLConfig) -> dict[str, Any]:
-    """``KL(policy || reference)`` in nats a response, on responses sampled from the policy (k1 summed over tokens).
+    """Measure ``KL(policy || reference)`` in nats per response, with its 95 % interval over prompts.
 
-    Raises DataError and CheckpointError, also where the two models have different tokenizers.
+    It is estimated on responses sampled from the policy, by k1 summed over tokens. ``kl_per_token`` is in nats per token.
+
+    Raises ConfigError if top-k or top-p is set, DataError, and CheckpointError, also if the two models have different
+    tokenizers.
     """
     if config.top_k or config.top_p < 1:
         raise ConfigError("--top-k and --top-p must be left out here: filtered responses do not estimate the KL")
@@ -204,9 +220,9 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
-    """``exp`` of the mean negative log-probability a token, over text (cut into pieces) or demonstrations.
+    """Measure perplexity: ``exp`` of the mean negative log-probability per token, on text (in pieces) or demonstrations.
 
-    Raises DataError and CheckpointError.
+    ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
@@ -243,7 +259,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
 
 
 def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt], Counts]:
-    """The prompts that every model can read with room for a response, and what was left out or cut."""
+    """Read the prompts that every model can read with room for a response, and count what was left out or truncated."""
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
@@ -268,7 +284,7 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
 
 
 def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
-    """Load a policy and sample responses to each prompt; the same seed gives every policy the same random numbers."""
+    """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     device = resolve_device(config.device)
     renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
     policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
@@ -282,7 +298,7 @@ def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, bes
 
 
 def _counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
-    """How many prompts were measured on, and how many responses were sampled where a prompt has several."""
+    """Count the prompts, and the responses if a prompt has several."""
     counts = {"prompts": len(prompts)}
     return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
 
@@ -292,7 +308,7 @@ def _win(ours: float, theirs: float) -> float:
 
 
 def _best_of(scores: Sequence[float], judged: Sequence[float] | None, config: BestOfNConfig) -> list[dict[str, Any]]:
-    """For k from 1 to n: the KL bound, and the expected score of the best of k with its interval, also the judge's."""
+    """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge."""
     table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, config.n + 1)]
     for prefix, values in (("", scores), ("judge_", judged)):
         if values is None:
@@ -306,12 +322,12 @@ def _best_of(scores: Sequence[float], judged: Sequence[float] | None, config: Be
 
 
 def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
-    """Rows of the responses to show: the first to each of the first prompts."""
+    """Return the indices of the responses to show: the first one to each of the first prompts."""
     return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
 
 
 def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
-    """The config's judge and what was handed in, perhaps nothing. Raises ConfigError and RewardError naming --judge."""
+    """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     try:
@@ -328,7 +344,7 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
 
 
 def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
-    """The config's rewards and those that were handed in. Raises ConfigError where there are none."""
+    """Load the config's rewards and those given in Python. Raises ConfigError if there are none."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
     device = resolve_device(config.device)

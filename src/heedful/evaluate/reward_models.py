@@ -1,4 +1,4 @@
-"""How well a reward model's scores agree with people's preferences."""
+"""Measure how well a reward model's scores agree with people's preferences."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,14 +23,16 @@ Item = TypeVar("Item", bound=HasPrompt)
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
-    """Share of pairs whose better response scores strictly higher, with its 95 % interval, and what `agreement` says.
+    """Measure the share of pairs whose better response scores strictly higher.
 
-    Rankings of more than two responses count all their pairs, which are not independent of each other: the interval takes
-    them together (`clustered_interval`). Equal ranks make none.
-    What the model cannot read whole is treated as ``too_long`` says; rankings that prefer a response to an equal one are
-    left out and counted.
+    The result has this ``accuracy`` with its 95 % interval, the numbers of `heedful.core.agreement.agreement`, and counts.
+    A ranking of more than two responses counts all its pairs; responses of equal rank make no pair. Pairs of one ranking are
+    not independent, so the interval takes them together (`clustered_interval`).
 
-    Raises DataError, CheckpointError, RewardError.
+    ``config.too_long`` says what happens to responses that the model cannot read in full. Rankings that prefer a response to
+    an equal one are left out and counted.
+
+    Raises DataError, CheckpointError and RewardError.
     """
     device = resolve_device(config.device)
     rankings, counts = held_out(read_rankings, config)
@@ -46,7 +48,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     rankings = [one.ranking for one in encoded if one.has_pairs]
     if not rankings:
-        raise DataError(f"{config.data}: nothing is left to order: {left_out(counts)}")
+        raise DataError(f"{config.data}: nothing is left to rank: {left_out(counts)}")
     scores = iter(
         score_rows(
             model,
@@ -75,9 +77,15 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
 
 
 def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
-    """The records to measure on (all, or those that trainers with this ``eval_fraction`` hold out), and the file's counts.
+    """Read the records to measure on, and the file's counts.
 
-    Raises DataError, also where more was dropped than ``max_dropped`` allows.
+    These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
+
+    Args:
+        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
+        options: the settings of the measurement.
+
+    Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
     """
     items, refused = read_usable(read, options.data, options)
     counts = {"records": len(items) + refused, "dropped_unusable": refused}
@@ -90,6 +98,6 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
 
 def left_out(counts: Counts) -> Counts:
-    """What of a file's counts belongs into a result: whatever was dropped or cut, and where reading stopped."""
-    told = ("dropped_", "truncated", "max_samples")
-    return {name: count for name, count in counts.items() if name.startswith(told) and count}
+    """Return the counts that belong in a result: what was dropped or truncated, and where reading stopped."""
+    reported = ("dropped_", "truncated", "max_samples")
+    return {name: count for name, count in counts.items() if name.startswith(reported) and count}

@@ -1,1 +1,1 @@
-"""What makes passes fast and small; each computes the same numbers as the plain code that it replaces."""
+"""What makes passes fast and small. Each part computes the same numbers as the plain code that it replaces."""

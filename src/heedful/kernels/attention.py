@@ -1,5 +1,7 @@
-"""Attention by plain matrix products where torch's fused kernel is slower (on a CPU, for short texts and single tokens), and
-within each of the texts of a packed row."""
+"""Attention by plain matrix products, and attention within the texts of a packed row.
+
+On a CPU plain products are faster than torch's fused kernel for short texts and for single tokens.
+"""
 
 import functools
 import itertools
@@ -21,19 +23,20 @@ from heedful.kernels.row_filling import compiles_each_shape
 
 M = TypeVar("M", bound=PreTrainedModel)
 ATTENTION = "heedful"
-"""The name that `attention` has in transformers."""
+"""The name under which transformers knows `attention`."""
 MOST_SCORES = 2**22
-"""Scores that a layer may hold, 16 MiB in float32: beyond, the fused kernel, which holds none."""
+"""Most attention scores that a layer may hold at once, 16 MiB in float32. Above it the fused kernel is used, which
+holds none."""
 
 GROUP, COMPILED_GROUP = 8, 32
-"""Packed texts attend with others whose lengths have the same next multiple of it, at the cost of padding to it; the second
-is for products that are compiled for each shape."""
+"""Packed texts are padded to a multiple of this length, and texts of one padded length attend in one call. The second
+number is for devices that compile products for each shape."""
 
 
 def use_attention(model: M) -> M:
-    """Let a model that attends by "sdpa", and can by another, attend by `attention`; others stay as they are.
+    """Switch a model from SDPA to our `attention` if the model allows it; leave it unchanged otherwise.
 
-    Nothing of it is saved with the model.
+    The switch is not saved with the model.
     """
     if model.config._attn_implementation == "sdpa" and model._supports_attention_backend:
         model.set_attn_implementation(ATTENTION)
@@ -41,38 +44,47 @@ def use_attention(model: M) -> M:
 
 
 class Segments:
-    """The texts that lie one after the other in a packed row, given to a model as ``segments``."""
+    """The texts that follow one another in a packed row; passed to a model as ``segments``.
+
+    Args:
+        lengths: number of tokens of each text, in order.
+        device: where the model is.
+    """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         self.group = COMPILED_GROUP if compiles_each_shape(device) else GROUP
         self.uses = 0
-        """How often attention was called with them, by which `heedful.kernels.packing.can_pack` knows that they arrive."""
+        """How often attention was called with them; `heedful.kernels.packing.can_pack` checks by it that they
+        arrive."""
         self.device = device
 
     @functools.cached_property
     def edges(self) -> Tensor:
-        """Where each text begins, and where the last ends."""
+        """Where each text begins, and where the last one ends: ``[texts + 1]``."""
         return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(self.device)
 
     @functools.cached_property
     def positions(self) -> Tensor:
-        """The place of each token in its text."""
+        """Position of each token within its text: ``[tokens]``."""
         return torch.cat([torch.arange(length) for length in self.lengths]).to(self.device)
 
     @functools.cached_property
     def widths(self) -> list[int]:
-        """The length of each text's group, a multiple of ``group``."""
+        """Length that each text is padded to, a multiple of ``group``."""
         return [-(-length // self.group) * self.group for length in self.lengths]
 
     @functools.cached_property
     def groups(self) -> list[tuple[int, int]]:
-        """Texts of about one length, which a call of the kernel takes together: their width, and how many they are."""
+        """Texts that attend in one call, as (width, number of texts), in order of width."""
         return sorted(Counter(self.widths).items())
 
     @functools.cached_property
     def places(self) -> Tensor:
-        """Where each token is when the groups lie one after the other, every text as wide as its group, padding behind."""
+        """Where each token goes when texts are sorted into groups: ``[tokens]``.
+
+        The groups follow one another; each text is as wide as its group, with its padding behind it.
+        """
         starts, at = [0] * len(self.lengths), 0
         for i in sorted(range(len(self.lengths)), key=self.widths.__getitem__):
             starts[i], at = at, at + self.widths[i]
@@ -91,13 +103,20 @@ def attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """``softmax(q k^T scaling + mask) v`` of queries ``[rows, heads, queries, size]``, as ``[rows, queries, heads, size]``.
+    """``softmax(q k^T scaling + mask) v`` as ``[rows, queries, heads, size]``; transformers calls it in place of SDPA.
 
-    ``attention_mask`` is boolean (True: attend) or additive; with None each query of a causal model attends to the keys up
-    to its own place. On a CPU torch's fused attention is several times slower for a single query, and in bfloat16 for
-    learning. It is called everywhere else, for many scores, and with what only it knows.
+    Args:
+        module: the attention layer; ``module.is_causal`` is the default of ``is_causal``.
+        query: ``[rows, heads, queries, size]``.
+        key, value: ``[rows, kv_heads, keys, size]``; query heads may share key heads.
+        attention_mask: boolean (True: attend) or additive; None lets each query of a causal model attend to the keys up
+            to its own position.
+        scaling: factor of the products; None is ``size ** -0.5``.
+        is_causal: whether a query attends only to keys up to its own position.
+        segments: the texts of a packed row. There is then one row, and a query attends only to keys of its own text.
 
-    With ``segments`` there is one row, and a query attends to keys of its own text alone.
+    On a CPU torch's fused attention is several times slower for a single query, and for training in bfloat16. It is
+    used in every other case, including many scores and options that only it knows.
     """
     if segments is not None:
         assert attention_mask is None, "packed rows have no padding, and no model with another mask is packed"
@@ -111,7 +130,7 @@ def attention(
         )
     rows, heads, queries, size = query.shape
     kv_heads = key.shape[1]
-    grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, one below the other
+    grouped = query.reshape(rows, kv_heads, -1, size)  # query heads that share a key head, stacked
     scores = at_least_float32(grouped @ key.transpose(2, 3))
     if queries > 1 or attention_mask is not None:
         scores = scores.view(rows, heads, queries, -1)
@@ -128,14 +147,17 @@ def attention(
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 at True, the least number at False. Finite scores become the same by adding it as by being replaced."""
+    """0 at True, the lowest finite number at False. Adding it to finite scores has the same effect as replacing them."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _packed(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, segments: Segments, **options: Any
 ) -> Tensor:
-    """Texts of about one length as rows of a batch, padding behind, which no token of a causal text sees."""
+    """Texts of one padded length as rows of a batch.
+
+    Padding is behind them, where no token of a causal text sees it.
+    """
     parts, places = [], segments.places
     sizes = [length * count for length, count in segments.groups]
     rows = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -147,7 +169,7 @@ def _packed(
 
 
 def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-    """The same by torch's kernel for texts of any length."""
+    """The same with torch's kernel for texts of any length."""
     dtype = _compute_dtype(query)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     longest, grouped = max(segments.lengths), query.shape[1] != key.shape[1]
@@ -158,13 +180,13 @@ def _packed_by_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segme
 
 
 def _has_kernel(module: torch.nn.Module, query: Tensor, is_causal: bool | None, options: dict[str, Any]) -> bool:
-    """It is for CUDA, half precision, and causal attention without dropout or a cap."""
+    """Whether torch's kernel applies: CUDA, half precision, and causal attention without dropout or a cap."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return query.is_cuda and causal and not _is_beyond(None, options) and _compute_dtype(query) in HALF
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
-    """The dtype that products are computed in."""
+    """The dtype in which products are computed."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
@@ -177,7 +199,10 @@ def _is_faster(query: Tensor, key: Tensor) -> bool:
 
 
 def _is_beyond(attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """True with what the fused attention alone computes, dropout, biases of positions, masks by head; or refuses, a cap."""
+    """Whether plain products would not do.
+
+    Only the fused attention computes dropout, position biases and masks per head; it refuses a cap.
+    """
     by_head = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] != 1
     others = [options.get(name) for name in ("position_bias", "softcap")]
     return by_head or bool(options.get("dropout")) or any(other is not None for other in others)

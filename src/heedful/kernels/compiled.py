@@ -1,4 +1,4 @@
-"""torch.compile of a model's repeated layers: one compiled code for all of them, whatever the batch and the length."""
+"""torch.compile of a model's repeated layers: they share one compiled code, which serves any batch size and length."""
 
 import torch
 from torch import nn
@@ -10,7 +10,10 @@ from heedful.kernels.attention import ATTENTION, attention
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile one addition. Raises ConfigError where torch cannot compile for the device, such as without a C++ compiler."""
+    """Compile one addition.
+
+    Raises ConfigError if torch cannot compile for the device, for example without a C++ compiler.
+    """
 
     def add_one(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -26,10 +29,12 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Let each repeated layer of a model run compiled, in place; names of parameters and what is saved stay the same.
+    """Compile each repeated layer of a model, in place. Names of parameters and saved files stay the same.
 
-    A layer is compiled at its first pass. Attention by `heedful.kernels.attention` is left as it is. Copies of the model,
-    such as sampling's, run uncompiled: torch leaves compiled code out of a copy. Raises ConfigError where nothing repeats.
+    A layer is compiled at its first pass. `heedful.kernels.attention` stays uncompiled. So do copies of the model, such
+    as the one that samples: torch leaves compiled code out of a copy.
+
+    Raises ConfigError if the model has no repeated layers.
     """
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, torch.compiler.disable(attention))
     for layer in repeated_layers(model):
@@ -37,7 +42,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def repeated_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of layers of one class that holds most of a model's weights. Raises ConfigError where there is none."""
+    """The list of layers of one class that holds most of a model's weights. Raises ConfigError if there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
     if not alike:

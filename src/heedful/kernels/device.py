@@ -1,4 +1,4 @@
-"""Where models run and in which precision. Master weights are always float32; only the compute dtype varies."""
+"""Where models run and in which precision. Trained weights are always float32; only the compute dtype varies."""
 
 import contextlib
 import ctypes
@@ -15,11 +15,13 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a flag names; ``auto`` is CUDA, else Apple's MPS, else the CPU.
+    """The device that a flag names; ``auto`` is CUDA if there is one, else Apple's MPS, else the CPU.
 
-    For a CPU the process's memory is set up too, by `reuse_memory`; on CUDA attention is not left to cuDNN, which plans each
-    shape anew, and whose gradients with a mask were NaN at some lengths (pytorch issue 196678). Raises ConfigError where
-    the named device does not exist here.
+    It also sets up the process for the device. On a CPU, `reuse_memory` is called. On CUDA, cuDNN's attention is
+    switched off: it plans each shape anew, and its gradients with a mask were NaN at some lengths (pytorch issue
+    196678).
+
+    Raises ConfigError if the named device does not exist on this machine.
     """
     device = _device(name)
     if device.type == "cpu":
@@ -30,15 +32,16 @@ def resolve_device(name: str) -> torch.device:
 
 
 def reuse_memory() -> None:
-    """Let this process keep the memory that tensors free for the next ones, and oneDNN the code of few shapes.
+    """Keep freed memory in this process for the next tensors, and limit how much compiled code oneDNN keeps.
 
-    Sampling takes and frees megabytes at every token. By its defaults glibc gives them back to the system each time, and
-    taking them again as new pages was a sixth of sampling and more. Blocks of more than 128 MiB are still given back, and
-    so is what lies free at the heap's end beyond 512 MiB. Other C libraries stay as they are. oneDNN, which compiles matrix
-    products in half precision for each shape, would keep 1,024 of them, about half a megabyte each; with texts of every
-    length that is soon more than the model.
+    Sampling takes and frees megabytes at every token. By default glibc returns them to the system each time, and
+    getting them back as new pages took a sixth of sampling time or more. Blocks above 128 MiB are still returned, and
+    so is free memory at the end of the heap beyond 512 MiB. Other C libraries are left as they are.
+
+    oneDNN compiles matrix products in half precision for each shape. By default it would keep 1,024 of them, about half
+    a megabyte each; with texts of every length they soon take more memory than the model.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # read at the first product
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # oneDNN reads it at the first product
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3
@@ -57,7 +60,7 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"--device: {name!r} is not a device; choose auto, cpu, mps, cuda or cuda:N") from None
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if not available.get(device.type):
-        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto picks what is")
+        raise ConfigError(f"--device: {name!r} is not available on this machine; --device auto picks one that is")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"--device: {name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
@@ -66,7 +69,7 @@ def _device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device) -> torch.dtype:
-    """The compute dtype: ``auto`` is bfloat16 where the hardware is fast at it, float16 on other GPUs, else float32."""
+    """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32."""
     if name != "auto":
         return DTYPES[name]
     if _fast_bfloat16(device):
@@ -83,17 +86,20 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Compute in ``dtype`` on float32 weights; nothing changes for float32 and float64."""
+    """Compute in ``dtype`` on float32 weights. For float32 and float64 nothing changes."""
     if dtype in HALF:
         return torch.autocast(device.type, dtype=dtype)
     return contextlib.nullcontext()
 
 
 def scale_gradient(output: Tensor, scaler: torch.amp.GradScaler | None) -> Tensor:
-    """The same tensor; what flows back through it is multiplied by the scaler's factor, so that float16 can hold it.
+    """Return ``output`` unchanged, and scale the gradient that flows back through it so that float16 can hold it.
 
-    This is where a module's float32 output meets its half-precision inside. Scaling here, and not the loss, holds for
-    whatever loss is made of the output.
+    Args:
+        output: a module's float32 output, where its half-precision part ends.
+        scaler: holds the factor; None scales nothing.
+
+    Scaling here, not in the loss, works for any loss made of the output.
     """
     if scaler is not None and output.requires_grad:
         output.register_hook(scaler.scale)

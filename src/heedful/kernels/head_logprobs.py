@@ -1,4 +1,4 @@
-"""Token log-probs and entropy straight from hidden states, without the logits of all tokens in memory."""
+"""Token log-probs and entropy straight from hidden states, without ever holding the logits of all tokens."""
 
 from typing import Any, NamedTuple
 
@@ -9,16 +9,19 @@ from torch import Tensor, nn
 from heedful.core.masking import at_least_float32
 
 CHUNK = 2**22
-"""Logits that a matrix product makes at a time; at least `SMALLEST_CHUNK` tokens, as each adds to the whole gradient."""
+"""Logits computed per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes
+the whole gradient of the matrix."""
 SMALLEST_CHUNK = {"cpu": 256, "cuda": 1024}
-"""Tokens, by kind of device (others: as a CPU): the faster the products, the more for each time that the gradient is read."""
+"""Tokens, by kind of device (others: as on a CPU). The faster the products, the more tokens pay for one pass over the
+gradient."""
 BLOCK = {"cpu": 2**19}
-"""Logits that leave it for float32 at a time, by kind of device: what a CPU's nearer caches hold. Elsewhere the chunk."""
+"""Logits converted to float32 at a time, by kind of device: as many as a CPU's inner caches hold. Elsewhere a whole
+chunk."""
 KEPT = 2**24
-"""Logits kept for the backward pass; more are computed again there."""
+"""Most logits kept for the backward pass. If there are more, they are recomputed there."""
 
 PART = 2**13
-"""Words whose gradients a matrix product makes at a time, to be added to the whole."""
+"""Rows of the head's matrix whose gradient is computed per matrix product, before it is added to the whole gradient."""
 
 
 def head_logprobs(
@@ -31,17 +34,23 @@ def head_logprobs(
     with_entropy: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-    """Log-prob of each token and entropy of each distribution, from the states before an output head.
+    """Log-prob of each token, and entropy of each distribution, from the hidden states before an output head.
 
         x = (h W^T + b) / temperature        log p = x[id] - logsumexp(x)        H = -sum_v p_v log p_v
 
-    The same numbers as `token_logprobs` and `entropy` give of the logits, which here exist for a chunk of tokens at a time,
-    in the backward pass too. With upstream gradients g and g_H that is
+    The numbers are those of `token_logprobs` and `entropy` applied to the logits. But the logits exist only for a chunk
+    of tokens at a time, also in the backward pass, which with upstream gradients g and g_H is
 
         dx_v = g ([v = id] - p_v) - g_H p_v (log p_v + H)
 
-    ``compute_dtype`` (None: that of ``hidden``) is that of the matrix products; all else is in at least float32. Entropy is
-    zeros unless ``with_entropy``.
+    Args:
+        hidden: last hidden state before each token.
+        weight: matrix of the output head.
+        ids: the tokens.
+        bias: bias of the output head.
+        temperature: part of the policy, as in `token_logprobs`.
+        with_entropy: compute the entropy; otherwise it is zeros.
+        compute_dtype: dtype of the matrix products; None is that of ``hidden``. All else is in at least float32.
     """
     options = _Options(temperature, with_entropy, compute_dtype or hidden.dtype)
     numbers: tuple[Tensor, Tensor] = _HeadLogprobs.apply(hidden, weight, bias, ids, options)
@@ -136,5 +145,5 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _finite(logp: Tensor) -> Tensor:
-    """With a log-prob of -inf as a finite number, so that times its probability of 0 it is 0; in place."""
+    """Replace log-probs of -inf by a finite number, in place, so that times a probability of 0 they give 0."""
     return logp.clamp_(min=-1e30)

@@ -1,4 +1,4 @@
-"""Rows of unequal length without padding: one row of all their tokens, in which each text attends to itself alone."""
+"""Rows of unequal length without padding: all tokens in one row, in which each text attends only to itself."""
 
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -12,14 +12,20 @@ from heedful.kernels.layout import hidden_states, padding_behind
 from heedful.kernels.row_filling import filling
 
 MOST_REAL = 0.9
-"""Share of real tokens beyond which rows are not packed: arranging texts for attention costs more than that much padding."""
+"""Rows are packed if at most this share of their padded tokens is real. Above it, arranging texts for attention costs
+more than the padding."""
 _CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states ``[tokens, hidden]`` of a batch's real tokens, row after row, without building a cache.
+    """Last hidden states ``[tokens, hidden]`` of a batch's real tokens, row after row, computed without a cache.
 
-    Packed, where padding would be much and the trunk can; else as rows with their padding behind.
+    Args:
+        trunk: the model without its head.
+        ids: token ids ``[batch, time]``, padded on either side.
+        attention_mask: True (or 1) at real tokens.
+
+    The rows are packed if padding would be large and the trunk allows it, else padded behind.
     """
     mask = attention_mask.bool()
     lengths = mask.sum(dim=1).tolist()
@@ -30,19 +36,30 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor) ->
 
 
 def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
-    """Which of a batch's real tokens, row after row, belong to a response, ``[tokens]``."""
+    """Which of a batch's real tokens, row after row, belong to a response: ``[tokens]``.
+
+    Args:
+        attention_mask: real tokens, ``[batch, prompt + time]``.
+        response_mask: response tokens, ``[batch, time]``.
+    """
     responses = torch.zeros_like(attention_mask, dtype=torch.bool)
     responses[:, -response_mask.shape[1] :] = response_mask
     return responses[attention_mask.bool()]
 
 
 def is_worth_packing(lengths: Sequence[int]) -> bool:
-    """Whether texts of these lengths, none of them empty, would be padded much as rows."""
+    """Whether texts of these lengths would need much padding as rows. None of them may be empty."""
     return min(lengths) > 0 and sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
 
 
 def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Last hidden states ``[tokens, hidden]`` of texts of these lengths that lie one after the other in ``ids``."""
+    """Last hidden states ``[tokens, hidden]`` of texts that follow one another.
+
+    Args:
+        trunk: the model without its head; see `can_pack`.
+        ids: token ids of all texts, ``[tokens]``.
+        lengths: number of tokens of each text.
+    """
     weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
     missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
     if missing == 0:
@@ -53,10 +70,11 @@ def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:
-    """Whether a trunk gives the states of packed texts that it gives of each by itself. It is tried once, on two texts.
+    """Whether a trunk gives packed texts the same states as each text by itself.
 
-    Not those that attend in another way than `heedful.kernels.attention`, have layers that mix tokens by something else, or
-    see a window or a chunk of a text alone: their masks are those of a whole row.
+    It is tried once per trunk, on two texts. A trunk fails if it attends by something other than
+    `heedful.kernels.attention`, mixes tokens in other layers, or sees only a window or a chunk of a text, because such
+    masks are made for a whole row.
     """
     if trunk not in _CAN_PACK:
         _CAN_PACK[trunk] = _try_packing(trunk)
@@ -77,7 +95,7 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
         together = _states(trunk, ids, segments)
     except torch.OutOfMemoryError:
         raise
-    except (TypeError, ValueError, RuntimeError):  # arguments, shapes or kernels that are not there
+    except (TypeError, ValueError, RuntimeError):  # arguments, shapes or kernels that do not exist
         return False
     finally:
         trunk.train(was_training)

@@ -1,19 +1,26 @@
-"""Fewer shapes of matrix products where each costs: in half precision on a CPU oneDNN compiles every shape it meets."""
+"""Fewer shapes of matrix products where each shape costs: on a CPU, oneDNN compiles every new one in half precision."""
 
 import torch
 
 MULTIPLE = 64
-"""What the rows of a product, real ones and filling, are a multiple of."""
+"""Rows of a product are filled up to a multiple of this."""
 MOST_FILLING = 2**30
-"""Filling rows times weights: beyond, computing them takes longer than to compile a new shape, 1 to 7 ms a product."""
+"""Most filling rows times weights. Above it, computing them takes longer than compiling a new shape, 1 to 7 ms per
+product."""
 
 
 def compiles_each_shape(device: torch.device) -> bool:
-    """Whether the products of this moment are compiled for their shape."""
+    """Whether matrix products are currently compiled for each shape."""
     return device.type == "cpu" and torch.is_autocast_enabled("cpu")
 
 
 def filling(count: int, device: torch.device, *, weights: int) -> int:
-    """Rows to add to ``count`` that mean nothing, each to be multiplied by ``weights`` numbers; 0 where they do not pay."""
+    """Number of meaningless rows to add, so that products have few different shapes; 0 if adding does not pay.
+
+    Args:
+        count: number of real rows.
+        device: where the products are computed.
+        weights: number of weights that each row is multiplied by.
+    """
     missing = -count % MULTIPLE
     return missing if compiles_each_shape(device) and missing * weights <= MOST_FILLING else 0

@@ -1,4 +1,4 @@
-"""A language model as sampling runs it: the weights of the one in training, its matrices in the compute dtype."""
+"""The copy of a language model that samples: it shares the weights in training, with matrices in the compute dtype."""
 
 import copy
 from collections.abc import Iterable
@@ -15,26 +15,26 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def same_weights(model: M) -> M:
-    """A module with the structure of ``model`` and its very parameters and buffers, not a copy of them.
+    """A second module with the structure of ``model`` that shares its parameters and buffers, so it takes no memory.
 
-    Adapters put on ``model`` afterwards are not on it, so it is the model as it was, for no memory.
+    Adapters added to ``model`` later are not on it: it stays the model as it was.
     """
     return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
 def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTrainedModel:
-    """The model in evaluation mode, for forward passes under autocast; its weights are those of this moment.
+    """A copy of a model in evaluation mode, for forward passes under autocast, with the weights it has now.
 
-    In half precision the matrices of linear layers are copied once, where autocast would cast each of them again at every
+    In half precision the matrices of linear layers are copied once; autocast would cast each of them again at every
     token. Everything else (embeddings, norms, biases) is shared.
     """
     return halve_matrices(same_weights(lm).eval(), compute_dtype)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose matrix lies as oneDNN, torch's library for CPUs, multiplies it: a copy for inference.
+    """A linear layer for inference whose matrix is stored in the order that oneDNN, torch's library for CPUs, reads.
 
-    For few rows a product is up to twice as fast as where the library puts the matrix in that order at each call.
+    For few rows a product is up to twice as fast as when oneDNN reorders the matrix at each call.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -45,6 +45,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def is_possible(module: nn.Linear) -> bool:
+        """Whether this layer is in bfloat16 on a CPU whose torch has the packed product."""
         return (
             module.weight.device.type == "cpu"
             and module.weight.dtype == torch.bfloat16
@@ -58,8 +59,10 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: PreTrainedModel) -> PreTrainedModel:
-    """Every linear layer in bfloat16 on a CPU as a `PackedLinear`, in place. A model with adapters stays as it is: PEFT's
-    layers read the matrices of those that they lie on."""
+    """Replace every bfloat16 linear layer on a CPU by a `PackedLinear`, in place.
+
+    A model with adapters is left as it is, because PEFT's layers read the matrices of the layers below them.
+    """
     for parent in list(model.modules()) if not getattr(model, "peft_config", None) else ():
         for name, module in list(parent.named_children()):
             if type(module) is nn.Linear and PackedLinear.is_possible(module):
@@ -68,17 +71,17 @@ def pack_linears(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def refresh(inference: PreTrainedModel, lm: PreTrainedModel) -> None:
-    """Give an `inference_copy` of a model its weights of this moment, in the memory that it has."""
+    """Copy the current weights of ``lm`` into its `inference_copy`, without new memory."""
     for module, trained in zip(inference.modules(), lm.modules(), strict=True):
         if isinstance(module, (nn.Linear, Conv1D)) and module.weight is not trained.weight:
             module.weight.data.copy_(trained.weight.data)
 
 
 def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
-    """`halve_matrices` of a model that is never trained, in no more memory than its weights need.
+    """`halve_matrices` of a model that is never trained, without holding the old weights in memory.
 
-    On a CPU the weights as loaded are parts of a mapped file, and a single one that is left keeps all its pages: what was not
-    halved gets memory of its own.
+    On a CPU loaded weights are parts of a mapped file, and one of them that is still used keeps the whole file in
+    memory. So what was not halved is copied to memory of its own.
     """
     if compute_dtype not in HALF:
         return model
@@ -90,9 +93,12 @@ def halve_frozen(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Modul
 
 
 def halve_matrices(model: M, compute_dtype: torch.dtype, *, but: Iterable[nn.Module] = ()) -> M:
-    """Linear layers with their matrices in the half precision that autocast casts them to, in place: no result changes.
+    """Convert linear layers to the half precision that autocast would cast them to, in place. Results do not change.
 
-    For what is not trained. Modules in ``but`` stay as they are, and nothing changes where ``compute_dtype`` is not half.
+    Args:
+        model: a model that is not trained.
+        compute_dtype: the half precision; for any other dtype nothing changes.
+        but: modules to leave as they are.
     """
     kept = {id(module) for module in but}
     for module in model.modules() if compute_dtype in HALF else ():

@@ -1,4 +1,4 @@
-"""One gradient for a matrix that is the embedding's and the output head's."""
+"""One gradient for a matrix that both the embedding and the output head use."""
 
 from typing import Any
 
@@ -8,12 +8,14 @@ from transformers import PreTrainedModel
 
 
 class TiedMatrix:
-    """While entered, what a language model's embedding reads and what its head then multiplies by share one gradient.
+    """While entered, a model's embedding and its output head share one gradient of the matrix that they share.
 
-    torch makes one of the whole matrix for each, and adds the embedding's, nearly all zeros, to the head's. Here the rows
-    that were read are added to the head's where it lies: the same numbers of a pass, bit for bit, for half the memory.
-    ``weight`` is what the head multiplies by, and must go to nothing else: its gradient is added to in place. Where the
-    head's matrix is not the embedding's, or the embedding does more than to read rows, all stays as it is.
+    By itself torch makes a gradient of the whole matrix for each, and adds the embedding's, nearly all zeros, to the
+    head's. Here only the rows that were read are added to the head's gradient, in place: bit for bit the same numbers
+    in each pass, for half the memory.
+
+    ``weight`` is what the head multiplies by. It must be used for nothing else, since its gradient is changed in place.
+    If the head's matrix is not the embedding's, or the embedding does more than read rows, nothing changes.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -33,14 +35,14 @@ class TiedMatrix:
             return None
         if embedding.padding_idx is not None or embedding.max_norm is not None or embedding.scale_grad_by_freq:
             return None
-        if embedding.sparse or len(embedding._forward_hooks) > 1:  # another hook may have changed the rows
+        if embedding.sparse or len(embedding._forward_hooks) > 1:  # another hook may change the rows
             return None
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
         return rows
 
 
 class _TiedRows(torch.autograd.Function):
-    """``weight[ids]``, and ``weight`` for the head."""
+    """The rows ``weight[ids]``, and ``weight`` itself for the head."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +65,6 @@ class _TiedRows(torch.autograd.Function):
 
 
 def _sums(of_rows: Tensor, places: Tensor, num_rows: int) -> Tensor:
-    """For each of ``num_rows`` rows the sum over the tokens that read it, in their order."""
+    """For each of ``num_rows`` rows, the sum over the tokens that read it, in their order."""
     sums: Tensor = torch.ops.aten.embedding_dense_backward(of_rows, places, num_rows, -1, False)
     return sums

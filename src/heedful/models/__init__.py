@@ -1,1 +1,1 @@
-"""Neural networks: loading, saving, heads, devices, and tiny models for tests and first steps."""
+"""The networks: policy, reward model, value model, and the heads on them."""

@@ -1,10 +1,10 @@
-"""How much a model can read."""
+"""The longest text that a model can read."""
 
 from typing import Any
 
 
 def context_length(config: Any) -> int:
-    """How many tokens a model can read at once; a very large number if its configuration sets no limit."""
+    """Number of tokens that a model can read at once; a very large number if its configuration sets no limit."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
         value = getattr(config, key, None)
         if value:

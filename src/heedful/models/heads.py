@@ -1,4 +1,4 @@
-"""Scalar heads, dropout, and the parts of a causal language model."""
+"""Scalar heads, dropout, gradient checkpointing, and the parts of a causal language model."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from heedful.kernels.layout import hidden_states
 
 
 def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
-    """A linear map from a hidden state to one number: weights N(0, std^2), bias 0."""
+    """A linear map from a hidden state to one number, with weights N(0, std^2) and bias 0."""
     head = nn.Linear(hidden_size, 1)
     nn.init.normal_(head.weight, std=std) if std else nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -17,10 +17,10 @@ def scalar_head(hidden_size: int, *, std: float) -> nn.Linear:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout to 0, modules and float attributes alike.
+    """Set every dropout to 0, in modules and in float attributes.
 
-    Ratios and KL compare two passes of one policy, so those passes must be the same function. ``model.eval()`` would not
-    do: it also switches gradient checkpointing off, and some attentions read a float attribute instead of a module.
+    Ratios and KL compare two passes of one policy, so both passes must be the same function. ``model.eval()`` is not
+    enough: it also switches gradient checkpointing off, and some attentions read a float attribute instead of a module.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -31,12 +31,12 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Keep each layer's input alone and compute the rest again in the backward pass (Chen et al. 2016).
+    """Keep only each layer's input, and recompute the rest in the backward pass (Chen et al. 2016).
 
-    transformers does so in training mode only. Raises ConfigError where the architecture cannot.
+    transformers does so only in training mode. Raises ConfigError if the architecture does not support it.
     """
     if not model.supports_gradient_checkpointing:
-        raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} cannot do it; leave it out")
+        raise ConfigError(f"--gradient-checkpointing: {type(model).__name__} does not support it; leave it out")
     enable = (
         getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     )  # its old name
@@ -44,19 +44,19 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 
 
 def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    """The trunk and the output head of a causal language model, checked to give its logits together.
+    """The trunk and the output head of a causal language model, after a check that together they give its logits.
 
-    Some architectures rescale or cap the logits after the head; computing log-probs from trunk and head would then be
-    silently wrong. Raises CheckpointError for those.
+    Some architectures rescale or cap the logits after the head. Log-probs computed from trunk and head would then be
+    silently wrong, so CheckpointError is raised for them.
     """
     trunk, head = lm.base_model, lm.get_output_embeddings()
     if head is None or trunk is lm:
-        raise CheckpointError(f"{type(lm).__name__}: no separate trunk and output head were found in it")
+        raise CheckpointError(f"{type(lm).__name__}: it has no separate trunk and output head")
     device = next(lm.parameters()).device
     ids = torch.arange(1, 5, device=device).unsqueeze(0)
     was_training = lm.training
     lm.eval()
-    # Logits a thousand times larger, so that a cap shows in fresh weights too.
+    # Make logits a thousand times larger, so that a cap also shows with fresh weights.
     hook = head.register_forward_hook(lambda _module, _inputs, output: 1000 * output)
     with torch.no_grad():
         whole = lm(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
@@ -72,7 +72,14 @@ def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
 
 
 def check_causal(trunk: PreTrainedModel, name: str) -> None:
-    """Refuse a trunk that looks ahead: its values would know the rest of the response. Raises CheckpointError."""
+    """Refuse a trunk that looks ahead: its values would depend on the rest of the response.
+
+    Args:
+        trunk: the model without its head; it is left in evaluation mode.
+        name: what the error message calls it.
+
+    Raises CheckpointError.
+    """
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1
@@ -80,4 +87,4 @@ def check_causal(trunk: PreTrainedModel, name: str) -> None:
         before = hidden_states(trunk.eval(), ids)[:, :-1]
         after = hidden_states(trunk, changed)[:, :-1]
     if not torch.allclose(before, after, atol=1e-4):
-        raise CheckpointError(f"{name}: {type(trunk).__name__} reads tokens to come; a value model must be causal")
+        raise CheckpointError(f"{name}: {type(trunk).__name__} looks at later tokens; a value model must be causal")

@@ -1,7 +1,7 @@
-"""The model in training: a causal language model and, where wanted, a value head, in one module.
+"""The model in training: a causal language model and optionally a value head, in one module.
 
-Its ``forward`` contains both heads, so that whatever wraps the module (data parallelism, sharding, adapters) wraps all
-of it; nobody calls trunk and head from outside.
+``forward`` computes both heads, and no caller runs trunk or head by itself. So whatever wraps the module (data
+parallelism, sharding, adapters) wraps all of it.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,10 @@ from heedful.models.heads import scalar_head, split_language_model
 
 
 class TokenOutputs(NamedTuple):
-    """What a pass says of each response token, ``[batch, time]``, zero outside the response mask."""
+    """Results of a pass for each response token, ``[batch, time]``, zero outside the response mask.
+
+    ``values`` is None for a policy without a value head.
+    """
 
     logprobs: Tensor
     entropy: Tensor
@@ -31,8 +34,11 @@ class TokenOutputs(NamedTuple):
 class Policy(nn.Module):
     """A causal language model with an optional value head on its trunk.
 
-    ``compute_dtype`` half precision runs the matrix products under autocast; weights keep their dtype, log-softmax and
-    the value head are float32.
+    Args:
+        lm: the language model.
+        with_value_head: add a value head, zero at the start.
+        compute_dtype: a half precision runs the matrix products under autocast. The weights keep their dtype;
+            log-softmax and value head are computed in float32.
     """
 
     def __init__(
@@ -62,10 +68,15 @@ class Policy(nn.Module):
     ) -> TokenOutputs:
         """Log-probs, entropy and values of the response tokens.
 
-        ``ids`` and ``attention_mask`` are ``[batch, prompt + time]``, prompts padded on the left, responses on the right;
-        ``response_mask`` is ``[batch, time]``. The prediction for token t is read one position before it, and so is its
-        value: the state before the token. Logits exist only at the positions inside the mask, and only for a chunk of them at
-        a time. Entropy is zeros unless ``with_entropy``.
+        Args:
+            ids: token ids ``[batch, prompt + time]``; prompts are padded on the left, responses on the right.
+            attention_mask: True (or 1) at real tokens, ``[batch, prompt + time]``.
+            response_mask: True at response tokens, ``[batch, time]``.
+            temperature: of the log-probs and the entropy.
+            with_entropy: compute the entropy; otherwise it is zeros.
+
+        The prediction for a token is read one position before it. So is its value, which belongs to the state before
+        the token. Logits exist only at positions inside the mask, and only for a chunk of them at a time.
         """
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
@@ -80,7 +91,7 @@ class Policy(nn.Module):
         return TokenOutputs(self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask), values)
 
     def _per_token(self, numbers: Tensor, mask: Tensor) -> Tensor:
-        """Numbers of the masked positions back in their places, zeros elsewhere."""
+        """Put numbers back at the True positions of the mask; zeros elsewhere."""
         return scale_gradient(scatter(numbers, mask), self.grad_scaler)
 
     def _logprobs(
@@ -101,7 +112,7 @@ class Policy(nn.Module):
                 compute_dtype=self.compute_dtype if self.compute_dtype in HALF else None,
             )
             return logprobs[:count], entropy[:count]
-        # A head of another kind: quantised, or with adapters.
+        # The head is no plain linear layer: it is quantised or has adapters.
         logits = head(hidden)
         logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
         entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)
@@ -109,5 +120,5 @@ class Policy(nn.Module):
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """No gradients and evaluation mode: a reference, or a reward model that only scores."""
+    """Switch gradients off and evaluation mode on: for a reference, or a reward model that only scores."""
     return model.requires_grad_(False).eval()

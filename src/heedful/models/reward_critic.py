@@ -10,15 +10,18 @@ from heedful.models.value_model import ValueModel
 
 
 def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
-    """The trunk and head of a decoder reward model as a value model; they share their weights.
+    """A value model made of the trunk and head of a decoder reward model. They share the trunk's weights.
 
         V(state) = head(h) - offset
 
-    h is the hidden state of the state's last token. So after a whole response the value is the response's score: the
-    value before a further token would be read there. Before its tokens it is what the reward model says of the text so
-    far.
+    h is the hidden state of the state's last token. So after a whole response the value is the response's score, and
+    before the response ends it is the reward model's score of the text so far.
 
-    Raises CheckpointError where the model reads tokens to come or has no single linear head, as encoders do.
+    Args:
+        reward_model: a decoder with a linear head named ``score``.
+        name: what error messages call it.
+
+    Raises CheckpointError if the model looks ahead, or has no single linear head, as with encoders.
     """
     classifier = reward_model.classifier
     trunk, head = classifier.base_model, getattr(classifier, "score", None)
@@ -37,6 +40,14 @@ def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
 
 @torch.no_grad()
 def normalise_values(model: ValueModel, *, mean: float, std: float, reward_weight: float = 1.0) -> None:
-    """Make the values those of weighted and normalised scores: ``V <- (reward_weight V - mean) / std``."""
+    """Turn values of raw scores into values of weighted and normalised scores, in place.
+
+        V <- (reward_weight V - mean) / std
+
+    Args:
+        model: the value model.
+        mean, std: of the normalisation of scores.
+        reward_weight: weight of this reward model among the rewards.
+    """
     model.value_head.weight.mul_(reward_weight).div_(std)
     model.value_head.bias.mul_(reward_weight).sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""Reward models: Hugging Face sequence classifiers with one output, decoders and encoders alike."""
+"""Reward models: Hugging Face sequence classifiers with one output, both decoders and encoders."""
 
 import inspect
 import itertools
@@ -17,14 +17,17 @@ from heedful.kernels.packing import can_pack, is_worth_packing, packed_states
 from heedful.models.context import context_length
 
 HEADS = ("score", "classifier")
-"""Names of the last linear layer of sequence classifiers, decoder and encoder."""
+"""Names of the last linear layer of sequence classifiers: of decoders, and of encoders."""
 
 
 class RewardModel(nn.Module):
-    """A sequence classifier with one output: token ids in, one score a row out.
+    """A sequence classifier with one output: it takes token ids and gives one score per row.
 
-    The score is the head's output minus ``offset`` (see `heedful.checkpoints.score_offset`), which is 0 unless one was saved.
-    Half precision is for the trunk; the head computes in float32, or scores near 5 would come in steps of 1/32.
+    Args:
+        classifier: the Hugging Face model.
+        compute_dtype: dtype of the trunk's matrix products. The head is computed in float32; in half precision, scores
+            near 5 would come in steps of 1/32.
+        offset: subtracted from the head's output to give the score; see `heedful.checkpoints.score_offset`.
     """
 
     def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype, offset: float = 0.0) -> None:
@@ -38,7 +41,10 @@ class RewardModel(nn.Module):
 
     @property
     def max_length(self) -> int:
-        """How many tokens it can read. RoBERTa's positions start after its padding index, which takes some away."""
+        """Number of tokens that it can read.
+
+        RoBERTa's positions start after its padding index, which takes some of them away.
+        """
         taken = [
             module.padding_idx + 1
             for name, module in self.classifier.named_modules()
@@ -47,16 +53,19 @@ class RewardModel(nn.Module):
         return context_length(self.classifier.config) - max(taken, default=0)
 
     def forward(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
-        """Scores ``[batch]`` in at least float32 of encoded rows (`heedful.data.chat.RewardInputs.encode`).
+        """Scores ``[batch]`` in at least float32.
 
-        A decoder is read at its last token that is not padding, as every tool that loads the folder does. Scores do not
+        Args:
+            rows: encoded texts, as `heedful.data.chat.RewardInputs.encode` gives them.
+
+        A decoder is read at its last token that is not padding, as in every tool that loads the folder. Scores do not
         depend on what else is in the batch, up to rounding.
         """
         device = self.classifier.device
         with autocast(device, self.compute_dtype):
             texts = [_without_padding(row["input_ids"], self.classifier.config.pad_token_id) for row in rows]
             lengths = [len(text) for text in texts]
-            if is_worth_packing(lengths) and self._can_pack():  # of decoders only, whose rows are ids alone
+            if is_worth_packing(lengths) and self._can_pack():  # only for decoders, whose rows are ids and nothing else
                 ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
                 ends = torch.tensor(list(itertools.accumulate(lengths)), device=device)
                 logits = self.classifier.score(packed_states(self.classifier.base_model, ids, lengths)[ends - 1])
@@ -75,7 +84,7 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def _try_reading(self, trunk: PreTrainedModel) -> bool:
-        """Whether the classifier's output is its head's at the last token."""
+        """Whether the classifier's output is that of its head at the last token."""
         ids = [i for i in range(5) if i != self.classifier.config.pad_token_id]
         was_training = self.classifier.training
         self.classifier.eval()
@@ -104,7 +113,10 @@ class RewardModel(nn.Module):
 
 
 def _without_padding(ids: list[int], pad_id: int) -> list[int]:
-    """A text up to its last token that is not padding, where transformers reads it; of nothing but padding the first."""
+    """A text up to its last token that is not padding, which is where transformers reads it.
+
+    Of a text that is all padding the first token is kept.
+    """
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_id:
         end -= 1
@@ -112,17 +124,17 @@ def _without_padding(ids: list[int], pad_id: int) -> list[int]:
 
 
 def score_head(classifier: PreTrainedModel) -> nn.Linear:
-    """The last linear layer. Raises CheckpointError where a classifier has none of the usual names."""
+    """The last linear layer. Raises CheckpointError if it has none of the usual names."""
     for name in HEADS:
         head = getattr(classifier, name, None)
         head = getattr(head, "out_proj", head)  # RoBERTa's head is a small network
         if isinstance(head, nn.Linear):
             return head
-    raise CheckpointError(f"{type(classifier).__name__}: no linear head named {' or '.join(HEADS)} was found in it")
+    raise CheckpointError(f"{type(classifier).__name__}: it has no linear head named {' or '.join(HEADS)}")
 
 
 def _recompute_in_float32(head: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """A forward hook: where autocast made the output half precision, compute it again in float32."""
+    """A forward hook: if autocast made the output half precision, compute it again in float32."""
     assert isinstance(head, nn.Linear)
     if output.dtype == at_least_float32(output).dtype:
         return output

@@ -1,4 +1,4 @@
-"""A value model of its own: a trunk and a scalar head, when the critic does not share the policy's trunk."""
+"""A separate value model, for a critic that does not share the policy's trunk: a trunk and a scalar head."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,15 @@ from heedful.models.heads import scalar_head
 
 
 class ValueModel(nn.Module):
-    """A trunk with a scalar head, zero at the start, that gives the value of the state before each response token."""
+    """A trunk with a scalar head, which gives the value of the state before each response token.
+
+    Args:
+        trunk: a causal model without its head.
+        hidden_size: width of the trunk's hidden states.
+        compute_dtype: as in `heedful.models.policy.Policy`.
+
+    The head is zero at the start, and so are all values.
+    """
 
     def __init__(self, trunk: PreTrainedModel, hidden_size: int, *, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -21,7 +29,7 @@ class ValueModel(nn.Module):
         self.value_head = scalar_head(hidden_size, std=0.0).to(trunk.dtype)
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
-        """Values ``[batch, time]``, zero outside the mask; the layout is that of `Policy.forward`."""
+        """Values ``[batch, time]``, zero outside the mask. The arguments are laid out as in `Policy.forward`."""
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
             before = token_states(self.trunk, ids, attention_mask)[:-1][responses[1:]]

@@ -1,4 +1,4 @@
-"""From text to scores: rules, a user's own functions, reward models here or over HTTP, and several of them as one."""
+"""Turn text into scores: rules, a user's own functions, reward models (here or over HTTP), and combinations of these."""
 
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction, score, score_tokens
 from heedful.types import Completion

@@ -1,4 +1,4 @@
-"""A reward on another machine or in another process, asked over HTTP in JSON (docs/rewards.md has the protocol)."""
+"""A reward on another machine or in another process, called over HTTP in JSON (docs/rewards.md has the protocol)."""
 
 import json
 import math
@@ -13,34 +13,41 @@ import httpx2
 from heedful.errors import ConfigError, RewardError
 
 LONGEST_WAIT = 30.0
-"""Seconds between two requests at most."""
+"""The most seconds between two tries of a request."""
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no address of a reward. Raises ConfigError."""
+    """Raise ConfigError if a string is not the address of a reward."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
         httpx2.URL(url)
     except (ValueError, httpx2.InvalidURL) as error:
-        raise ConfigError(f"--rewards: {url!r} is no address: {error}; use http://HOST:PORT/PATH") from error
+        raise ConfigError(f"--rewards: {url!r} is not an address: {error}; use http://HOST:PORT/PATH") from error
     if not host:
-        raise ConfigError(f"--rewards: {url!r} names no host; use http://HOST:PORT/PATH")
+        raise ConfigError(f"--rewards: {url!r} has no host; use http://HOST:PORT/PATH")
     if parts.username or parts.password:
         raise ConfigError(
             f"--rewards: the address of {host} holds a user or password, which would be written into the run's folder; leave "
-            "it out, or ask the server from a function of your own (python:FILE.py:FUNCTION)"
+            "it out, or call the server from a function of your own (python:FILE.py:FUNCTION)"
         )
 
 
 class HTTPReward:
-    """The scores that a server gives, in requests of ``micro_batch_size`` responses.
+    """A reward function that asks a server for scores.
 
-    Connection errors, timeouts and the statuses 429 and 5xx are tried again ``retries`` times, after ``first_wait`` seconds
-    and then twice as long each time. Proxies of the environment are used, but never for this machine (localhost, 127.x, ::1).
+    After a connection error, a timeout, or a status of 429 or 5xx it tries again, with twice the wait each time. Proxies of
+    the environment are used, except for this machine (localhost, 127.x, ::1).
 
-    Calling it raises RewardError where there is no answer after that, or an answer that does not hold the scores: nothing
-    else takes the place of a score.
+    Args:
+        url: the server's address, such as http://HOST:PORT/PATH.
+        timeout: the most seconds for one answer, from the request to its last byte.
+        retries: how often a failed request is tried again.
+        micro_batch_size: responses per request.
+        first_wait: seconds before the first new try.
+
+    Calling it raises RewardError if there is still no answer after that, or if an answer does not contain the scores. No
+    default ever takes the place of a score.
     """
 
     def __init__(
@@ -58,9 +65,9 @@ class HTTPReward:
         self.retries = retries
         self.micro_batch_size = micro_batch_size
         self.first_wait = first_wait
-        # A connection is not kept: the server would close it while the policy samples, maybe as the next request leaves.
+        # Connections are not kept: the server would close them while the policy samples, maybe as the next request leaves.
         limits = httpx2.Limits(max_keepalive_connections=0)
-        # A client with a transport of its own asks no proxy.
+        # A client with its own transport uses no proxy.
         transport = httpx2.HTTPTransport(limits=limits) if _is_this_machine(url) else None
         self._client = httpx2.Client(timeout=timeout, limits=limits, transport=transport)
 
@@ -91,11 +98,11 @@ class HTTPReward:
         except (TypeError, ValueError) as error:
             raise RewardError(
                 f"reward {self.url}: the request cannot be written as JSON: {error}; leave out the column of the prompts "
-                "that holds it, or make it text"
+                "that contains it, or make it text"
             ) from error
 
     def _answer(self, body: bytes) -> bytes:
-        """What the server answers, after as many tries as it takes. Raises RewardError."""
+        """Return the body of the server's answer, trying again if needed. Raises RewardError."""
         wait = self.first_wait
         for tries in range(1, self.retries + 2):
             try:
@@ -119,13 +126,13 @@ class HTTPReward:
                 wait = min(2 * wait, LONGEST_WAIT)
         raise RewardError(
             f"reward {self.url} gave no scores: {problem}; tried {tries} time{'s' * (tries > 1)}. Is the server running and "
-            f"reached from here? A slow one may need more than --reward-timeout {self.timeout:g} or fewer responses a "
+            f"reachable from here? A slow one may need more than --reward-timeout {self.timeout:g} or fewer responses per "
             "request (--rollout-micro-batch-size; --micro-batch-size of evaluate), a busy one more than "
             f"--reward-retries {self.retries}"
         )
 
     def _ask(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of one answer; the timeout counts for all of it, however slowly it trickles in."""
+        """Return status and body of one answer. The timeout covers all of it, however slowly it trickles in."""
         deadline = time.monotonic() + self.timeout
         answer = bytearray()
         with self._client.stream(
@@ -153,7 +160,7 @@ class HTTPReward:
         for score in scores:
             if score is not None and not _is_number(score):
                 raise RewardError(
-                    f"reward {self.url} answered with the score {score!r:.80}; a score is a finite number, or null where the "
+                    f"reward {self.url} answered with the score {score!r:.80}; a score is a finite number, or null if the "
                     "reward does not apply"
                 )
         return scores

@@ -1,10 +1,10 @@
-"""The one interface of every reward, and the checks on what comes back.
+"""The interface that all rewards share, and the checks on what they return.
 
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
-score per response, the signature of TRL's reward functions: prompts and completions are strings where the prompt is raw
-text, and lists of ``{"role": ..., "content": ...}`` where it is a conversation. ``columns`` are the other fields of the
-prompt's record. A function may name only the arguments that it wants. None means "does not apply to this response"; a list
-of numbers, one for each of a response's ``completion_ids``, is a dense score.
+score per response; this is the signature of TRL's reward functions. Prompts and completions are strings if the prompt is raw
+text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``columns`` are the other fields of the prompt's
+record. A function needs to name only the arguments that it uses. The score None means "does not apply to this response". A
+list of numbers, one for each of a response's ``completion_ids``, is a dense score.
 """
 
 import inspect
@@ -20,15 +20,15 @@ from heedful.rewards.combine import combine_scores, shares
 from heedful.types import Completion, Text
 
 OneScore = float | list[float] | None
-"""A reward's score of a response: a number, one number a token, or None where it does not apply."""
+"""A reward's score of a response: a number, one number per token, or None if the reward does not apply."""
 RewardFunction = Callable[..., Sequence[OneScore]]
 RESERVED = ("prompts", "completions", "completion_ids", "truncated")
-"""What every reward function may ask for; no column may have such a name."""
+"""Arguments that every reward function may have; no column may have one of these names."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function, the name it goes by in metrics and messages, and what multiplies its scores."""
+    """A reward function, its name in metrics and messages, and the weight that multiplies its scores."""
 
     name: str
     function: RewardFunction
@@ -37,11 +37,12 @@ class Reward:
 
 @dataclass(frozen=True)
 class Ensemble(Sequence[Reward]):
-    """Rewards and how their weighted scores become one (`heedful.rewards.combine`). A plain list of rewards is summed."""
+    """Rewards and how their weighted scores are combined (`heedful.rewards.combine`). A plain list of rewards is summed."""
 
     rewards: tuple[Reward, ...]
     combine: Combination = "sum"
     std_coef: float = 1.0
+    """How many standard deviations ``mean-std`` subtracts."""
 
     @overload
     def __getitem__(self, index: int) -> Reward: ...
@@ -58,29 +59,33 @@ class Ensemble(Sequence[Reward]):
 
 @dataclass(frozen=True)
 class Scores:
-    """What rewards gave to responses."""
+    """The scores that rewards gave to responses."""
 
     totals: list[float]
     """The combined score of each response; a dense one is summed over its tokens."""
     tokens: list[list[float]] | None
-    """The part of each total that has a place: one number for each of a response's ids. None where no reward is dense."""
+    """The part of each total that belongs to tokens: one number for each of a response's ids. None if no reward is dense."""
     means: dict[str, float]
-    """Mean score of each reward by its name, before weights, over the responses that it applies to."""
+    """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
-    """One number for each completion and the mean of each reward: `score_tokens` without the places of dense scores."""
+    """Score completions as `score_tokens` does. Returns the total of each completion and the mean of each reward by name."""
     scores = score_tokens(rewards, completions)
     return scores.totals, scores.means
 
 
 def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -> Scores:
-    """The combined scores of all rewards for each completion, and the mean of each reward by its name.
+    """Score each completion with all rewards and combine the scores.
 
     A reward that returns None for a response is left out of that response's combination.
 
-    Raises RewardError, naming the reward and the sample, where a reward raises, lacks a column, returns the wrong number
-    of scores or something that is not a finite number, or where no reward applies to a response.
+    Args:
+        rewards: rewards whose scores are summed, or an `Ensemble`, which says how to combine them.
+        completions: the responses to score.
+
+    Raises RewardError, naming the reward and a sample, if a reward raises an exception, needs a column that is missing,
+    returns the wrong number of scores or something that is not a finite number, or if no reward applies to a response.
     """
     ensemble = rewards if isinstance(rewards, Ensemble) else Ensemble(tuple(rewards))
     columns = [_checked_scores(reward, completions) for reward in rewards]
@@ -113,7 +118,7 @@ def _total(one: OneScore) -> float:
 
 
 def as_messages(prompt: Text) -> Any:
-    """A prompt as reward functions see it: a string, or a list of role and content dictionaries."""
+    """Return a prompt as reward functions see it: a string, or a list of dictionaries with role and content."""
     return prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
 
 
@@ -127,7 +132,7 @@ def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[O
         raise RewardError(
             f"reward {reward.name} raised {type(own_error).__name__}: {own_error}; for {_sample(culprit)}"
         ) from own_error
-    # Arrays and tensors become lists of their rows. A set or a dictionary is no list: it has no order.
+    # Arrays and tensors become lists of their rows. A set or a dictionary is refused: it has no order.
     scores = list(result) if getattr(result, "shape", ()) else result
     if isinstance(scores, str | bytes) or not isinstance(scores, Sequence):
         raise RewardError(
@@ -161,13 +166,13 @@ def _checked_number(reward: Reward, value: Any, completion: Completion) -> float
     if not isinstance(number, Real) or not _is_finite(number):
         raise RewardError(
             f"reward {reward.name} returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None "
-            f"where the reward does not apply; for {_sample(completion)}"
+            f"if the reward does not apply; for {_sample(completion)}"
         )
     return float(number)
 
 
 def _holds_one(value: Any) -> bool:
-    """A number of numpy or torch, or an array or tensor of one."""
+    """True for a number, also of numpy or torch, and for an array or tensor with one element."""
     return all(length == 1 for length in getattr(value, "shape", ()))
 
 
@@ -179,13 +184,13 @@ def _is_finite(number: Real) -> bool:
 
 
 def _call(reward: Reward, completions: Sequence[Completion]) -> Any:
-    """Call the function with the arguments that it names (all of them where it takes ``**kwargs``)."""
+    """Call the function with the arguments that it names, or with all of them if it takes ``**kwargs``."""
     chats = [not isinstance(c.prompt.prompt, str) for c in completions]
     names = {name for c in completions for name in c.prompt.columns}
     reserved = sorted(names & set(RESERVED))
     if reserved:
         raise RewardError(
-            f"the prompts have a column {reserved[0]!r}, a name that rewards use themselves; rename it in the data "
+            f"the prompts have a column {reserved[0]!r}, which is an argument of every reward; rename it in the data "
             f"(reserved: {', '.join(RESERVED)})"
         )
     arguments: dict[str, Any] = {name: [c.prompt.columns.get(name) for c in completions] for name in sorted(names)}
@@ -220,7 +225,7 @@ def _first_to_fail(reward: Reward, completions: Sequence[Completion]) -> tuple[C
     for completion in completions:
         try:
             _call(reward, [completion])
-        except RewardError:  # a column that only other records have
+        except RewardError:  # it needs a column that only other records have
             continue
         except Exception as error:
             return completion, error

@@ -1,4 +1,4 @@
-"""A reward model as a reward function: text in, so that any tokenizer and any architecture will do."""
+"""A reward model as a reward function. It takes text, so any tokenizer and any architecture will do."""
 
 import math
 from collections.abc import Sequence
@@ -26,9 +26,17 @@ def score_texts(
     *,
     micro_batch: MicroBatch = MICRO_BATCH,
 ) -> list[float]:
-    """Scores of responses, computed in batches of similar length and returned in the order given.
+    """Score responses in batches of similar length. Returns one score per response, in the order given.
 
-    Raises RewardError where a prompt and its response are longer than the reward model can read.
+    Args:
+        model: the reward model.
+        inputs: how it reads a prompt with a response.
+        prompts: one prompt per response.
+        responses: the responses' texts.
+        truncated: for each response, whether it was cut off before the model ended it.
+        micro_batch: the most rows and tokens at a time.
+
+    Raises RewardError if a prompt with its response is longer than the reward model can read.
     """
     rows = [
         inputs.encode(prompt, response, truncated=cut)
@@ -47,7 +55,7 @@ def score_texts(
 
 @torch.no_grad()
 def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch) -> list[float]:
-    """Scores of encoded rows, computed in batches of similar length and returned in the order given."""
+    """Score rows that are already encoded, as `score_texts` does."""
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     scores = [0.0] * len(rows)
@@ -58,7 +66,7 @@ def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micr
 
 
 class ModelReward:
-    """A frozen reward model behind the interface of reward functions."""
+    """A frozen reward model as a reward function; the arguments are those of `score_texts`."""
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
         self.model = model
@@ -83,12 +91,19 @@ class ModelReward:
 
 
 def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """`heedful.core.agreement.agreement` of scores with people's rankings. Raises RewardError if a score is not finite."""
+    """Measure how well scores agree with people's rankings (`heedful.core.agreement.agreement`).
+
+    Args:
+        rankings: the rankings, for their ranks and the lengths of their responses.
+        scores: for each ranking the scores of its responses, in the same order.
+
+    Raises RewardError if a score is not finite.
+    """
     for ranking, own in zip(rankings, scores, strict=True):
         if not all(math.isfinite(one) for one in own):
             raise RewardError(
-                f"{ranking.source}: the reward model gives {own}; scores must be finite. Its weights or the precision "
-                "are at fault: try --dtype float32, or train it with a lower --learning-rate"
+                f"{ranking.source}: the reward model gives {own}; scores must be finite. The cause is its weights or "
+                "the precision: try --dtype float32, or train it with a lower --learning-rate"
             )
     lengths = [[len(response) for response in ranking.responses] for ranking in rankings]
     return agreement([ranking.ranks for ranking in rankings], scores, lengths)

@@ -1,10 +1,10 @@
-"""The final number of an answer, as GSM8K and its graders read it."""
+"""Read the final number of an answer, as GSM8K and its graders do."""
 
 import re
 from decimal import Decimal
 
 PLAIN = str.maketrans("０１２３４５６７８９．－−＋", "0123456789.--+")
-"""Full-width digits and signs, and the typographic minus, as plain ones."""
+"""Maps full-width digits and signs, and the typographic minus, to plain ones."""
 NUMBER = re.compile(
     r"((?<![A-Za-z0-9_)\]])[-+])?"  # a sign; after a letter, digit or bracket it is a hyphen or an operator
     r"(?:\\?[$€£¥￥])?"
@@ -12,14 +12,16 @@ NUMBER = re.compile(
     r"([eE][-+]?[0-9]{1,3}(?![0-9]))?"
 )
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-"""What LaTeX's final answer holds, with one level of braces inside."""
+"""The content of LaTeX's boxed answer, with at most one level of braces inside."""
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number after the last ``####``; without one, the last in the last ``\\boxed{}``; else the last. None for none.
+    """Return the final number of a text, or None if it contains no number.
 
-    Read are signs, thousands separated by commas, decimals, powers of ten (1.5e3) and full-width digits; a currency sign
-    before and whatever comes behind, such as a unit or a full stop, is left aside. Fractions and number words are not read.
+    It is the first number after the last ``####``; without that, the last number in the last ``\\boxed{}`` that contains one;
+    without that, the last number of the text. Signs, thousands separated by commas, decimals, powers of ten (1.5e3) and
+    full-width digits are read. A currency sign before the number is ignored, and so is whatever follows it, such as a unit or
+    a full stop. Fractions and number words are not read.
     """
     text = text.translate(PLAIN).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     _, marker, after = text.rpartition("####")

@@ -1,4 +1,4 @@
-"""Rewards named by a string: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://HOST:PORT/PATH``."""
+"""Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME`` or ``http://HOST:PORT/PATH``."""
 
 import importlib.util
 import inspect
@@ -29,7 +29,12 @@ AnyReward = str | Reward | RewardFunction
 
 
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Refuse rewards, weights and a combination that do not fit together, before anything is loaded. Raises ConfigError."""
+    """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError.
+
+    Args:
+        wanted: the rewards of ``--rewards`` and those given in Python.
+        options: the settings for weights and combination.
+    """
     if not wanted:
         raise ConfigError(f"--rewards is missing: {FORMS}")
     for reward in wanted:
@@ -47,11 +52,13 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
             raise ConfigError(f"the weight of reward {reward.name} must be a finite number, got {reward.weight}")
     own = [reward.name for reward in wanted if isinstance(reward, Reward) and reward.weight != 1.0]
     if weights and own:
-        raise ConfigError(f"--reward-weights weighs {own[0]}, which has a weight of its own; leave out one of the two")
+        raise ConfigError(
+            f"--reward-weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
+        )
     if len(wanted) == 1 and options.reward_combine != "sum":
         raise ConfigError(
-            f"--reward-combine {options.reward_combine} combines several rewards, and there is one; add more to --rewards, "
-            "or leave it out"
+            f"--reward-combine {options.reward_combine} combines several rewards, but there is only one; add more to "
+            "--rewards, or leave it out"
         )
 
 
@@ -63,7 +70,10 @@ def load_rewards(
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
 ) -> Ensemble:
-    """The rewards with their weights and how they are combined. Raises ConfigError, CheckpointError or RewardError."""
+    """Load rewards and give them the weights and the combination of ``options``.
+
+    The other arguments are those of `resolve_rewards`. Raises ConfigError, CheckpointError or RewardError.
+    """
     check_wanted(wanted, options)
     rewards = resolve_rewards(
         wanted,
@@ -88,7 +98,15 @@ def resolve_rewards(
     timeout: float = 60.0,
     retries: int = 3,
 ) -> list[Reward]:
-    """Rewards from strings, functions and `Reward` objects; equal names are told apart as NAME#2.
+    """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
+
+    Args:
+        rewards: strings as in ``--rewards``, functions or `Reward` objects.
+        device: where reward models run.
+        compute_dtype: the precision of reward models.
+        micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
+        timeout: the most seconds for one answer over HTTP.
+        retries: how often a failed HTTP request is tried again.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -114,10 +132,10 @@ def resolve_rewards(
 
 
 def check_reward_string(reward: str) -> None:
-    """Refuse a reward string of unknown form without loading anything. Raises ConfigError."""
+    """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
     if kind not in ("model", "python", "rule", "http", "https") or not separator or not rest:
-        raise ConfigError(f"--rewards: {reward!r} is no reward; use {FORMS}")
+        raise ConfigError(f"--rewards: {reward!r} is not a reward; use {FORMS}")
     if kind == "rule":
         make_rule(rest)
     if kind in ("http", "https"):
@@ -127,7 +145,16 @@ def check_reward_string(reward: str) -> None:
 def load_model_reward(
     name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
 ) -> ModelReward:
-    """A frozen reward model with its own tokenizer. Raises CheckpointError."""
+    """Load a reward model, frozen, with its own tokenizer.
+
+    Args:
+        name: a folder or a name on the Hub or ModelScope.
+        device: where the model runs.
+        compute_dtype: the precision of its matrix products.
+        micro_batch: the most rows and tokens that it reads at a time.
+
+    Raises CheckpointError.
+    """
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
         tokenizer = load_tokenizer(name, chat_template="plain")
@@ -152,14 +179,14 @@ def _load_function(spec: str) -> RewardFunction:
     file, _, name = spec.rpartition(":")
     path = Path(file)
     if not file or not name:
-        raise ConfigError(f"--rewards: python:{spec} names no function; use python:FILE.py:FUNCTION")
+        raise ConfigError(f"--rewards: python:{spec} does not name a function; use python:FILE.py:FUNCTION")
     if not path.is_file():
         raise ConfigError(f"--rewards: the file {file} of python:{spec} does not exist")
     module_spec = importlib.util.spec_from_file_location(f"heedful_reward:{path.resolve()}", path)
     if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"--rewards: {file} is no Python file; use python:FILE.py:FUNCTION")
+        raise ConfigError(f"--rewards: {file} is not a Python file; use python:FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses and pickle look a class's module up there
+    sys.modules[module_spec.name] = module  # where dataclasses and pickle look up the module of a class
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

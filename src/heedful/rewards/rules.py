@@ -1,4 +1,4 @@
-"""Rewards that are rules. Each reads the response alone, whatever the prompt."""
+"""Rewards that are rules. Each reads only the response, not the prompt."""
 
 import difflib
 import re
@@ -16,20 +16,25 @@ NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Kana and Chinese characters: text without spaces between words."""
 UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
-"""A character of such text, a word of other text, or a punctuation mark."""
+"""A character of such text, a word of other text, or a punctuation mark: the units of `repetition`."""
 
 
 def response_text(completion: Any) -> str:
-    """The text of a completion, given as a string or as a list with the assistant's message."""
+    """Return the text of a completion, which is a string or a list with the assistant's message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: Any) -> list[float | None]:
-    """1 where the response contains the record's ``expected`` text or number, -1 where not, minus 0.002 a character.
+    """Score 1 if the response contains the record's ``expected`` text or number, else -1, minus 0.002 per character.
 
-    None where the record expects nothing. Raises ValueError where nothing of ``expected`` is left to look for.
+    Case, spaces and common punctuation, including Chinese, are removed from both before they are compared and before the
+    length is counted.
 
-    Case, spaces and common punctuation, Chinese too, are removed from both first; the length is counted after that.
+    Args:
+        completions: the responses.
+        expected: the records' column of that name; None, if a record has none, gives None (no score).
+
+    Raises ValueError if an expected text is nothing but spaces and punctuation.
     """
     scores: list[float | None] = []
     for completion, wanted in zip(completions, expected, strict=True):
@@ -44,37 +49,42 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
 
 
 def digits(completions: Sequence[Any], **_: Any) -> list[float]:
-    """``min(0.2 n, 1)`` for n whole numbers in the response, -0.2 for none."""
+    """Score ``min(0.2 n, 1)`` for n whole numbers in the response, -0.2 if there are none."""
     counts = [len(NUMBER.findall(response_text(completion))) for completion in completions]
     return [min(0.2 * n, 1.0) if n else -0.2 for n in counts]
 
 
 def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | None]:
-    """1 where the response's final number equals that of the record's ``answer`` exactly, 0 where not.
+    """Score 1 if the final number of the response equals that of the record's ``answer`` exactly, else 0.
 
-    None, which is no score, where the record has no answer. Raises ValueError where an answer holds no number.
+    Args:
+        completions: the responses.
+        answer: the records' column of that name; None, if a record has none, gives None (no score).
+
+    Raises ValueError if an answer contains no number.
     """
     scores: list[float | None] = []
     for completion, wanted in zip(completions, answer, strict=True):
         expected = None if wanted is None else final_number(str(wanted))
         if wanted is not None and expected is None:
-            raise ValueError(f"the answer {wanted!r} holds no number")
+            raise ValueError(f"the answer {wanted!r} contains no number")
         scores.append(None if expected is None else float(final_number(response_text(completion)) == expected))
     return scores
 
 
-# Rules with an argument take it by position alone, so that no column of the data can take its place.
+# Rules with an argument take it only by position, so that no column of the data can take its place.
 
 
 def matches(pattern: re.Pattern[str], /, completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 where the pattern is found anywhere in the response (``re.search``), 0 where not."""
+    """Score 1 if the pattern is found anywhere in the response (``re.search``), else 0."""
     return [float(pattern.search(response_text(completion)) is not None) for completion in completions]
 
 
 def length_window(shortest: int, longest: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 for a response of ``shortest`` to ``longest`` characters, less outside.
+    """Score 1 for a response of ``shortest`` to ``longest`` characters, and less outside this window.
 
-    ``n / shortest`` for fewer, ``max(0, 2 - n / longest)`` for more: a line that reaches 0 at twice the longest.
+    A response of n characters gets ``n / shortest`` if it is shorter, and ``max(0, 2 - n / longest)`` if it is longer: a line
+    that reaches 0 at twice the longest length.
     """
     scores = []
     for completion in completions:
@@ -84,10 +94,10 @@ def length_window(shortest: int, longest: int, /, completions: Sequence[Any], **
 
 
 def repetition(n: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
-    """Minus the share of n-grams that stood in the response before: ``distinct / all - 1``, 0 for fewer than n units.
+    """Score minus the share of n-grams that repeat an earlier one: ``distinct / all - 1``; 0 for fewer than n units.
 
-    Units are words, punctuation marks, and characters of scripts that put no spaces between words (Chinese, Japanese);
-    where the whole text has no space, every character.
+    Units are words, punctuation marks, and characters of scripts without spaces between words (Chinese, Japanese). In a text
+    without any space every character is a unit.
     """
     scores = []
     for completion in completions:
@@ -104,11 +114,11 @@ RULES: dict[str, RewardFunction] = {
     "exact_number": exact_number,
     "repetition": partial(repetition, 3),
 }
-"""Rules by name, as they are without an argument."""
+"""The rules that need no argument, by name."""
 
 
 def make_rule(spec: str) -> RewardFunction:
-    """The rule that ``NAME`` or ``NAME:ARGUMENT`` stands for. Raises ConfigError."""
+    """Return the rule that ``NAME`` or ``NAME:ARGUMENT`` names. Raises ConfigError for an unknown rule or wrong argument."""
     name, separator, argument = spec.partition(":")
     if name not in RULES and name not in WITH_ARGUMENT:
         near = difflib.get_close_matches(name, [*RULES, *WITH_ARGUMENT], n=1)
@@ -153,7 +163,7 @@ WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
     "regex": ("regex:PATTERN", _make_matches),
     "repetition": ("repetition:N", _make_repetition),
 }
-"""Rules that an argument makes: how they are written, and what makes them."""
+"""The rules that take an argument: how they are written, and the function that makes them."""
 
 
 def _normalised(text: str) -> str:

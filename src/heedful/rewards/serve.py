@@ -1,4 +1,4 @@
-"""A reward model behind HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol)."""
+"""Serve a reward model over HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol)."""
 
 import contextlib
 import json
@@ -26,9 +26,13 @@ from heedful.types import MicroBatch
 
 
 def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = print) -> None:
-    """Serve a reward model until Ctrl-C; ``announce`` is told the address when it is ready.
+    """Serve a reward model until Ctrl-C.
 
-    Raises ConfigError where the address cannot be listened at, CheckpointError where there is no such reward model.
+    Args:
+        config: the model, the address and the limits.
+        announce: is called with a line of text when the server is ready (with its address), and when it has ended.
+
+    Raises ConfigError if the server cannot listen at the address, CheckpointError if there is no such reward model.
     """
     device = resolve_device(config.device)
     with _bound(config.host, config.port) as listening:  # before the model, which may take minutes to load
@@ -43,13 +47,19 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
         listening.listen()
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"{config.model} scores at http://{host}:{listening.getsockname()[1]}/score; Ctrl-C ends it")
-        with contextlib.suppress(KeyboardInterrupt):  # before the server minds signals itself
+        with contextlib.suppress(KeyboardInterrupt):  # before the server handles signals itself
             server.run(sockets=[listening])
     announce("the server has ended")
 
 
 def make_app(reward: ModelReward, name: str, *, max_bytes: int) -> Starlette:
-    """The web application: ``POST /score`` asks the reward, one request at a time; ``GET /health`` tells its name."""
+    """Make the web application: ``POST /score`` asks the reward, one request at a time; ``GET /health`` returns its name.
+
+    Args:
+        reward: scores the responses.
+        name: the model's name, for ``/health``.
+        max_bytes: the largest request that is accepted.
+    """
     one_at_a_time = threading.Lock()
 
     def scored(prompts: list[Any], completions: list[Any], truncated: list[bool]) -> list[float]:
@@ -60,7 +70,7 @@ def make_app(reward: ModelReward, name: str, *, max_bytes: int) -> Starlette:
         try:
             body = await _body(request, max_bytes)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
+            return Response(status_code=400)  # nobody is left to read it
         if body is None:
             return _refused(413, f"the request is larger than {max_bytes} bytes; send fewer responses at a time")
         try:
@@ -86,11 +96,14 @@ def make_app(reward: ModelReward, name: str, *, max_bytes: int) -> Starlette:
 
 
 class RequestError(ValueError):
-    """A request that is not of the protocol's form; the message says where."""
+    """A request that does not follow the protocol; the message says where."""
 
 
 def read_request(body: bytes) -> tuple[list[Any], list[Any], list[bool]]:
-    """Prompts, completions and flags of a request, each text a string or a list of messages. Raises RequestError."""
+    """Return the prompts, completions and ``truncated`` flags of a request. Raises RequestError.
+
+    Each prompt and completion is a string or a list of messages.
+    """
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -106,7 +119,7 @@ def read_request(body: bytes) -> tuple[list[Any], list[Any], list[bool]]:
         raise RequestError(f'"truncated" must be a list of true and false, got {truncated!r:.80}')
     if not len(prompts) == len(completions) == len(truncated):
         raise RequestError(
-            f'"prompts", "completions" and "truncated" must be of one length, got {len(prompts)}, {len(completions)} and '
+            f'"prompts", "completions" and "truncated" must have the same length, got {len(prompts)}, {len(completions)} and '
             f"{len(truncated)}"
         )
     for key, texts in (("prompts", prompts), ("completions", completions)):
@@ -116,7 +129,7 @@ def read_request(body: bytes) -> tuple[list[Any], list[Any], list[bool]]:
 
 
 def _check_text(place: str, text: Any) -> None:
-    """Raises RequestError where a text is neither a string nor a list of messages that UTF-8 can hold."""
+    """Raise RequestError if a text is not a string or a list of messages, or cannot be written as UTF-8."""
     is_chat = isinstance(text, list) and bool(text) and all(_is_message(message) for message in text)
     if not isinstance(text, str) and not is_chat:
         raise RequestError(
@@ -126,7 +139,7 @@ def _check_text(place: str, text: Any) -> None:
     try:
         "".join(parts).encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"{place} holds half a character (a lone surrogate), which is no text") from error
+        raise RequestError(f"{place} contains half a character (a lone surrogate), which is not text") from error
 
 
 def _is_message(message: Any) -> bool:
@@ -138,7 +151,7 @@ def _is_message(message: Any) -> bool:
 
 
 async def _body(request: Request, max_bytes: int) -> bytes | None:
-    """The request's body; None where it is too large. It is read to its end, or the sender would not hear why."""
+    """Return the request's body, or None if it is too large. It is read to its end, so that the sender gets the answer."""
     body = bytearray()
     size = 0
     async for piece in request.stream():
@@ -153,11 +166,11 @@ def _refused(status: int, message: str) -> JSONResponse:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to an address. Raises ConfigError."""
+    """Return a socket bound to an address. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host} is no address of this machine: {error}") from error
+        raise ConfigError(f"--host {host} is not an address of this machine: {error}") from error
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

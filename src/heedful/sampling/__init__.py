@@ -1,1 +1,1 @@
-"""From prompts to responses, and the teacher-forced pass over what was sampled."""
+"""Sample responses to prompts, and run the teacher-forced pass over them."""

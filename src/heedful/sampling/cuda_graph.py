@@ -1,8 +1,8 @@
-"""Decoding with CUDA graphs: the kernels of one token of the unmodified model, recorded once and launched all together.
+"""Decode with CUDA graphs: the kernels that compute one token are recorded once and then launched all together.
 
-Launched one by one from Python, the thousand small kernels of a token take several times as long as they run. A graph reads
-and writes always the same addresses, those of the weights and of a `FixedBatch`. It belongs to a number of rows and of
-positions; there are a few of each.
+The model is not modified. Launching the thousand small kernels of a token one by one from Python takes several times as long
+as running them. A graph always reads and writes the same addresses: the weights and a `FixedBatch`. It is made for one number
+of rows and one number of positions; a few of each suffice.
 """
 
 import warnings
@@ -18,19 +18,22 @@ from heedful.kernels.layout import positions
 from heedful.sampling.fixed_batch import FixedBatch
 
 SMALLEST_ROWS = 8
-"""Fewer rows are computed as so many. Above it, a graph has a power of two of rows, or all that there is room for."""
+"""The fewest rows of a graph. Larger graphs have a power of two of rows, or as many as there is room for."""
 POSITIONS = 128
-"""A graph's attention reads a multiple of so many positions."""
+"""A graph's attention reads a multiple of this number of positions."""
 
 
 class GraphDecoder:
-    """Decodes a batch after its prefill: `start`, then `step` by `step`, with `keep` where rows are done.
+    """Decodes a batch after its prefill: call `start`, then `step` for each token, and `keep` when rows have ended.
 
-    ``compute_dtype`` half precision runs matrix products under autocast, unless the model's weights have it already.
+    Graphs are captured when first needed and stay valid while the weights keep their addresses, so a copy of the policy that
+    is refreshed in place uses the graphs of the first batch again. If capturing fails, and on devices without graphs, the
+    same step runs kernel by kernel. Nothing here waits for the device.
 
-    Graphs are captured when first needed and stay good while the weights keep their places: a copy of the policy that is
-    refreshed in place is decoded with the graphs of the first batch. Where capturing fails, and on devices without graphs,
-    the same step runs kernel by kernel. Nothing here waits for the device.
+    Args:
+        lm: the model to decode with.
+        compute_dtype: half precision runs matrix products under autocast, unless the weights have that dtype already.
+        capture: record graphs; None means on CUDA devices only.
     """
 
     def __init__(self, lm: PreTrainedModel, compute_dtype: torch.dtype, *, capture: bool | None = None) -> None:
@@ -44,10 +47,13 @@ class GraphDecoder:
 
     @torch.no_grad()
     def start(self, cache: Cache, attention_mask: Tensor, max_new_tokens: int, rows: Tensor | None = None) -> None:
-        """Go on from a prefill, for at most ``max_new_tokens`` steps.
+        """Start decoding after a prefill.
 
-        ``cache`` holds the prompts' keys and values, ``attention_mask`` ``[prompts, time]`` is 1 where they are real. Row i
-        continues the prompt ``rows[i]``, so several may continue one; without ``rows``, each is continued once.
+        Args:
+            cache: the keys and values of the prompts.
+            attention_mask: ``[prompts, time]``, 1 at real tokens.
+            max_new_tokens: the most steps that will follow.
+            rows: row i continues the prompt ``rows[i]``, so several rows may continue one prompt; None continues each once.
         """
         if rows is None:
             rows = torch.arange(len(attention_mask), device=attention_mask.device)
@@ -57,7 +63,7 @@ class GraphDecoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """Feed each row a token, ``[rows]``. Returns the logits of the next, ``[rows, vocab]``, good until the next step."""
+        """Read one token per row, ``[rows]``. Returns logits of the next, ``[rows, vocab]``, valid until the next step."""
         batch = self._started()
         bucket = self._bucket()
         batch.ids[: self._num_rows, 0] = ids
@@ -74,22 +80,22 @@ class GraphDecoder:
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, in this order; few enough run in a smaller graph."""
+        """Continue with only the rows at these indices, in this order; a smaller graph is used if they fit into it."""
         self._started().keep(rows, self._written)
         self._num_rows = len(rows)
 
     def _started(self) -> FixedBatch:
-        assert self._batch is not None, "start comes first"
+        assert self._batch is not None, "call start first"
         return self._batch
 
     def _make_room(self, cache: Cache, num_rows: int, num_positions: int) -> None:
-        """Keep the batch there is, or take a larger one; forget graphs whose addresses no longer hold."""
+        """Keep the current batch or make a larger one, and drop graphs whose addresses are no longer valid."""
         old = self._batch
         if old is None or num_rows > old.num_rows or num_positions > old.num_positions:
             if old is not None:
                 num_rows, num_positions = max(num_rows, old.num_rows), max(num_positions, old.num_positions)
             self._graphs.clear()
-            self._batch = old = None  # gone before the new one needs the memory
+            self._batch = old = None  # freed before the new one needs the memory
             self._batch = FixedBatch.like(cache, num_rows, -(-num_positions // POSITIONS) * POSITIONS)
         weights = [tensor.data_ptr() for tensor in chain(self.lm.parameters(), self.lm.buffers())]
         if weights != self._weights:
@@ -97,10 +103,10 @@ class GraphDecoder:
             self._weights = weights
 
     def _bucket(self) -> tuple[int, int]:
-        """Rows and positions of the smallest graph that holds the next step."""
+        """Return the rows and positions of the smallest graph that has room for the next step."""
         batch = self._started()
         num_positions = (self._written // POSITIONS + 1) * POSITIONS
-        assert num_positions <= batch.num_positions, "more steps than start was told of"
+        assert num_positions <= batch.num_positions, "more steps than max_new_tokens of start"
         num_rows = max(SMALLEST_ROWS, 1 << (self._num_rows - 1).bit_length())
         return min(num_rows, batch.num_rows), num_positions
 
@@ -109,27 +115,29 @@ class GraphDecoder:
             return self._started().forward(self.lm, *bucket)
 
     def _try_capture(self, bucket: tuple[int, int]) -> None:
-        """Record the step, or say once why there are no graphs."""
+        """Record a step, or warn once why that is not possible."""
         batch, outside, cause = self._started(), None, None
         try:
             outside = torch.cuda.current_stream()
             stream = torch.cuda.Stream()
             stream.wait_stream(outside)
-            with torch.cuda.stream(stream):  # libraries make their workspaces at a first call, which is not recorded
+            with torch.cuda.stream(stream):  # libraries make their workspaces in the first call, which is not recorded
                 self._forward(bucket)
             outside.wait_stream(stream)
-            pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None  # one replays at a time
+            pool = (
+                next(iter(self._graphs.values()))[0].pool() if self._graphs else None
+            )  # shared, as only one replays at a time
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 try:
                     logits = self._forward(bucket)
                     batch.advance()
-                except Exception as first:  # to end a broken recording raises another
+                except Exception as first:  # ending a broken recording raises another
                     cause = first
                     raise
-        except Exception as error:  # whatever a model does that cannot be recorded, it can do kernel by kernel
+        except Exception as error:  # a model that cannot be recorded can still run kernel by kernel
             if outside is not None:
-                torch.cuda.set_stream(outside)  # a capture that fails stays on its own
+                torch.cuda.set_stream(outside)  # a capture that fails leaves its own stream current
             self._capture = False
             self._graphs.clear()
             warnings.warn(
@@ -142,7 +150,7 @@ class GraphDecoder:
 
 
 def graph_decoder(lm: PreTrainedModel, compute_dtype: torch.dtype) -> GraphDecoder | None:
-    """A decoder of the model; None, with a warning, where the model on a fixed cache is not what it is on its own."""
+    """Return a decoder for the model; None, with a warning, if the model cannot decode on a fixed cache (`obstacle`)."""
     reason = obstacle(lm, compute_dtype)
     if reason is None:
         return GraphDecoder(lm, compute_dtype)
@@ -152,15 +160,18 @@ def graph_decoder(lm: PreTrainedModel, compute_dtype: torch.dtype) -> GraphDecod
 
 @torch.no_grad()
 def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
-    """Why the model cannot decode on a fixed cache, if so: by what it says of itself, or by its logits of a ragged batch."""
+    """Return why the model cannot decode on a fixed cache, or None if it can.
+
+    It is judged by what the model declares, and by comparing its logits for a batch with padding with and without the cache.
+    """
     if not (lm._supports_attention_backend and lm._can_compile_fullgraph):
-        return "transformers does not say of it that it can use a fixed cache"
+        return "transformers does not declare that it can use a fixed cache"
     attention = lm.config._attn_implementation
     if attention != "eager" and ALL_MASK_ATTENTION_FUNCTIONS.get(attention) is not sdpa_mask:
         return f"its attention is {attention}, which may not take a mask of scores"
     cache = DynamicCache(config=lm.config)
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
-        return "some of its layers do not read all positions, or keep something else than keys and values"
+        return "some of its layers do not read all positions, or keep something other than keys and values"
     ids = torch.arange(1, 11, device=lm.device).view(2, 5) % lm.config.vocab_size
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
@@ -180,7 +191,7 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
 
 
 def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch.autocast:
-    """Autocast keeps what it cast of a weight, and a graph would read that for ever. A model in half precision needs none."""
+    """Return autocast without a cache of cast weights, which a graph would read for ever. Half-precision models need none."""
     casts = compute_dtype in (torch.bfloat16, torch.float16) and lm.dtype != compute_dtype
     return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)
 

@@ -1,4 +1,4 @@
-"""A policy reading prompts and then one token a row at a time, on the key-value cache."""
+"""Run a policy over prompts and then over one token per row at a time, with a key-value cache."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,14 @@ from heedful.sampling.kv_cache import capacity, make_cache
 
 
 class Decoder:
-    """The cache of a batch of rows, one a prompt, and the model that fills it; its weights are those of this moment.
+    """The model and the cache for decoding a batch of rows, one row per prompt. Equal prompts are read only once.
 
-    Rows with the same prompt share one reading of it. ``cuda_graphs`` needs to know how many tokens follow at most.
+    Args:
+        policy: the model to sample from, with its weights at this moment.
+        prompts: token ids of each row's prompt.
+        pad_id: the token that fills padding.
+        max_new_tokens: the most tokens that will be read after the prompts; only CUDA graphs need it.
+        cuda_graphs: record the kernels of a step and replay them, on a CUDA device (`heedful.sampling.cuda_graph`).
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class Decoder:
         self.prompt_of_row = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=self.device)
 
     def read_prompts(self) -> Tensor:
-        """Logits ``[rows, vocab]`` of every row's first response token."""
+        """Read the prompts. Returns the logits ``[rows, vocab]`` of every row's first response token."""
         mask = self.prompt.attention_mask
         position_ids = positions(mask)
         logits = self._forward(self.prompt.ids, mask.long(), position_ids)
@@ -62,7 +67,7 @@ class Decoder:
         return logits[self.prompt_of_row]
 
     def read_tokens(self, tokens: Tensor) -> Tensor:
-        """Logits ``[rows, vocab]`` after one more token ``[rows]``."""
+        """Read one more token per row, ``[rows]``. Returns the logits ``[rows, vocab]`` of the next one."""
         if self.graph is not None:
             return at_least_float32(self.graph.step(tokens))
         self.position_ids = self.position_ids + 1
@@ -77,7 +82,7 @@ class Decoder:
         return self._forward(tokens.unsqueeze(1), self.mask, self.position_ids)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the given rows alone, in the given order; a row may be given more than once."""
+        """Continue with only the rows at these indices, in this order; an index may occur more than once."""
         if self.graph is not None:
             self.graph.keep(rows)
         else:
@@ -85,7 +90,7 @@ class Decoder:
             self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
 
     def _additive(self, mask: Tensor) -> Tensor:
-        """``[rows, 1, 1, capacity]``, 0 at the prompt's tokens, -inf at padding and at places still to be written."""
+        """Return ``[rows, 1, 1, capacity]``: 0 at tokens of the prompt, -inf at padding and at places not written yet."""
         places = nn.functional.pad(mask, (0, capacity(mask.shape[1]) - mask.shape[1]), value=False)
         additive = torch.zeros(places.shape, dtype=self.mask_dtype, device=self.device)
         return additive.masked_fill_(~places, -math.inf)[:, None, None]
@@ -104,11 +109,11 @@ class Decoder:
 
 
 _RECORDED: WeakKeyDictionary[PreTrainedModel, tuple[PreTrainedModel, GraphDecoder | None]] = WeakKeyDictionary()
-"""Of each model, the copy whose addresses its recordings read: recording for every batch would cost more than it saves."""
+"""For each model, the copy whose memory its recordings read. Recording for every batch would cost more than it saves."""
 
 
 def _recorded(policy: Policy) -> tuple[PreTrainedModel, GraphDecoder | None]:
-    """The policy's inference copy with the weights of this moment, and its recordings, None where it can have none."""
+    """Return the policy's inference copy with its weights at this moment, and its recordings, if it can be recorded."""
     if policy.lm not in _RECORDED:
         copied = inference_copy(policy.lm, policy.compute_dtype)
         _RECORDED[policy.lm] = copied, graph_decoder(copied, policy.compute_dtype)

@@ -1,4 +1,4 @@
-"""Drawing the next token from logits."""
+"""Draw the next token from logits."""
 
 import math
 
@@ -9,16 +9,19 @@ from torch import Tensor, nn
 from heedful.core.masking import at_least_float32
 
 BLOCK = 64
-"""Tokens whose probabilities are added up before the search among all of them."""
+"""Tokens per block. The search first finds the block by the blocks' sums, then the token within it."""
 AT_ONCE = 2**19
-"""Probabilities added up together on a CPU, which copies them to float64 for it."""
+"""The most probabilities that a CPU adds up at a time, because it copies them to float64 first."""
 
 
 def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: float) -> Float[Tensor, "batch vocab"]:
-    """Keep the ``top_k`` most likely tokens (0: all), then the smallest set with probability ``top_p``; others get -inf.
+    """Set the logits of unlikely tokens to -inf: first by rank (``top_k``), then by cumulative probability (``top_p``).
 
-    The token that crosses ``top_p`` is kept, as in transformers (Holtzman et al. 2020, section 3.1), and so are ties with
-    the k-th token.
+    Args:
+        logits: one row per response.
+        top_k: keep the k most likely tokens and those that tie with the k-th; 0 keeps all.
+        top_p: keep the smallest set of the most likely tokens whose probability reaches this, in (0, 1]; 1 keeps all. The
+            token that crosses it is kept, as in transformers (Holtzman et al. 2020, section 3.1).
     """
     if 0 < top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[:, -1:]
@@ -33,20 +36,24 @@ def filter_logits(logits: Float[Tensor, "batch vocab"], *, top_k: int, top_p: fl
 
 
 def draw(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """One token a row from ``softmax(logits)`` by inverting its cumulative distribution at a uniform number in [0, 1).
+    """Draw one token per row from ``softmax(logits)``, by inverting its cumulative distribution at a uniform number.
 
-    The result is a function of the row's logits and its own uniform number: what else is in the batch changes nothing,
-    and a token of probability 0 is never drawn. The distribution is summed in float64.
+    A row's token depends only on its own logits and its own number, not on the rest of the batch. A token of probability 0 is
+    never drawn. The distribution is summed in float64.
+
+    Args:
+        logits: one row per response.
+        uniforms: one number per row, in [0, 1).
     """
     return draw_from(at_least_float32(logits).softmax(dim=-1), uniforms)
 
 
 def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """The same from probabilities: first the block of tokens in which the cumulative distribution passes, then the token."""
+    """Draw as `draw` does, but from probabilities: find the block in which the cumulative sum passes, then the token."""
     if probabilities.device.type == "mps":  # has no float64
         return draw_from(probabilities.cpu(), uniforms.cpu()).to(probabilities.device)
     rows, vocab = probabilities.shape
-    size = math.gcd(vocab, BLOCK)  # most vocabularies are multiples of it; others are padded
+    size = math.gcd(vocab, BLOCK)  # most vocabularies are multiples of BLOCK; others are padded
     size = size if size >= 8 else BLOCK
     if vocab % size:
         probabilities = nn.functional.pad(probabilities, (0, -vocab % size))
@@ -59,5 +66,7 @@ def draw_from(probabilities: Float[Tensor, "batch vocab"], uniforms: Float[Tenso
     block = torch.searchsorted(cumulative, target, right=True)
     before = nn.functional.pad(cumulative, (1, 0)).gather(1, block)
     inside = blocks[torch.arange(rows, device=blocks.device), block.squeeze(1)].double().cumsum(dim=-1) + before
-    target = torch.minimum(target, torch.nextafter(inside[:, -1:], torch.zeros_like(total)))  # the sums round apart
+    target = torch.minimum(
+        target, torch.nextafter(inside[:, -1:], torch.zeros_like(total))
+    )  # the two sums round differently
     return (block * size + torch.searchsorted(inside, target, right=True)).squeeze(1)

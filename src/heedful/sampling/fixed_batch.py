@@ -1,4 +1,4 @@
-"""A step of decoding that always touches the same memory: ids, positions, mask and a key-value cache of fixed length."""
+"""A decoding step that always uses the same memory: ids, positions, mask and a key-value cache of fixed length."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class FixedLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of one token a row. Returns those of all positions, written or not."""
+        """Write the keys and values of one token per row. Returns those of all positions, written or not."""
         self.keys.index_copy_(2, self.write_position, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.write_position, value_states.to(self.values.dtype))
         return self.keys, self.values
@@ -25,25 +25,31 @@ class FixedLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class FixedBatch:
-    """What steps read and write besides the weights, for the largest batch and the longest row.
+    """The memory that steps read and write besides the weights, for the largest batch and the longest row.
 
-    The number of tokens is a tensor too: a recorded step must find it in memory.
+    The number of tokens is a tensor too, because a recorded step must find it in memory.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     ids: Tensor
-    """``[rows, 1]``: the tokens that the next step feeds."""
+    """``[rows, 1]``: the tokens that the next step reads."""
     position_ids: Tensor
-    """``[rows, 1]``: their positions, padding not counted."""
+    """``[rows, 1]``: their positions, not counting padding."""
     mask: Tensor
-    """``[rows, 1, 1, positions]``, added to the attention's scores: 0 for what a row reads, else the smallest number."""
+    """``[rows, 1, 1, positions]``, added to the attention scores: 0 at what a row reads, elsewhere the lowest number."""
     write_position: Tensor
     """``[1]``: where the next step writes in the cache, the same for all rows."""
 
     @classmethod
     def like(cls, cache: Cache, num_rows: int, num_positions: int) -> "FixedBatch":
-        """Room for rows of the shape, dtype and device that a prefilled cache has."""
+        """Allocate a batch with the shapes, dtype and device of a prefilled cache.
+
+        Args:
+            cache: the prefilled cache.
+            num_rows: the most rows.
+            num_positions: the most tokens per row, with padding.
+        """
 
         def room(tensor: Tensor) -> Tensor:
             return tensor.new_zeros(num_rows, tensor.shape[1], num_positions, tensor.shape[3])
@@ -61,35 +67,40 @@ class FixedBatch:
 
     @property
     def num_rows(self) -> int:
+        """The most rows that fit."""
         return self.mask.shape[0]
 
     @property
     def num_positions(self) -> int:
+        """The most tokens per row that fit, with padding."""
         return self.mask.shape[-1]
 
     def fill(self, cache: Cache, attention_mask: Tensor, rows: Tensor) -> None:
-        """Row i goes on from the prompt ``rows[i]`` of a prefill, real where ``attention_mask`` ``[prompts, time]`` is 1."""
+        """Copy a prefill, so that row i continues its prompt ``rows[i]``.
+
+        ``attention_mask`` ``[prompts, time]`` is 1 at real tokens.
+        """
         count, width = len(rows), attention_mask.shape[1]
         for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
             keys[:count, :, :width] = layer.keys[rows, :, :width]
             values[:count, :, :width] = layer.values[rows, :, :width]
         self.mask.fill_(torch.finfo(self.mask.dtype).min)
         self.mask[:count, 0, 0, :width].masked_fill_(attention_mask[rows].bool(), 0.0)
-        self.position_ids.zero_()  # rows that only fill up a batch must not walk out of the model's context
+        self.position_ids.zero_()  # rows that only fill up a batch must stay within the model's context
         self.position_ids[:count, 0] = attention_mask.sum(dim=1)[rows]
         self.write_position.fill_(width)
 
     def keep(self, rows: Tensor, written: int) -> None:
-        """Move these rows to the front, with the ``written`` positions of their cache."""
+        """Move the rows at these indices to the front, with the first ``written`` positions of their cache."""
         for tensor in (*self.keys, *self.values):
             tensor[: len(rows), :, :written] = tensor[rows, :, :written]
         for tensor in (self.mask, self.position_ids):
             tensor[: len(rows)] = tensor[rows]
 
     def forward(self, lm: PreTrainedModel, num_rows: int, num_positions: int) -> Tensor:
-        """Logits ``[num_rows, vocab]`` after feeding ``ids``; attention reads the first ``num_positions`` alone.
+        """Read ``ids`` and return the logits ``[num_rows, vocab]``; attention reads only the first ``num_positions``.
 
-        Until `advance`, doing it again does the same again.
+        Until `advance` is called, another call does the same again.
         """
         self.mask.index_fill_(-1, self.write_position, 0.0)
         here = (slice(0, num_rows), slice(None), slice(0, num_positions))
@@ -108,6 +119,6 @@ class FixedBatch:
         return logits
 
     def advance(self) -> None:
-        """On to the next token."""
+        """Move on to the next token."""
         self.position_ids.add_(1)
         self.write_position.add_(1)

@@ -1,4 +1,4 @@
-"""The sampling loop: prompts in, responses out, one token a step on the key-value cache."""
+"""The sampling loop: it samples one token per row and step, with a key-value cache."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ from heedful.sampling.draw import draw, draw_from, filter_logits
 from heedful.sampling.rollouts import Rollouts
 
 CHECK_EVERY = 16
-"""Steps between looks, on a GPU, at which rows have ended: each look waits for the device."""
+"""On a GPU, steps between two checks of which rows have ended, because each check waits for the device."""
 ROWS = 8
-"""Half precision: rows are held in multiples of it, as oneDNN compiles a product for each number of rows and keeps it."""
+"""In half precision the number of rows is a multiple of this, because oneDNN compiles and keeps a product for each number."""
 
 
 def sample(
@@ -31,10 +31,19 @@ def sample(
     generator: torch.Generator,
     micro_batch_size: int = 64,
 ) -> Rollouts:
-    """Sample one response to each prompt, ``micro_batch_size`` rows at a time.
+    """Sample one response to each prompt.
 
-    Every row draws from its own stream of uniform numbers, taken from ``generator`` (a CPU one) before the loop: the
-    responses depend on the seed and the row alone, not on the micro-batch size or the device.
+    Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
+    depend only on the seed and the row, not on the micro-batch size or the device.
+
+    Args:
+        policy: the model to sample from.
+        prompts: token ids of each prompt.
+        sampling: temperature, filters and lengths.
+        stop_ids: the tokens that end a response.
+        pad_id: the token that fills padding.
+        generator: the source of random numbers, on the CPU.
+        micro_batch_size: the most rows that are sampled at a time.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -72,14 +81,14 @@ def sample(
 
 
 class Step(NamedTuple):
-    """What one step of `decode` sampled, a number each row that is still held."""
+    """What one step of `decode` sampled, one entry for each row that is still in the batch."""
 
     rows: Tensor
-    """Where the row stands among the prompts."""
+    """Index of the row's prompt."""
     tokens: Tensor
     logprobs: Tensor
     active: Tensor
-    """False = the row had ended before; its token means nothing."""
+    """False = the row had ended before, so its token means nothing."""
 
 
 @torch.inference_mode()
@@ -93,11 +102,19 @@ def decode(
     stop_ids: Sequence[int],
     pad_id: int,
 ) -> Iterator[Step]:
-    """Yield, step by step, what each row sampled.
+    """Yield, step by step, what each row sampled. The loop ends when all rows have ended.
 
-    Row i stops after ``lengths[i]`` tokens or at one of ``stop_ids``; the loop ends when all rows have. Rows that have
-    ended are let go when they are an eighth of those held; until then they read padding. In half precision some stay, so
-    that the number of rows is a multiple of `ROWS`.
+    Rows that have ended leave the batch once they are an eighth of it; until then they read padding. In half precision some
+    of them stay, so that the number of rows is a multiple of `ROWS`.
+
+    Args:
+        policy: the model to sample from.
+        prompts: token ids of each row's prompt.
+        sampling: temperature and filters.
+        uniforms: ``[rows, steps]`` numbers in [0, 1), one for each token.
+        lengths: ``[rows]``, the most tokens of each response.
+        stop_ids: the tokens that end a response.
+        pad_id: the token that fills padding.
     """
     device = policy.device
     multiple = ROWS if policy.compute_dtype in HALF else 1
@@ -119,7 +136,7 @@ def decode(
                 return
             num_held = -(-num_active // multiple) * multiple
             if num_held <= len(rows) * 7 // 8:
-                # those that go on, and some that ended
+                # the rows that go on, and some that have ended
                 kept = (~active).byte().argsort(stable=True)[:num_held].sort().values
                 rows, tokens, active = rows[kept], tokens[kept], active[kept]
                 decoder.keep(kept)
@@ -127,7 +144,7 @@ def decode(
 
 
 def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Sampled tokens and their log-probs under the unfiltered distribution at the sampling temperature."""
+    """Sample tokens. Returns them and their log-probs under the unfiltered distribution at the sampling temperature."""
     temperature = sampling.temperature or 1.0
     scaled = logits if temperature == 1 else logits / temperature
     if sampling.temperature > 0 and sampling.top_k == 0 and sampling.top_p == 1:  # one softmax does for both

@@ -1,4 +1,4 @@
-"""The key-value cache of sampling, written in place."""
+"""A key-value cache for sampling that is written in place."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from transformers.cache_utils import DynamicLayer
 from heedful.kernels.attention import ATTENTION
 
 BLOCK = 32
-"""Tokens that the cache grows by: seldom enough to cost nothing, and few places are read in vain."""
+"""The cache grows by this many tokens: rarely enough to cost nothing, and with few unused places to read."""
 
 
 def capacity(length: int) -> int:
-    """Places that the cache has for ``length`` tokens: the next whole number of blocks."""
+    """Return how many places the cache has for ``length`` tokens: ``length`` rounded up to whole blocks."""
     return -(-length // BLOCK) * BLOCK
 
 
 class InPlaceLayer(DynamicLayer):
-    """Keys and values ``[rows, heads, capacity, size]``: a token is written in place, and products read them as they are.
+    """Keys and values of one layer, ``[rows, heads, capacity, size]``. A token is written in place, without copying the rest.
 
-    What is returned for one token has all the capacity. Places that were not written yet hold zeros; the attention mask
-    must leave them out.
+    After the first call `update` returns the whole capacity. Places that are not written yet contain zeros, so the attention
+    mask must exclude them. ``dtype`` is that of the stored keys and values; None keeps the dtype in which they arrive.
     """
 
     keys: Any
@@ -35,6 +35,7 @@ class InPlaceLayer(DynamicLayer):
         self.length = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens, ``[rows, heads, tokens, size]``. Returns what attention should read."""
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
             self.dtype, self.device = self.stored_dtype or key_states.dtype, key_states.device
@@ -54,14 +55,19 @@ class InPlaceLayer(DynamicLayer):
         return grown
 
     def get_seq_length(self) -> int:
+        """Return the number of tokens written."""
         return self.length
 
 
 def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicCache, bool]:
-    """An empty cache for a model, and whether it is one of `InPlaceLayer`, which keep ``dtype`` (None: the states' own).
+    """Make an empty cache for a model. Returns it, and whether it consists of `InPlaceLayer`.
 
-    It is where every layer attends to all tokens by `heedful.kernels.attention`. Layers of other kinds (sliding windows,
-    states) and other attentions keep transformers' own cache.
+    It does if every layer attends to all tokens with `heedful.kernels.attention`. Models with other layers (sliding windows,
+    states) or another attention get transformers' own cache.
+
+    Args:
+        lm: the model.
+        dtype: of the stored keys and values; None keeps the dtype in which they arrive.
     """
     cache = DynamicCache(config=lm.config)
     in_place = lm.config._attn_implementation == ATTENTION and all(

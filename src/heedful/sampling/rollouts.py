@@ -1,4 +1,4 @@
-"""What sampling produces."""
+"""The result of sampling."""
 
 from dataclasses import dataclass
 
@@ -11,31 +11,32 @@ from heedful.data.collate import Batch
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Prompts and sampled responses in the one batch layout (prompts left-padded, responses right-padded).
+    """Prompts and sampled responses in one batch, with prompts padded on the left and responses on the right.
 
     ``response_mask`` covers every sampled token up to and including the stop token.
     """
 
     batch: Batch
     lengths: Int[Tensor, " batch"]
-    """Response tokens of each row, the stop token included."""
+    """Number of response tokens of each row, including the stop token."""
     truncated: Bool[Tensor, " batch"]
-    """True = no stop token was sampled: the response was cut by length."""
+    """True = no stop token was sampled: the response was cut off by its length."""
     sampler_logprobs: Float[Tensor, "batch time"]
-    """Log-probs taken while sampling, unfiltered, temperature applied; for diagnosis, never in a loss."""
+    """Log-probs of the sampled tokens, unfiltered, with the temperature applied. For diagnosis, never for a loss."""
 
     def responses(self, *, with_stop: bool) -> list[list[int]]:
-        """Ids of each response, with or without the stop token that ended it."""
+        """Return the ids of each response, with or without the stop token that ended it."""
         ends = self.lengths if with_stop else self.lengths - (~self.truncated).long()
         start = self.batch.ids.shape[1] - self.batch.response_mask.shape[1]
         return [ids[:end] for ids, end in zip(self.batch.ids[:, start:].tolist(), ends.tolist(), strict=True)]
 
     def select(self, rows: Tensor) -> "Rollouts":
-        """The given rows, in the given order."""
+        """Return the rows at these indices, in this order."""
         batch = Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows])
         return Rollouts(batch, self.lengths[rows], self.truncated[rows], self.sampler_logprobs[rows])
 
     def to(self, device: torch.device) -> "Rollouts":
+        """Return the rollouts on another device."""
         return Rollouts(
             self.batch.to(device), self.lengths.to(device), self.truncated.to(device), self.sampler_logprobs.to(device)
         )

@@ -1,4 +1,4 @@
-"""Sampling responses to encoded prompts, and reading them as text."""
+"""Sample responses to encoded prompts and decode them to text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,19 @@ from heedful.types import Completion
 
 @dataclass(frozen=True)
 class Sampler:
-    """Everything that sampling needs besides a policy and prompts."""
+    """Everything that sampling needs except a policy and prompts."""
 
     options: SamplingOptions
     renderer: Renderer
     stop_ids: tuple[int, ...]
+    """The tokens that end a response."""
     micro_batch_size: int
+    """The most rows that are sampled at a time."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
     ) -> tuple[Rollouts, list[Completion]]:
-        """One sampled response to each prompt, as tensors and as text (without the stop token that ended it)."""
+        """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
         rollouts = sample(
             policy,
             [prompt.ids for prompt in prompts],
@@ -43,6 +45,6 @@ class Sampler:
 def make_sampler(
     options: SamplingOptions, renderer: Renderer, policy: Policy, *, micro_batch_size: int = 64
 ) -> Sampler:
-    """A sampler that stops where the policy's generation config, tokenizer or template end a response."""
+    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response."""
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     return Sampler(options, renderer, stops, micro_batch_size)

@@ -13,9 +13,9 @@ from heedful.types import MicroBatch
 
 
 def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
-    """Rows of a batch, as many at a time as ``limit`` allows, with where they stand in it.
+    """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
 
-    More than one pass's come in the order of their lengths: a pass is as long as its longest row.
+    If there are several parts, rows are sorted by length first, because a part is as long as its longest row.
     """
     lengths: list[int] = batch.attention_mask.sum(dim=1).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -29,10 +29,17 @@ def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Bat
 def token_outputs(
     policy: Policy, batch: Batch, *, temperature: float, micro_batch: MicroBatch, with_entropy: bool = False
 ) -> TokenOutputs:
-    """Log-probs, entropy and values of a batch's responses, ``[batch, time]``, without gradients.
+    """Compute log-probs, entropy and values of a batch's responses, each ``[batch, time]``, without gradients.
 
-    The same module, precision and temperature as in training, so that the ratio on the first minibatch is 1 up to rounding.
-    They come back on the batch's device, wherever the policy is.
+    Module, precision and temperature are those of training, so that the ratio on the first minibatch is 1 up to rounding. The
+    results are on the batch's device, wherever the policy is.
+
+    Args:
+        policy: the model; it returns values only if it has a value head.
+        batch: prompts and responses.
+        temperature: divides the logits.
+        micro_batch: the most rows and tokens at a time.
+        with_entropy: compute the entropy too.
     """
     device = batch.ids.device
     parts = []
@@ -50,7 +57,7 @@ def token_outputs(
 
 @torch.no_grad()
 def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch) -> Tensor:
-    """Values of a batch's responses from a value model of its own, ``[batch, time]``, without gradients."""
+    """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
     return _in_place(
         [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
@@ -61,6 +68,6 @@ def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBat
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
-    """Rows of several micro-batches where they stand in the batch, on its device."""
+    """Put the rows of several micro-batches in the order of the batch, on its device."""
     order = torch.cat([rows for rows, _ in parts])
     return torch.cat([part for _, part in parts]).to(device)[order.argsort()]

@@ -12,8 +12,8 @@ from heedful.models.policy import freeze
 from heedful.rewards import Reward
 from heedful.sampling.sampler import Sampler
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online import experience as experience_module
-from heedful.train.online.experience import penalise_missing_eos
+from heedful.train.online import respond
+from heedful.train.online.respond import penalise_missing_eos
 from heedful.train.online.start import reference_score_norm
 from heedful.types import MicroBatch
 
@@ -235,16 +235,16 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
     """Of four prompts all but the first have equal scores; the third's second response was cut and loses 1."""
     learner = make_learner(config(GRPOConfig, missing_eos_penalty=1.0))
     scores = [1.0, 2.0, 3.0, 4.0, *[5.0] * 12]
-    given = experience_module.score_tokens
+    given = respond.score_tokens
 
     def equal(rewards, completions):
         return given([Reward("planned", lambda completions, **_: scores)], completions)
 
-    monkeypatch.setattr(experience_module, "score_tokens", equal)
-    respond = Sampler.respond
+    monkeypatch.setattr(respond, "score_tokens", equal)
+    sample = Sampler.respond
 
     def cut(*arguments):
-        rollouts, completions = respond(*arguments)
+        rollouts, completions = sample(*arguments)
         return replace(rollouts, truncated=torch.arange(16) == 9), completions
 
     monkeypatch.setattr(Sampler, "respond", cut)

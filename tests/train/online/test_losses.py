@@ -1,5 +1,6 @@
 """The loss of a minibatch is that of the formulas, and every option of it counts."""
 
+import typing
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from heedful import core
 from heedful.configs.grpo import GRPOConfig
-from heedful.configs.objective import ESTIMATORS
+from heedful.configs.objective import ESTIMATORS, PolicyLoss, Ratio
 from heedful.core.surrogates import SURROGATES
 
 A2C = {"policy_loss": "a2c", "ppo_epochs": 1}
@@ -34,7 +35,9 @@ def formula(learner, e):
             clipped = torch.min(ratio * a, ratio.clamp(1 - config.clip_range, 1 + high) * a)
             if config.dual_clip is not None and a < 0:
                 clipped = torch.max(clipped, config.dual_clip * a)
-            surrogates[-1].append(logprob * a if config.policy_loss == "a2c" else clipped)
+            weight = ratio.detach().clamp(1 - config.clip_range, 1 + high)
+            kinds = {"clip": clipped, "a2c": logprob * a, "cispo": weight * a * logprob}
+            surrogates[-1].append(kinds[config.policy_loss])
             if values is not None:
                 v, old, target = (x[row, action.start] for x in (values, e.old_values, e.returns))
                 errors.append(torch.max((v - target) ** 2, (old + (v - old).clamp(-0.2, 0.2) - target) ** 2))
@@ -129,6 +132,7 @@ OPTIONS = {
     "ppo": [
         {"action": "response"},
         A2C,
+        {"policy_loss": "cispo"},
         {"clip_range_high": 0.05},
         {"dual_clip": 1.05},
         {"kl_in": "loss", "kl_kind": "k2"},
@@ -217,8 +221,8 @@ def test_every_surrogate_that_settings_can_ask_for_is_in_the_table(config):
     """All combinations of ``policy_loss``, ``ratio``, ``action`` and ``advantage`` that are not refused."""
     wanted = set()
     for advantage in ESTIMATORS:
-        for policy_loss in ("clip", "a2c"):
-            for ratio in ("token", "sequence", "sequence-mean"):
+        for policy_loss in typing.get_args(PolicyLoss):
+            for ratio in typing.get_args(Ratio):
                 for action in ("token", "response"):
                     changes = {"advantage": advantage, "policy_loss": policy_loss, "ratio": ratio, "action": action}
                     try:

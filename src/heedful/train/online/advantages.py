@@ -62,12 +62,30 @@ def leave_one_out(rewards: Rewards, config: OnlineConfig) -> Estimate:
     return _spread(core.rloo_advantages(rewards.per_response, group_size=group_size(rewards, config)), rewards)
 
 
+def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
+    """The rewards to come, without a critic (Hu 2025, section 3.1; ``whiten_advantages`` is its normalisation).
+
+        A_t = sum_{k >= t} gamma^(k - t) r_k           r holds the score at the last token and -kl_coef kl_k at each
+
+    It is `core.gae` with values of 0 and lambda 1. With a fixed price on KL and gamma 1 that is the score minus the KL that
+    the rest of the response costs.
+    """
+    per_token = rewards.per_token
+    if config.whiten_rewards:
+        per_token = core.rescale(per_token, rewards.response_mask)
+    to_come, _ = core.gae(
+        per_token, torch.zeros_like(per_token), rewards.response_mask, gamma=config.gamma, gae_lambda=1.0
+    )
+    return Estimate(to_come)
+
+
 ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
     "gae": gae,
     "group": group,
     "group-mean": group_mean,
     "leave-one-out": leave_one_out,
     "batch-mean": group_mean,
+    "reinforce++": reinforce_plus_plus,
 }
 
 

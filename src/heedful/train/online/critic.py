@@ -25,7 +25,7 @@ from heedful.train.setup import prepare
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
     """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
     check_companion("--value-model", config.value_model, tokenizer, longest)
-    if config.estimator.critic and config.critic == "reward":
+    if config.critic == "reward":
         name = first_reward_model(config)
         if RewardInputs(load_tokenizer(name)).renderer is None:
             raise ConfigError(
@@ -49,12 +49,12 @@ def first_reward_model(config: OnlineConfig) -> str:
 def load_critic(
     config: OnlineConfig, policy: Policy, *, device: torch.device, compute_dtype: torch.dtype
 ) -> ValueModel | None:
-    """A critic of its own, ready to be trained, or None if the policy carries the value head or there is no critic.
+    """A critic of its own, ready to be trained, or None if the policy carries the value head.
 
     With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
     policy has none yet. Raises ConfigError, CheckpointError.
     """
-    if config.critic == "shared" or not config.estimator.critic:
+    if config.critic == "shared":
         return None
     machine: Any = {"device": device, "compute_dtype": compute_dtype}
     if config.critic == "reward":
@@ -69,14 +69,14 @@ def load_critic(
 
 
 def start_from_scores(
-    critic: ValueModel | None, rewards: Sequence[Reward], score_norm: ScoreNorm | RunningScoreNorm, config: OnlineConfig
+    critic: ValueModel, rewards: Sequence[Reward], score_norm: ScoreNorm | RunningScoreNorm, config: OnlineConfig
 ) -> None:
     """Values of a critic that starts as a reward model are those of its scores as training sees them.
 
     That is times the reward's weight, then normalised. A running normalisation has seen nothing yet, so there the values
     start as the weighted scores.
     """
-    if critic is None or config.critic != "reward":
+    if config.critic != "reward":
         return
     name = f"model:{first_reward_model(config)}"
     weight = next(reward.weight for reward in rewards if reward.name == name)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.configs.online import OnlineConfig
+from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.data.loading import EncodedPrompt
 from heedful.rewards import score
@@ -14,9 +14,10 @@ from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
+from heedful.train.online.respond import Scored
 
 
-def evaluate(learner: Learner, held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
+def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
     """Mean score, KL, length and share of ended responses, with the same random numbers each time.
 
     Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
@@ -43,14 +44,14 @@ def evaluate(learner: Learner, held_out: Sequence[EncodedPrompt]) -> dict[str, f
     }
 
 
-def sample_rows(experience: Experience, config: OnlineConfig) -> list[dict[str, Any]]:
+def sample_rows(experience: Scored | Experience, config: RolloutConfig) -> list[dict[str, Any]]:
     """Rows for the table of samples: one of the responses to each of the first prompts of a rollout batch."""
     return [
         {
             "prompt": plain_text(experience.completions[row].prompt.prompt),
             "response": experience.completions[row].response,
             "score": experience.scores[row],
-            **({"kl": float(experience.kl[row])} if config.kl_coef > 0 else {}),
+            **({"kl": float(experience.kl[row])} if config.needs_reference else {}),
         }
         for row in range(0, len(experience.completions), config.samples_per_prompt)[: config.num_samples]
     ]

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from heedful import core
 from heedful.checkpoints.save import save_policy, save_value_model
-from heedful.configs.online import OnlineConfig
+from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import Policy
@@ -29,6 +29,8 @@ from heedful.train.state import (
     trained_weights,
 )
 
+C_co = TypeVar("C_co", bound=RolloutConfig, covariant=True)
+
 
 class Prompts(Iterator[list[EncodedPrompt]]):
     """The prompts of each rollout batch, in an endless shuffled order; each as often as it is to be answered."""
@@ -41,13 +43,13 @@ class Prompts(Iterator[list[EncodedPrompt]]):
 
 
 @dataclass
-class Learner:
+class Learner(Generic[C_co]):
     """A policy with its critic, reference, optimizer, controllers and random numbers.
 
     ``config``, ``rewards``, ``sampler`` and ``reference`` stay as they are; all else is in `state_dict`.
     """
 
-    config: OnlineConfig
+    config: C_co
     policy: Policy
     reference: Policy
     critic: ValueModel | None

@@ -1,28 +1,23 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.teacher_forced import TokenOutputs
+from heedful.configs.online import RolloutConfig
+from heedful.train.online.respond import Scored
 
 
-def rollout_metrics(
-    rollouts: Rollouts, *, scores: Sequence[float], shaped: Tensor, old: TokenOutputs, kl: Tensor | None
-) -> dict[str, float]:
-    """Scores, entropy, lengths, and how far sampling and the teacher-forced pass are apart; KL if it was measured.
+def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
+    """Scores, entropy, lengths, how far sampling and the teacher-forced pass are apart, and seconds.
 
     Args:
-        scores: one per response, as the rewards gave them.
+        scored: a rollout batch.
         shaped: ``[batch]``, what the advantages were estimated from.
-        old: the teacher-forced pass of the policy that sampled.
-        kl: ``[batch]``, nats per response.
     """
+    rollouts, old = scored.rollouts, scored.old
     mask = rollouts.batch.response_mask
-    raw = torch.tensor(scores, dtype=torch.float64)
+    raw = torch.tensor(scored.scores, dtype=torch.float64)
     metrics = {
         "reward/score_mean": raw.mean(),
         "reward/score_std": raw.std(correction=0),
@@ -32,9 +27,21 @@ def rollout_metrics(
         "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
         "rollout/sampler_mismatch": core.masked_mean((rollouts.sampler_logprobs - old.logprobs).abs(), mask),
     }
-    if kl is not None:
-        metrics["reference/kl"] = kl.mean()
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in metrics.items()} | scored.seconds
+
+
+def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
+    """Mean of each of several rewards, what normalisation and clipping did if they are on, and KL if it was measured."""
+    given, norm, clip = scored.given, scored.norm, config.score_clip
+    metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
+    if config.score_norm_running:
+        metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
+    if clip is not None:
+        clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
+        metrics["reward/clip_frac"] = clipped / len(given.totals)
+    if config.needs_reference:
+        metrics["reference/kl"] = float(scored.kl.mean())
+    return metrics
 
 
 def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str, float]:
@@ -55,16 +62,3 @@ def tied_frac(scores: Tensor, group_size: int) -> float:
     """Share of groups of ``group_size`` consecutive scores that are all equal."""
     groups = scores.view(-1, group_size)
     return float((groups.amax(dim=1) == groups.amin(dim=1)).float().mean())
-
-
-def norm_metrics(
-    scores: Sequence[float], norm: core.ScoreNorm, *, clip: float | None, is_running: bool
-) -> dict[str, float]:
-    """What normalisation and clipping did to a batch of scores, if they are on."""
-    metrics: dict[str, float] = {}
-    if is_running:
-        metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
-    if clip is not None:
-        clipped = sum(abs(score - norm.mean) / norm.std > clip for score in scores)
-        metrics["reward/clip_frac"] = clipped / len(scores)
-    return metrics

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from heedful import core
 from heedful.checkpoints.source import Source, load_config
-from heedful.configs.online import OnlineConfig
+from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.collate import collate_padding_behind
@@ -51,7 +51,7 @@ class PretrainingMix:
             sums.add({"loss/ptx": loss.detach()})
 
 
-def load_mix(config: OnlineConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
+def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
     """The records of ``ptx_data``, up to the model's context, or None if there is no such file.
 
     They are read like the other records but for ``columns``, which names those of the prompts. Raises DataError, ConfigError.

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import torch
 
 from heedful import core
 from heedful.checkpoints.source import Source, load_config, resolve
 from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
-from heedful.configs.online import OnlineConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
@@ -31,7 +31,7 @@ from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
 
 OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
-C = TypeVar("C", bound=OnlineConfig)
+C = TypeVar("C", bound=RolloutConfig)
 
 
 class About(TypedDict):
@@ -43,17 +43,17 @@ class About(TypedDict):
     notes: list[str]
 
 
-class Started(NamedTuple):
+class Started(NamedTuple, Generic[C]):
     """A run that is ready for its first step."""
 
-    config: OnlineConfig
+    config: C
     """With all rewards that are strings, so that its YAML repeats the run."""
-    learner: Learner
+    learner: Learner[C]
     held_out: list[EncodedPrompt]
     about: About
 
 
-def start(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Started:
+def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Started[C]:
     """Load everything, check that it fits together, and score a few responses. Nothing is written.
 
     Raises ConfigError, DataError, CheckpointError, RewardError.
@@ -69,13 +69,17 @@ def start(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction]
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
     check_companion("--reference", config.reference, renderer.tokenizer, longest)
-    check_critic(config, renderer.tokenizer, longest)
+    critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
+    if critic_options is not None:
+        check_critic(critic_options, renderer.tokenizer, longest)
     ptx = load_mix(config, source, renderer)
 
-    has_head = config.estimator.critic and config.critic == "shared"
+    has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
     reference = load_reference(config, source, policy)
-    critic = load_critic(config, policy, device=device, compute_dtype=dtype)
+    critic = None
+    if critic_options is not None:
+        critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
     prepare(policy, config, base=config.model)
     disable_dropout(policy)
     if critic is not None:
@@ -83,13 +87,14 @@ def start(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction]
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = _load_rewards(wanted, policy, config)
-    value_rate = config.value_learning_rate or config.learning_rate
+    value_rate = (critic_options and critic_options.value_learning_rate) or config.learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
     score_norm = _score_norm(config, reference, train, rewards=functions, sampler=sampler, generator=generator)
-    start_from_scores(critic, functions, score_norm, config)
+    if critic is not None and critic_options is not None:
+        start_from_scores(critic, functions, score_norm, critic_options)
     _try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
     learner = Learner(
         config=config,
@@ -98,7 +103,7 @@ def start(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction]
         critic=critic,
         optimizer=optimizer,
         schedule=Schedule(optimizer, config.steps, config),
-        kl=kl_control(config),
+        kl=kl_control(config) if isinstance(config, OnlineConfig) else core.FixedKL(0.0),
         score_norm=score_norm,
         average=average,
         ptx=ptx,
@@ -161,7 +166,7 @@ def _wanted_rewards(
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
-def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: OnlineConfig) -> Ensemble:
+def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: RolloutConfig) -> Ensemble:
     """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
     return load_rewards(
         wanted, config, device=policy.device, compute_dtype=policy.compute_dtype, micro_batch=config.micro_batch
@@ -169,7 +174,7 @@ def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Polic
 
 
 def _load_prompts(
-    config: OnlineConfig, source: Source, renderer: Renderer
+    config: RolloutConfig, source: Source, renderer: Renderer
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
     """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
     room = prompt_room(config.max_new_tokens, context_length(load_config(source)))
@@ -181,7 +186,7 @@ def _load_prompts(
 
 
 def _score_norm(
-    config: OnlineConfig,
+    config: RolloutConfig,
     reference: Policy,
     prompts: Sequence[EncodedPrompt],
     *,
@@ -203,7 +208,8 @@ def _try_rewards(
     score(rewards, sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1])
 
 
-def _parents(config: OnlineConfig, rewards: Sequence[Reward]) -> list[str]:
+def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:
     """The models that a run starts from; their hashes are written down."""
-    named = [path for path in (config.model, config.reference, config.value_model) if path]
+    value_model = config.value_model if isinstance(config, OnlineConfig) else None
+    named = [path for path in (config.model, config.reference, value_model) if path]
     return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]

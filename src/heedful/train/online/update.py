@@ -20,7 +20,7 @@ from heedful.train.online.learner import Learner
 from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
 
 
-def learn(learner: Learner, experience: Experience) -> dict[str, float]:
+def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, float]:
     """``ppo_epochs`` passes over a rollout batch in shuffled minibatches, one optimizer step each. Returns mean metrics.
 
     The passes end at a minibatch whose approx_kl before its step is above ``approx_kl_limit``: neither it nor any after it is
@@ -65,7 +65,7 @@ def _minibatches(experience: Experience, config: OnlineConfig, generator: torch.
         yield from order.split(config.minibatch_size)
 
 
-def accumulate(learner: Learner, minibatch: Experience, sums: MetricSums) -> Tensor:
+def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> Tensor:
     """Gradients of one minibatch's loss, a micro-batch at a time. Returns the minibatch's approx_kl.
 
         L = L_policy + value_coef * L_value          without the factor if the critic has parameters of its own
@@ -100,7 +100,7 @@ def accumulate(learner: Learner, minibatch: Experience, sums: MetricSums) -> Ten
     return approx_kl
 
 
-def accumulate_critic(learner: Learner, minibatch: Experience, sums: MetricSums) -> None:
+def accumulate_critic(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> None:
     """Gradients of only the value loss of one minibatch, and none for the language model."""
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     for rows, batch in micro_batches(minibatch.batch, config.micro_batch):

@@ -1,0 +1,82 @@
+"""From prompts to scored responses: sample, score, and read what was sampled once more."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful import core
+from heedful.configs.online import RolloutConfig
+from heedful.data.loading import EncodedPrompt
+from heedful.models.policy import TokenOutputs
+from heedful.rewards.interface import Scores, score_tokens
+from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.online.learner import Learner
+from heedful.types import Completion
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A rollout batch with its scores, before advantages are estimated."""
+
+    rollouts: Rollouts
+    completions: list[Completion]
+    given: Scores
+    norm: core.ScoreNorm
+    """What the scores are normalised by."""
+    shaped: Float[Tensor, " batch"]
+    """Normalised and clipped scores with the penalty of responses that have no end."""
+    old: TokenOutputs
+    """The teacher-forced pass of the policy that sampled."""
+    ref_logprobs: Float[Tensor, "batch time"]
+    """The old ones if the reference is not needed."""
+    kl: Float[Tensor, " batch"]
+    """KL to the reference of each response: k1 summed over its tokens."""
+    seconds: dict[str, float]
+
+    @property
+    def scores(self) -> list[float]:
+        """As the rewards gave them."""
+        return self.given.totals
+
+
+def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Scored:
+    """Sample, score and read what was sampled: prompts -> responses -> scores -> log-probs of policy and reference.
+
+    If the reference has no part in what is learned, its pass is left out. Raises RewardError.
+    """
+    config, started = learner.config, time.perf_counter()
+    rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+    sampled = time.perf_counter()
+    given = score_tokens(learner.rewards, completions)
+    norm = learner.score_norm.including(given.totals)
+    batch, mask = rollouts.batch, rollouts.batch.response_mask
+    old = token_outputs(
+        learner.policy, batch, temperature=config.temperature, micro_batch=config.micro_batch, with_entropy=True
+    )
+    ref_logprobs = old.logprobs
+    if config.needs_reference:
+        ref_logprobs = token_outputs(
+            learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
+        ).logprobs
+    raw = torch.tensor(given.totals, device=mask.device)
+    clipped = core.clip_scores((raw - norm.mean) / norm.std, config.score_clip)
+    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
+    kl = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
+    seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds)
+
+
+def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:
+    """Scores ``[batch]`` with the penalty of responses that were cut by length, as ``missing_eos`` says.
+
+    "subtract" takes it off the score (as TRL does), "replace" puts minus the penalty in the score's place (Ziegler et al.
+    2019, Huang et al. 2023, with a penalty of 1).
+    """
+    if config.missing_eos == "replace":
+        return torch.where(truncated, -config.missing_eos_penalty, scores)
+    return scores - config.missing_eos_penalty * truncated

@@ -1,0 +1,16 @@
+"""How many tokens a model reads, from its configuration."""
+
+import pytest
+
+from heedful.checkpoints.tiny import tiny_config
+from heedful.models.context import context_length
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "qwen3", "llama", "deberta-v2"])
+def test_context_length(architecture):
+    config = tiny_config(architecture, vocab_size=9, hidden_size=16, num_layers=1, max_length=99)
+    assert context_length(config) == 99
+
+
+def test_no_limit_of_context():
+    assert context_length(object()) == 2**31

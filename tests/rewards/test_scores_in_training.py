@@ -1,0 +1,213 @@
+"""What training makes of scores: running normalisation, clipping, dense scores, several rewards.
+
+The functions themselves are tested in tests/core/test_score_norm.py.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful.checkpoints.load import load_causal_lm
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.core import ScoreNorm
+from heedful.errors import ConfigError, RewardError
+from heedful.rewards import Reward
+from heedful.train.online.grpo import train_grpo
+from heedful.train.online.ppo import train_ppo
+from heedful.train.online.shared import norm_metrics
+
+SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Raw-text prompts, Chinese among them."""
+    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"say {word}"}) + "\n" for word in words), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def settings(tiny, prompts, tmp_path):
+    """``settings(PPOConfig, output="名", ...)``: two short steps on a tiny model."""
+
+    def make(config_class, *, output="run", **changes):
+        common = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / output, "eval_fraction": 0.3, "steps": 2}
+        quiet = {"sample_every": 0, "eval_every": 0, "dtype": "float32", "learning_rate": 1e-3}
+        return config_class(**(common | quiet | SIZES | changes))
+
+    return make
+
+
+def lines(config):
+    found = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in found if "reward/score_mean" in line]
+
+
+def weights(config):
+    return load_causal_lm(str(config.output / "final")).state_dict()
+
+
+def differ(a, b):
+    return any(not torch.equal(a[name], b[name]) for name in a)
+
+
+def length(completions, **_):
+    return [float(len(c)) for c in completions]
+
+
+def letters(completions, **_):
+    return [float(sum(x.isalpha() for x in c)) for c in completions]
+
+
+# Running normalisation ------------------------------------------------------------------------------------------------
+
+
+def test_running_norm_in_training(settings):
+    """Mean and deviation of every step are those of the scores of all steps so far; the summary has the final state."""
+    seen = []
+
+    def remembered(completions, **_):
+        seen.append(length(completions))
+        return seen[-1]
+
+    config = settings(PPOConfig, score_norm_running=True, steps=3)
+    summary = train_ppo(config, rewards=[remembered])
+    batches = [scores for scores in seen if len(scores) == 8]
+    assert len(lines(config)) == len(batches) == 3
+    for i, line in enumerate(lines(config), 1):
+        scores = torch.tensor(batches[:i], dtype=torch.float64)
+        assert line["reward/norm_mean"] == pytest.approx(float(scores.mean()))
+        assert line["reward/norm_std"] == pytest.approx(float(scores.std(correction=0)))
+        shaped = (torch.tensor(batches[i - 1]) - line["reward/norm_mean"]) / line["reward/norm_std"]
+        assert line["reward/shaped_mean"] == pytest.approx(float(shaped.mean()), abs=1e-5)
+    assert summary["score_norm"]["count"] == 24
+    assert summary["score_norm"]["mean"] == lines(config)[-1]["reward/norm_mean"]
+    assert lines(config)[0]["reward/shaped_mean"] == pytest.approx(0, abs=1e-6)
+
+
+# Clipping -------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_clipping():
+    scores = [-3.0, -1.0, 0.5, 2.0]
+    assert norm_metrics(scores, ScoreNorm(), clip=1.0, is_running=False) == {"reward/clip_frac": 2 / 4}
+    assert norm_metrics([1.0, 2.0, 9.0], ScoreNorm(3.0, 2.0), clip=1.0, is_running=False) == {"reward/clip_frac": 1 / 3}
+    assert norm_metrics([9.0], ScoreNorm(), clip=None, is_running=False) == {}
+
+
+@pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
+def test_clipping_in_training_is_counted(settings, config_class, train):
+    """Every score lies above the limit, so that is what each becomes; without the flag nothing is clipped or counted."""
+    clipped, plain = settings(config_class, score_clip=0.5), settings(config_class, output="plain")
+    for config in (clipped, plain):
+        train(config, rewards=[lambda completions, **_: [1.0 + len(c) for c in completions]])
+    assert [line["reward/clip_frac"] for line in lines(clipped)] == [1.0, 1.0]
+    assert [line["reward/shaped_mean"] for line in lines(clipped)] == [0.5, 0.5]
+    assert lines(clipped)[0]["reward/score_mean"] == lines(plain)[0]["reward/score_mean"] > 1
+    assert all("reward/clip_frac" not in line for line in lines(plain))
+    assert differ(weights(clipped), weights(plain))
+
+
+# Dense scores ---------------------------------------------------------------------------------------------------------
+
+
+def early(completion_ids, **_):
+    """A point for each even token."""
+    return [[float(token % 2 == 0) for token in ids] for ids in completion_ids]
+
+
+def early_summed(completion_ids, **_):
+    return [float(sum(row)) for row in early(completion_ids)]
+
+
+def test_ppo_learns_from_the_places_of_a_dense_reward(settings):
+    """The same totals and metrics of scores in the first step, other credit, so other weights; GRPO has no use for places."""
+    runs = {}
+    for name, reward in (("dense", early), ("summed", early_summed)):
+        for config_class, train in ((PPOConfig, train_ppo), (GRPOConfig, train_grpo)):
+            config = settings(config_class, output=f"{name}-{config_class.__name__}", missing_eos_penalty=0.5)
+            train(config, rewards=[reward])
+            runs[name, config_class] = config
+    for config_class in (PPOConfig, GRPOConfig):
+        one, other = (lines(runs[name, config_class])[0] for name in ("dense", "summed"))
+        for metric in ("reward/score_mean", "reward/score_std", "reward/shaped_mean"):
+            assert one[metric] == other[metric]
+    assert differ(weights(runs["dense", PPOConfig]), weights(runs["summed", PPOConfig]))
+    assert not differ(weights(runs["dense", GRPOConfig]), weights(runs["summed", GRPOConfig]))
+
+
+def test_a_dense_reward_with_a_scalar_is_normalised_as_a_whole(settings):
+    config = settings(PPOConfig, score_norm_running=True, steps=1)
+    train_ppo(config, rewards=[early, length])
+    (line,) = lines(config)
+    assert line["reward/score_mean"] == pytest.approx(line["reward/early"] + line["reward/length"])
+    assert line["reward/shaped_mean"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_dense_reward_of_the_wrong_length_stops_before_anything_is_written(settings):
+    config = settings(PPOConfig)
+    with pytest.raises(RewardError, match="a list with one number for each of completion_ids"):
+        train_ppo(config, rewards=[lambda completion_ids: [[0.0] * (len(ids) + 1) for ids in completion_ids]])
+    assert not config.output.exists()
+
+
+# Several rewards ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
+def test_weights_and_combination_reach_training(settings, config_class, train):
+    """Means of the rewards are their own, the score is the combined one, and what is learned differs."""
+    plain = settings(config_class, output="plain", steps=1)
+    weighted = replace(plain, output=plain.output.with_name("weighted"), reward_weights=(2.0, -1.0))
+    smallest = replace(plain, output=plain.output.with_name("min"), reward_combine="min")
+    for config in (plain, weighted, smallest):
+        train(config, rewards=[length, letters])
+    one, two, three = (lines(config)[0] for config in (plain, weighted, smallest))
+    assert one["reward/length"] == two["reward/length"] == three["reward/length"] > one["reward/letters"] > 0
+    assert one["reward/score_mean"] == pytest.approx(one["reward/length"] + one["reward/letters"])
+    assert two["reward/score_mean"] == pytest.approx(2 * one["reward/length"] - one["reward/letters"])
+    assert three["reward/score_mean"] == pytest.approx(one["reward/letters"])
+    assert differ(weights(plain), weights(weighted))
+    assert differ(weights(plain), weights(smallest))
+
+
+def test_strings_and_functions_keep_the_order_that_weights_have(settings):
+    config = settings(PPOConfig, steps=1, rewards=("rule:digits",), reward_weights=(0.0, 1.0, 0.0))
+    train_ppo(config, rewards=[length, "rule:repetition:1"])
+    (line,) = lines(config)
+    assert line["reward/score_mean"] == line["reward/length"]
+    saved = (config.output / "config.yaml").read_text(encoding="utf-8")
+    assert "rewards:\n- rule:digits\n- rule:repetition:1\n" in saved
+
+
+def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings):
+    config = settings(PPOConfig, model="没有", reward_weights=(1.0,))
+    with pytest.raises(ConfigError, match="--reward-weights has 1 number for 2 rewards"):
+        train_ppo(config, rewards=[length, Reward("l", letters)])
+
+
+# A step in which nothing is learned -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])
+def test_a_step_of_ties_is_told_once(settings, capfd, advantage):
+    """With a score that rounding could tell apart (0.1 is no binary number), three to a group."""
+    config = settings(
+        GRPOConfig, advantage=advantage, kl_coef=0.0, samples_per_prompt=3, rollout_batch_size=9, minibatch_size=9
+    )
+    train_grpo(config, rewards=[lambda completions, **_: [0.1] * len(completions)])
+    said = capfd.readouterr().err
+    assert said.count("all advantages are 0") == 1
+    assert "step 1: every prompt's responses have one score" in said
+    assert "--samples-per-prompt or --temperature" in said
+    assert not differ(weights(config), load_causal_lm(config.model).state_dict())
+
+
+def test_no_ties_nothing_told(settings, capfd):
+    train_grpo(settings(GRPOConfig), rewards=[lambda prompts, **_: [float(i % 4 == 0) for i in range(len(prompts))]])
+    assert "all advantages are 0" not in capfd.readouterr().err

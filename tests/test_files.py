@@ -1,0 +1,60 @@
+"""What is written is whole or not there: folders that replace one another, and JSON."""
+
+import json
+import os
+
+import pytest
+
+from heedful.files import complete_or_absent, write_json
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_is_replaced_when_complete(tmp_path):
+    target = tmp_path / "a" / "final"
+    for content in ("old", "new"):
+        with complete_or_absent(target) as partial:
+            (partial / content).write_text(content)
+            assert not (target / content).exists()
+    assert files(tmp_path) == {"a/final/new": "new"}
+    assert [p.name for p in target.parent.iterdir()] == ["final"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("old", [True, False])
+def test_a_failure_midway_leaves_what_was_there(tmp_path, error, old):
+    target = tmp_path / "final"
+    if old:
+        target.mkdir()
+        (target / "weights").write_text("old")
+
+    def write_half():
+        with complete_or_absent(target) as partial:
+            (partial / "weights").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert files(tmp_path) == ({"final/weights": "old"} if old else {})
+    assert [p.name for p in tmp_path.iterdir()] == (["final"] if old else [])
+
+
+def test_debris_of_a_killed_process_is_swept_away(tmp_path):
+    for name in (".final.partial", ".final.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "junk").write_text("junk")
+    with complete_or_absent(tmp_path / "final") as partial:
+        (partial / "weights").write_text("new")
+    assert files(tmp_path) == {"final/weights": "new"}
+    assert os.listdir(tmp_path) == ["final"]  # noqa: PTH208
+
+
+def test_json_is_readable_text(tmp_path):
+    write_json(tmp_path / "x.json", {"名": "好"})
+    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "名": "好"\n}\n'
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "x.json", {"a": object()})
+    assert files(tmp_path).keys() == {"x.json"}
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"名": "好"}
