@@ -26,13 +26,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from iteration import vowels
+from learners import learner_of
 from torch import Tensor, nn
 from workload import END, PAD
 
@@ -40,16 +41,17 @@ from heedful import GRPOConfig, PPOConfig, core
 from heedful.checkpoints.load import load_policy, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
-from heedful.commands import grpo, ppo
 from heedful.configs.options import SamplingOptions
-from heedful.data.chat import RewardInputs
+from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import Batch
 from heedful.models.policy import Policy
 from heedful.rewards.model import ModelReward
 from heedful.sampling.generate import sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs, token_values
-from heedful.train.online.experience import Experience, Models
+from heedful.train.online.advantages import ADVANTAGES, Rewards
+from heedful.train.online.experience import Experience
+from heedful.train.online.update import accumulate, accumulate_critic
 from heedful.train.optimization import MetricSums
 from heedful.types import MicroBatch
 
@@ -157,17 +159,14 @@ def our_ppo(
         rollout_batch_size=len(prompts),
         minibatch_size=len(prompts),
     )
-    models = Models(
-        load_policy(case.policy, **CPU),
-        load_policy(str(case.folder / "reference"), **CPU),
-        load_value_model(str(case.workload / "value"), **CPU),
-    )
-    assert models.value_model is not None
+    policy, reference = load_policy(case.policy, **CPU), load_policy(str(case.folder / "reference"), **CPU)
+    critic = load_value_model(str(case.workload / "value"), **CPU)
+    learner = learner_of(config, policy, reference, critic, renderer=Renderer(load_tokenizer(case.policy)))
     old_logprobs = logprobs_of(load_policy(str(case.folder / "behaviour"), **CPU), batch, options)
-    ref_logprobs = logprobs_of(models.reference, batch, options)
+    ref_logprobs = logprobs_of(reference, batch, options)
     scores = torch.tensor(model_scores(case, rollouts, prompts))
     with_end = one_more_step(batch, rollouts.truncated) if case.natural else batch  # 2.
-    values = token_values(models.value_model, with_end, micro_batch=MicroBatch(options.micro_batch))
+    values = token_values(critic, with_end, micro_batch=MicroBatch(options.micro_batch))
     rewards = core.kl_shaped_rewards(scores, old_logprobs, ref_logprobs, with_end.response_mask, kl_coef=KL_COEF)
     raw, returns = core.gae(rewards, values, with_end.response_mask, gamma=1.0, gae_lambda=0.95)
     count = mask.sum()
@@ -183,12 +182,13 @@ def our_ppo(
         completions=[],
         scores=[],
         kl_coef=KL_COEF,
+        metrics={},
     )
     sums, critic_sums = MetricSums(), MetricSums()
-    ppo.accumulate(models, experience, config, sums)
-    models.value_model.zero_grad()
-    ppo.accumulate_critic(models, Experience(**vars(experience) | {"batch": with_end}), config, critic_sums)
-    models.value_model.value_head.bias.grad = None  # 4.
+    accumulate(learner, experience, sums)
+    critic.zero_grad()
+    accumulate_critic(learner, replace(experience, batch=with_end), critic_sums)
+    critic.value_head.bias.grad = None  # 4.
     theirs["critic_grad_norm"] = theirs["critic_grad_norm"] / theirs["vf_coef"]  # 3.
     theirs["returns"] = theirs["raw_advantages"] + theirs["values"]
     log(case, "ppo", rollouts, sums, float((old_logprobs - ref_logprobs).sum(dim=1).mean()))
@@ -200,11 +200,11 @@ def our_ppo(
         "raw_advantages": (raw, with_end.response_mask),
         "returns": (returns, with_end.response_mask),
         "advantages": (advantages, mask),
-        "logprobs": (logprobs_of(models.policy, batch, options), mask),
+        "logprobs": (logprobs_of(policy, batch, options), mask),
         "policy_loss": (sums.totals["loss/policy"], None),
         "value_loss": (critic_sums.totals["loss/value"], None),
-        "policy_grad_norm": (grad_norm(models.policy), None),
-        "critic_grad_norm": (grad_norm(models.value_model), None),
+        "policy_grad_norm": (grad_norm(policy), None),
+        "critic_grad_norm": (grad_norm(critic), None),
     }
 
 
@@ -228,15 +228,28 @@ def our_grpo(
     policy = load_policy(case.policy, **CPU)
     old_logprobs = logprobs_of(load_policy(str(case.folder / "behaviour"), **CPU), batch, options)
     scores = torch.tensor(vowels(prompts, responses(case, rollouts)))
-    advantages = grpo.advantages_of(scores, config)
-    none = torch.zeros(len(prompts))
-    groups = grpo.Groups(batch, old_logprobs, old_logprobs, advantages, none, completions=[], scores=[])
+    rewards = Rewards(per_token=torch.zeros(mask.shape), per_response=scores, values=None, response_mask=mask)
+    advantages = ADVANTAGES[config.advantage](rewards, config).advantages
+    experience = Experience(
+        batch=batch,
+        old_logprobs=old_logprobs,
+        ref_logprobs=old_logprobs,
+        advantages=advantages,
+        old_values=None,
+        returns=None,
+        kl=torch.zeros(len(prompts)),
+        kl_coef=0.0,
+        completions=[],
+        scores=[],
+        metrics={},
+    )
     sums = MetricSums()
-    grpo.accumulate(policy, groups, config, sums)
+    learner = learner_of(config, policy, policy, None, renderer=Renderer(load_tokenizer(case.policy)))
+    accumulate(learner, experience, sums)
     log(case, "grpo", rollouts, sums, None)
     return {
         "old_logprobs": (old_logprobs, mask),
-        "advantages": (advantages, None),
+        "advantages": (advantages[:, 0], None),
         "logprobs": (logprobs_of(policy, batch, options), mask),
         "policy_loss": (sums.totals["loss/policy"], None),
         "policy_grad_norm": (grad_norm(policy), None),

@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import torch
 from gpu_limits import Cost, Rates, Workload, measured_rates, timed
 from gpu_models import make_model, make_prompts, shapes, word_tokenizer
 from gpu_peers import run_peer, write_workload
+from learners import learner_of
 from machine import MAKERS
 from transformers import (
     AutoModel,
@@ -41,7 +42,6 @@ from transformers import (
 
 from heedful import GRPOConfig, PPOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.core.score_norm import ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.kernels.sampling_copy import halve_frozen, same_weights
@@ -52,10 +52,8 @@ from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
 from heedful.sampling.cuda_graph import graph_decoder
 from heedful.sampling.generate import sample
-from heedful.sampling.sampler import Sampler
-from heedful.train.online import grpo, ppo
-from heedful.train.online.experience import Models, collect
-from heedful.train.optimization import make_optimizer
+from heedful.train.online.experience import collect
+from heedful.train.online.update import learn
 from heedful.train.setup import halve_reference
 from heedful.types import MicroBatch
 
@@ -220,9 +218,6 @@ class Bench:
             "response_length": "fixed",
         }
 
-    def sampler(self, config: PPOConfig | GRPOConfig) -> Sampler:
-        return Sampler(config, self.renderer, (1,), config.rollout_micro_batch_size)
-
     def reference(self) -> Policy:
         return freeze(halve_reference(Policy(copy.deepcopy(self.policy.lm), compute_dtype=self.dtype)))
 
@@ -234,26 +229,16 @@ class Bench:
         classifier = make_model(AutoModelForSequenceClassification.from_config, self.config, device)
         halve_frozen(classifier, self.dtype, but=[score_head(classifier)])
         value_model = ValueModel(trunk, self.config.hidden_size, compute_dtype=self.dtype).to(device)
-        models = Models(self.policy, self.reference(), value_model)
         judge = freeze(RewardModel(classifier, compute_dtype=self.dtype))
         inputs = RewardInputs(self.renderer.tokenizer)
         rewards = [Reward("random", ModelReward(judge, inputs, micro_batch=MicroBatch(self.work.micro_batch)))]
-        optimizer = make_optimizer([(module, config.learning_rate) for module in models.trained], config)
-        generator = torch.Generator().manual_seed(0)
+        learner = learner_of(
+            config, self.policy, self.reference(), value_model, renderer=self.renderer, rewards=rewards, stop_ids=(1,)
+        )
 
         def iteration(epochs: int) -> dict[str, float]:
-            now = PPOConfig(**vars(config) | {"ppo_epochs": epochs})
-            experience, metrics = collect(
-                models,
-                self.prompts,
-                rewards=rewards,
-                sampler=self.sampler(now),
-                score_norm=ScoreNorm(),
-                kl_coef=now.kl_coef,
-                config=now,
-                generator=generator,
-            )
-            return metrics | ppo.learn(models, experience, optimizer, now, generator)
+            now = replace(learner, config=replace(config, ppo_epochs=epochs))
+            return learn(now, collect(now, self.prompts))
 
         for epochs, warm_up in ((1, 1), (4, 0)):
             self._iterations(
@@ -262,18 +247,15 @@ class Bench:
 
     def grpo(self, times: int) -> None:
         """One epoch, no critic, a reward that costs nothing."""
-        config, reference = GRPOConfig(**self.settings(), samples_per_prompt=self.work.group), self.reference()
-        optimizer = make_optimizer([(self.policy, config.learning_rate)], config)
-        generator = torch.Generator().manual_seed(0)
+        config = GRPOConfig(**self.settings(), samples_per_prompt=self.work.group)
         rewards = [Reward("first", lambda completion_ids, **_: [float(ids[0] % 7) for ids in completion_ids])]
         prompts = [prompt for prompt in self.prompts[:: self.work.group] for _ in range(self.work.group)]
-        sampler = self.sampler(config)
+        learner = learner_of(
+            config, self.policy, self.reference(), None, renderer=self.renderer, rewards=rewards, stop_ids=(1,)
+        )
 
         def iteration() -> dict[str, float]:
-            groups, metrics = grpo.collect(
-                self.policy, reference, prompts, rewards=rewards, sampler=sampler, config=config, generator=generator
-            )
-            return metrics | grpo.learn(self.policy, groups, optimizer, config, generator)
+            return learn(learner, collect(learner, prompts))
 
         self._iterations("GRPO", iteration, epochs=1, times=times, warm_up=1, critic=False)
 

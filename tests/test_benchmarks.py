@@ -1,11 +1,14 @@
-"""The counts of benchmarks/flops.py against what PyTorch counts in real models, and against numbers worked out by hand."""
+"""Benchmarks: the counts of flops.py against what PyTorch counts and numbers by hand; what same_numbers.py calls equal."""
 
+import argparse
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -273,3 +276,74 @@ def test_shares_of_the_limits(limits, flops, machine):
     lines = limits.table(list(rows.values())).splitlines()
     assert len(lines) == 2 + 4 + 8
     assert lines[2] == "| rollout | 0.0 | 0.00 | 3.000 | 1.5000 | 50 % | 1.5000 | 50 % |"
+
+
+@pytest.fixture
+def same_numbers(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("same_numbers")
+
+
+@pytest.fixture
+def output(same_numbers, tmp_path):
+    """``output(name, loss=..., weight=...)``: what two runs of same_numbers.py leave, one of them with these numbers."""
+
+    def write(name, *, loss=0.5, weight=1.0, sample="ab", failed=None):
+        folder = tmp_path / name
+        for run, own in (("first", (loss, weight, sample)), ("second", (0.5, 1.0, "ab"))):
+            loss_of, weight_of, sample_of = own
+            (folder / "runs" / run / "final").mkdir(parents=True)
+            metrics = [{"step": 1, "loss": 0.5, "time/update": len(name)}, {"step": 2, "loss": loss_of}]
+            lines = "".join(json.dumps(line) + "\n" for line in metrics)
+            (folder / "runs" / run / "metrics.jsonl").write_text(lines, encoding="utf-8")
+            (folder / "runs" / run / "samples.jsonl").write_text(sample_of, encoding="utf-8")
+            save_file({"w": torch.tensor([weight_of, 2.0])}, folder / "runs" / run / "final" / "model.safetensors")
+            numbers = same_numbers.numbers_of(folder / "runs" / run)
+            if failed and run == "first":
+                numbers = same_numbers.FAILED | {"failed": failed}
+            (folder / "runs" / run / "numbers.json").write_text(json.dumps(numbers), encoding="utf-8")
+        facts = {"heedful": name, "revision": "r", "torch": "t", "transformers": "t", "cpu": "c"}
+        facts["seconds"] = {"first": 1.0, "second": 1.0}
+        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ["All that counts is equal."]),
+        ({"loss": 0.4}, ["loss: differs by up to 2.0e-01 of its size", "1 runs differ: first"]),
+        ({"loss": None}, ["loss: not finite in one of the two", "1 runs differ: first"]),
+        (
+            {"weight": 3.0},
+            ["final/model.safetensors w: differs by up to 8.9e-01 of its size", "1 runs differ: first"],
+        ),
+        ({"sample": "ba"}, ["samples.jsonl: differs", "1 runs differ: first"]),
+        ({"failed": "ValueError: x"}, ["failed after: ValueError: x", "1 runs differ: first"]),
+    ],
+    ids=["equal", "metric", "not-finite", "weights", "samples", "failed"],
+)
+def test_runs_of_two_revisions_are_compared_bit_for_bit(same_numbers, output, capsys, changes, said):
+    folders = {"before": output("before"), "after": output("after", **changes)}
+    differs = same_numbers.compare(argparse.Namespace(**folders, redefined=[]))
+    assert differs == bool(changes)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in said), printed
+    redefined = argparse.Namespace(**folders, redefined=["loss"])
+    assert same_numbers.compare(redefined) == (bool(changes) and "loss" not in changes)
+
+
+def test_cases_of_two_revisions_have_names_of_their_own(same_numbers):
+    cases = importlib.import_module("same_numbers_cases").cases()
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names) >= 70
+    assert names[0].startswith("start-")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_a_benchmark_can_be_imported(monkeypatch, name):
+    """What it takes from the library is there."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    assert importlib.import_module(name).__doc__
