@@ -280,8 +280,8 @@ def write():
     PAGE.write_text(
         "# Options and presets\n\n"
         "Which option works in which preset. *yes*: it changes what is learned, and a test has seen it do so. *refused*: it "
-        "would have no\nmeaning there, and the command says why before anything is written. *as its sum*: a reward per token counts "
-        "as one number per\nresponse, because the preset compares whole responses.\n\n"
+        "would have no\nmeaning there, and the command says why before anything is written. *as its sum*: a reward per "
+        "token counts as one number per\nresponse, because the preset compares whole responses.\n\n"
         "This page is written by `python tests/train/online/test_options.py`, and that file's tests hold every cell against "
         "the code.\n\n"
         "## The presets\n\n| preset | command |\n|---|---|\n" + presets + "\n\n"
