@@ -92,7 +92,7 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 def test_the_rules_there_are():
     assert set(RULES) == {"contains_expected", "digits", "exact_number", "json", "repetition"}
-    assert set(WITH_ARGUMENT) == {"length", "regex", "repetition"}
+    assert set(WITH_ARGUMENT) == {"json", "length", "regex", "repetition"}
 
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
