@@ -14,6 +14,7 @@ from .configs.evaluate import ScoresConfig as ScoresConfig
 from .configs.evaluate import WinRateConfig as WinRateConfig
 from .configs.grpo import GRPOConfig as GRPOConfig
 from .configs.merge import MergeConfig as MergeConfig
+from .configs.online_dpo import OnlineDPOConfig as OnlineDPOConfig
 from .configs.ppo import PPOConfig as PPOConfig
 from .configs.reward_model import RewardConfig as RewardConfig
 from .configs.scoring import ServeRewardConfig as ServeRewardConfig
@@ -37,6 +38,7 @@ from .rewards.serve import serve_reward as serve_reward
 from .train.dpo import train_dpo as train_dpo
 from .train.online.engine import train_grpo as train_grpo
 from .train.online.engine import train_ppo as train_ppo
+from .train.online.online_dpo import train_online_dpo as train_online_dpo
 from .train.reward import train_reward as train_reward
 from .train.sft import train_sft as train_sft
 from .types import Demonstration as Demonstration

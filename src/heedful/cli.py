@@ -58,6 +58,12 @@ COMMANDS = {
         "optimise a policy against a reward, without a critic",
         "eval/score_mean",
     ),
+    "online-dpo": Command(
+        "configs.online_dpo:OnlineDPOConfig",
+        "train.online.online_dpo:train_online_dpo",
+        "optimise a policy on pairs of its own responses, ranked by a reward",
+        "eval/score_mean",
+    ),
     "dpo": Command(
         "configs.dpo:DPOConfig",
         "train.dpo:train_dpo",

@@ -91,8 +91,8 @@ def test_rules_read_the_response_alone_in_conversations_too():
 
 
 def test_the_rules_there_are():
-    assert set(RULES) == {"contains_expected", "digits", "exact_number", "repetition"}
-    assert set(WITH_ARGUMENT) == {"length", "regex", "repetition"}
+    assert set(RULES) == {"contains_expected", "digits", "exact_number", "json", "repetition"}
+    assert set(WITH_ARGUMENT) == {"json", "length", "regex", "repetition"}
 
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
@@ -284,3 +284,33 @@ def test_no_column_takes_the_place_of_an_argument():
     assert scored("regex:好", "好", **columns) == [1.0]
     assert scored("length:1-2", "好", **columns) == [1.0]
     assert scored("repetition:1", "好好", **columns) == [-0.5]
+
+
+@pytest.mark.parametrize(
+    ("response", "is_json", "has_keys"),
+    [
+        ('{"name": "猫", "legs": 4}', 1.0, 1.0),
+        (' {"legs": 4, "name": null, "more": []}\n', 1.0, 1.0),
+        ('{"name": "猫"}', 1.0, 0.0),
+        ('[{"name": "猫", "legs": 4}]', 1.0, 0.0),
+        ("3", 1.0, 0.0),
+        ('"name, legs"', 1.0, 0.0),
+        ("", 0.0, 0.0),
+        ("{'name': 1, 'legs': 4}", 0.0, 0.0),
+        ('{"name": 1, "legs": NaN}', 0.0, 0.0),
+        ('Here: {"name": 1, "legs": 4}', 0.0, 0.0),
+        ('```json\n{"name": 1, "legs": 4}\n```', 0.0, 0.0),
+        ('{"name": 1, "legs": 4} {}', 0.0, 0.0),
+        ("[" * 100_000, 0.0, 0.0),
+    ],
+)
+def test_valid_json(response, is_json, has_keys):
+    chat = [{"role": "assistant", "content": response}]
+    assert make_rule("json")(completions=[response, chat]) == [is_json, is_json]
+    assert make_rule("json:name, legs")(completions=[response]) == [has_keys]
+
+
+@pytest.mark.parametrize("spec", ["json:", "json:name,", "json:,"])
+def test_json_needs_names_of_keys(spec):
+    with pytest.raises(ConfigError, match="rule:json:KEY,KEY: names of keys"):
+        make_rule(spec)

@@ -1,6 +1,7 @@
 """Rewards that are rules. Each reads only the response, not the prompt."""
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -108,10 +109,19 @@ def repetition(n: int, /, completions: Sequence[Any], **_: Any) -> list[float]:
     return scores
 
 
+def valid_json(keys: frozenset[str], /, completions: Sequence[Any], **_: Any) -> list[float]:
+    """1 if the response is one JSON value, and an object with at least these keys if any are asked for; otherwise 0.
+
+    Space around the value is allowed, a Markdown fence or any other text is not. NaN and Infinity are not JSON.
+    """
+    return [float(_is_json(response_text(completion), keys)) for completion in completions]
+
+
 RULES: dict[str, RewardFunction] = {
     "contains_expected": contains_expected,
     "digits": digits,
     "exact_number": exact_number,
+    "json": partial(valid_json, frozenset()),
     "repetition": partial(repetition, 3),
 }
 """The rules that need no argument, by name."""
@@ -158,7 +168,15 @@ def _make_repetition(argument: str) -> RewardFunction:
     return partial(repetition, int(argument))
 
 
+def _make_json(argument: str) -> RewardFunction:
+    keys = [key.strip() for key in argument.split(",")]
+    if not all(keys):
+        raise ValueError(f"names of keys with commas between, got {argument!r}")
+    return partial(valid_json, frozenset(keys))
+
+
 WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
+    "json": ("json:KEY,KEY", _make_json),
     "length": ("length:MIN-MAX", _make_length_window),
     "regex": ("regex:PATTERN", _make_matches),
     "repetition": ("repetition:N", _make_repetition),
@@ -168,3 +186,15 @@ WITH_ARGUMENT: dict[str, tuple[str, Callable[[str], RewardFunction]]] = {
 
 def _normalised(text: str) -> str:
     return text.strip().lower().translate(PUNCTUATION)
+
+
+def _is_json(text: str, keys: frozenset[str]) -> bool:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return not keys or (isinstance(value, dict) and keys <= value.keys())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from heedful.train.online.grpo import train_grpo
+from heedful.train.online.ppo import train_ppo
+from heedful.train.online.shared import norm_metrics
 
 from heedful.checkpoints.load import load_causal_lm
 from heedful.configs.grpo import GRPOConfig
@@ -15,9 +18,6 @@ from heedful.configs.ppo import PPOConfig
 from heedful.core import ScoreNorm
 from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Reward
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import train_ppo
-from heedful.train.online.shared import norm_metrics
 
 SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
 

@@ -1,0 +1,136 @@
+"""Online DPO (Guo et al. 2024, "Direct Language Model Alignment from Online AI Feedback"): DPO on the policy's own samples.
+
+The policy answers each prompt several times, the reward ranks the answers, and the best and the worst make a preference pair
+for the loss of DPO. There is no critic and no price per token of KL: beta is in the loss.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful import core
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.data.collate import Batch
+from heedful.data.micro_batches import in_micro_batches
+from heedful.rewards import Reward, RewardFunction
+from heedful.train.online.engine import SHOWN, TIED
+from heedful.train.online.evaluation import evaluate, sample_rows
+from heedful.train.online.learner import Learner
+from heedful.train.online.metrics import rollout_metrics, score_metrics, tied_frac
+from heedful.train.online.respond import Scored, respond
+from heedful.train.online.start import start
+from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
+from heedful.train.run import Run
+
+
+def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+    """Optimise a policy on pairs of its own responses and write a run folder. Returns what summary.json holds.
+
+    Args:
+        config: the settings.
+        rewards: added to the config's: functions, `Reward` objects or strings.
+
+    Raises ConfigError, DataError, CheckpointError before anything is written; RewardError, TrainingError during training.
+    """
+    config, learner, held_out, about = start(config, rewards)
+    with Run(
+        config,
+        learner,
+        config.algorithm,
+        config.steps,
+        objective="eval/score_mean",
+        higher_is_better=True,
+        shown=SHOWN | {"reward/accuracy": "accuracy"},
+        can_evaluate=bool(held_out),
+        **about,
+    ) as run:
+        run.evaluate(0, evaluate(learner, held_out))
+        for step in run.steps():
+            scored = respond(learner, next(learner.prompts))
+            metrics = learn(learner, scored)
+            run.log(step, metrics, note=TIED if metrics["reward/tied_frac"] == 1 else None)
+            run.save(step)
+            if run.samples_due(step):
+                run.show_samples(step, sample_rows(scored, config))
+            if run.evaluation_due(step):
+                run.evaluate(step, evaluate(learner, held_out))
+        run.summary["score_norm"] = learner.score_norm.state_dict()
+    return run.summary
+
+
+def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
+    """Rows of the best and the worst response of each group of consecutive scores; of equal ones the first.
+
+    A group whose scores all tie prefers nothing and makes no pair.
+    """
+    groups = scores.view(-1, group_size)
+    pairs = zip(groups.argmax(dim=1).tolist(), groups.argmin(dim=1).tolist(), strict=True)
+    return [(i * group_size + best, i * group_size + worst) for i, (best, worst) in enumerate(pairs) if best != worst]
+
+
+def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]:
+    """``ppo_epochs`` passes over the pairs of a rollout batch in shuffled minibatches, one optimizer step each.
+
+    Returns mean metrics. If all responses to every prompt tie there is no pair, and the policy stays as it is.
+    """
+    config, started = learner.config, time.perf_counter()
+    learning_rate = learner.schedule.advance()
+    pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
+    sums, norms = MetricSums(), list[float]()
+    for minibatch in _minibatches(pairs, config, learner.generator):
+        accumulate(learner, scored, minibatch, sums)
+        if learner.ptx is not None:
+            learner.ptx.accumulate(learner.policy, sums)
+        norms.append(optimizer_step(learner.optimizer, learner.trained, config.max_grad_norm))
+        if learner.average is not None and math.isfinite(norms[-1]):  # else the step was skipped
+            learner.average.update()
+    metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
+    metrics |= sums.means(max(1, len(norms))) | step_metrics(norms)
+    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
+    metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
+    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
+    return metrics | {"perf/tokens_per_second": float(scored.rollouts.lengths.sum()) / seconds}
+
+
+def accumulate(
+    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
+) -> None:
+    """Gradients of the DPO loss over a minibatch's pairs, a micro-batch at a time; each is divided by their number."""
+    config, batch = learner.config, scored.rollouts.batch
+    lengths = batch.attention_mask.sum(dim=1).tolist()
+    longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
+    ordered = sorted(pairs, key=longest.__getitem__)
+    for part in in_micro_batches(ordered, config.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
+        rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
+        mask = batch.response_mask[rows]
+        here = Batch(batch.ids[rows], batch.attention_mask[rows], mask)
+        outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature)
+        ours, theirs = (
+            torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, scored.ref_logprobs[rows])
+        )
+        loss, metrics = core.dpo_loss(
+            ours[: len(part)],
+            ours[len(part) :],
+            theirs[: len(part)],
+            theirs[len(part) :],
+            beta=config.beta,
+            kind=config.loss,
+            num_pairs=len(pairs),
+        )
+        loss.backward()
+        sums.add(metrics)
+
+
+def _minibatches(
+    pairs: Sequence[tuple[int, int]], config: OnlineDPOConfig, generator: torch.Generator
+) -> Iterator[list[tuple[int, int]]]:
+    """The pairs of every minibatch of every epoch; ties leave the last of an epoch smaller."""
+    size = config.minibatch_size // config.samples_per_prompt
+    for _ in range(config.ppo_epochs):
+        order = torch.randperm(len(pairs), generator=generator).tolist()
+        for start_at in range(0, len(order), size):
+            yield [pairs[i] for i in order[start_at : start_at + size]]

@@ -1,0 +1,165 @@
+"""Online DPO: pairs of the policy's own responses, the loss of DPO on them, and that it learns."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful import core
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.errors import ConfigError
+from heedful.train.online.online_dpo import accumulate, best_and_worst, learn, train_online_dpo
+from heedful.train.online.respond import respond
+from heedful.train.online.start import start
+from heedful.train.optimization import MetricSums
+
+
+def share_of_a(completions, **_):
+    return [completion.count("a") / max(1, len(completion)) for completion in completions]
+
+
+def varied(completions, **_):
+    """A number that hardly two responses share."""
+    return [float(sum(map(ord, completion)) % 101) for completion in completions]
+
+
+def nothing(completions, **_):
+    return [0.0] * len(completions)
+
+
+@pytest.fixture
+def config(tiny, prompts, tmp_path):
+    def make(**changes):
+        settings = {
+            "model": tiny(),
+            "data": prompts,
+            "output": tmp_path / "run",
+            "eval_fraction": 0.3,
+            "steps": 2,
+            "rollout_batch_size": 12,
+            "samples_per_prompt": 3,
+            "minibatch_size": 12,
+            "max_new_tokens": 8,
+            "learning_rate": 1e-3,
+            "sample_every": 0,
+            "eval_every": 0,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        return OnlineDPOConfig(**(settings | changes))
+
+    return make
+
+
+def test_the_best_and_the_worst_of_each_group():
+    """Groups of 3: rows 1 and 0; rows 3 (the first of equal ones) and 5; the third ties and makes no pair."""
+    scores = torch.tensor([0.0, 2.0, 1.0, 5.0, 5.0, -1.0, 3.0, 3.0, 3.0])
+    assert best_and_worst(scores, 3) == [(1, 0), (3, 5)]
+
+
+def ready(config):
+    """A learner in float64 whose reference is a little away from it, and a rollout batch."""
+    _, learner, _, _ = start(config, [varied])
+    learner.policy.double()
+    learner.reference = start(config, [varied]).learner.reference.double()
+    with torch.no_grad():
+        for parameter in learner.reference.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    scored = respond(learner, next(learner.prompts))
+    assert len(best_and_worst(scored.shaped, 3)) > 2
+    return learner, scored
+
+
+def gradient(learner, scored, pairs, **changes):
+    learner.policy.zero_grad()
+    learner.config = replace(learner.config, **changes)
+    sums = MetricSums()
+    accumulate(learner, scored, pairs, sums)
+    return torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None]), sums.means(1)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+def test_the_gradient_is_that_of_dpo_on_whole_responses(config, loss):
+    learner, scored = ready(config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
+    pairs = best_and_worst(scored.shaped, 3)
+    ours, metrics = gradient(learner, scored, pairs)
+    batch, mask = scored.rollouts.batch, scored.rollouts.batch.response_mask
+    learner.policy.zero_grad()
+    logprobs = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.8).logprobs.sum(dim=1)
+    ref = scored.ref_logprobs.sum(dim=1)
+    best, worst = ([pair[i] for pair in pairs] for i in (0, 1))
+    value, expected = core.dpo_loss(logprobs[best], logprobs[worst], ref[best], ref[worst], beta=0.3, kind=loss)
+    value.backward()
+    theirs = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-10
+    assert metrics["reward/margin"] == pytest.approx(float(expected["reward/margin"]), rel=1e-9)
+
+
+def test_micro_batches_do_not_change_the_gradient(config):
+    learner, scored = ready(config())
+    pairs = best_and_worst(scored.shaped, 3)
+    whole, _ = gradient(learner, scored, pairs, micro_batch_size=8)
+    for changes in ({"micro_batch_size": 1}, {"micro_batch_size": 8, "micro_batch_tokens": 40}):
+        split, _ = gradient(learner, scored, pairs, **changes)
+        assert float((split - whole).norm() / whole.norm()) < 1e-12
+
+
+def test_at_the_start_it_is_the_gradient_of_the_log_odds(config):
+    """Policy = reference: L = log 2, and the gradient is -beta/2 that of the mean log odds of the pairs."""
+    _, learner, _, _ = start(config(beta=0.5), [varied])
+    scored = respond(learner, next(learner.prompts))
+    pairs = best_and_worst(scored.shaped, 3)
+    ours, metrics = gradient(learner, scored, pairs)
+    assert metrics["loss/dpo"] == pytest.approx(0.693147, abs=1e-5)
+    batch = scored.rollouts.batch
+    learner.policy.zero_grad()
+    logprobs = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs.sum(dim=1)
+    (-0.25 * sum(logprobs[best] - logprobs[worst] for best, worst in pairs) / len(pairs)).backward()
+    theirs = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
+
+
+def test_responses_that_all_tie_teach_nothing(config):
+    _, learner, _, _ = start(config(), [nothing])
+    before = [p.detach().clone() for p in learner.policy.parameters()]
+    metrics = learn(learner, respond(learner, next(learner.prompts)))
+    assert metrics["reward/tied_frac"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+
+
+def test_a_run_says_that_it_learns_nothing_from_ties(config, capsys):
+    train_online_dpo(config(steps=1), rewards=[nothing])
+    assert "all responses to each prompt scored equally" in capsys.readouterr().err
+
+
+def test_it_raises_the_share_of_a_letter(config, tmp_path):
+    settings = config(
+        steps=40,
+        rollout_batch_size=64,
+        samples_per_prompt=8,
+        minibatch_size=16,
+        micro_batch_size=32,
+        learning_rate=5e-3,
+        lr_schedule="constant",
+        response_length="fixed",
+    )
+    summary = train_online_dpo(settings, rewards=[share_of_a])
+    first, last = (summary[name]["eval/score_mean"] for name in ("first_evaluation", "last_evaluation"))
+    assert last - first >= 0.3
+    assert summary["algorithm"] == "online-dpo"
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
+    assert environment["command"] == "heedful online-dpo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples_per_prompt": 1}, "--samples-per-prompt is 1, but a pair needs two"),
+        ({"minibatch_size": 4}, "--minibatch-size 4 is not a multiple of --samples-per-prompt 3"),
+        ({"beta": 0.0}, "--beta must be greater than 0"),
+    ],
+)
+def test_settings_that_make_no_pairs_are_refused(config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
