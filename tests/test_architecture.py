@@ -40,9 +40,9 @@ MAY_IMPORT = {
 }
 NO_LEAVES = {"errors", "types", "files", "display", "core"}
 """Rooms that import nothing of heedful at all, but their own files."""
-ALGORITHMS = {"sft", "reward", "dpo", "online.engine"}
+ALGORITHMS = {"sft", "reward", "dpo", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""
-TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_online", "train_ppo", "train_grpo"}
+TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_online", "train_ppo", "train_grpo", "train_online_dpo"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
 
 

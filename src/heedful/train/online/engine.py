@@ -15,21 +15,10 @@ from heedful.configs.ppo import PPOConfig
 from heedful.rewards import Reward, RewardFunction
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.experience import collect
+from heedful.train.online.metrics import SHOWN, TIED
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
 from heedful.train.run import Run
-
-SHOWN = {
-    "reward/score_mean": "score",
-    "reference/kl": "kl",
-    "policy/entropy": "entropy",
-    "rollout/response_length": "length",
-    "rollout/eos_frac": "eos",
-}
-TIED = (
-    "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
-    "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
-)
 
 
 def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:

@@ -7,6 +7,20 @@ from heedful import core
 from heedful.configs.online import RolloutConfig
 from heedful.train.online.respond import Scored
 
+SHOWN = {
+    "reward/score_mean": "score",
+    "reference/kl": "kl",
+    "policy/entropy": "entropy",
+    "rollout/response_length": "length",
+    "rollout/eos_frac": "eos",
+}
+"""In the progress bar of a run, with their labels."""
+TIED = (
+    "all responses to each prompt scored equally, so this step learns nothing from rewards; if this persists, raise "
+    "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
+)
+"""What a run says once if a step could not learn from its scores."""
+
 
 def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
     """Scores, entropy, lengths, how far sampling and the teacher-forced pass are apart, and seconds.

@@ -17,10 +17,9 @@ from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.data.collate import Batch
 from heedful.data.micro_batches import in_micro_batches
 from heedful.rewards import Reward, RewardFunction
-from heedful.train.online.engine import SHOWN, TIED
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
-from heedful.train.online.metrics import rollout_metrics, score_metrics, tied_frac
+from heedful.train.online.metrics import SHOWN, TIED, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.respond import Scored, respond
 from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
