@@ -19,7 +19,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
 from heedful.models.policy import freeze
 from heedful.sampling.generate import sample
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.types import Message

@@ -21,8 +21,7 @@ from heedful.models.policy import freeze
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import train_ppo
+from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.reward import train_reward
 from heedful.train.setup import load_reference
 from heedful.train.sft import train_sft

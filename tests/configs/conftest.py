@@ -16,6 +16,7 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
@@ -32,6 +33,7 @@ LEAST = {
     A2CConfig: RUN,
     DPOConfig: RUN,
     GRPOConfig: RUN,
+    OnlineDPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
     MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
@@ -50,6 +52,11 @@ LEAST = {
 @pytest.fixture(params=LEAST, ids=lambda c: c.__name__)
 def config_class(request):
     return request.param
+
+
+@pytest.fixture
+def every_config_class():
+    return set(LEAST)
 
 
 @pytest.fixture

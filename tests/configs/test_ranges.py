@@ -2,12 +2,14 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import math
 import typing
 
 import pytest
 
+from heedful.cli import COMMANDS
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.demo import DemoConfig
@@ -22,6 +24,7 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.ranges import Range
 from heedful.configs.report import ReportConfig
@@ -32,6 +35,11 @@ from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
 
 NAN, INFINITE = math.nan, math.inf
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
+
 
 MACHINE = [{"seed": -1}, {"seed": 2**64}]
 RUN = [
@@ -107,12 +115,13 @@ ONLINE = [
         for name in ("steps", "rollout_batch_size", "samples_per_prompt", "ppo_epochs", "minibatch_size")
         for value in (0, -1)
     ),
-    *({name: 0} for name in ("clip_range", "eval_prompts", "rollout_micro_batch_size")),
-    *({name: -0.1} for name in ("kl_coef", "missing_eos_penalty")),
-    {"kl_coef": NAN},
+    *({name: 0} for name in ("eval_prompts", "rollout_micro_batch_size")),
+    {"missing_eos_penalty": -0.1},
 ]
+OBJECTIVE = [{"clip_range": 0}, *({"kl_coef": x} for x in (-0.1, NAN))]
 PPO = [
     *ONLINE,
+    *OBJECTIVE,
     *({name: 0} for name in ("value_clip_range", "value_learning_rate", "kl_target", "kl_horizon")),
     *({name: -0.1} for name in ("entropy_coef", "value_coef")),
     {"score_norm_samples": -1},
@@ -144,7 +153,8 @@ OUT_OF_RANGE = {
         {"label_smoothing": -0.1},
         {"label_smoothing": 1.1},
     ],
-    GRPOConfig: [*ONLINE, *({"clip_range_high": x} for x in (0, -0.1, NAN))],
+    OnlineDPOConfig: [*ONLINE, *({"beta": x} for x in (0, -0.1, NAN))],
+    GRPOConfig: [*ONLINE, *OBJECTIVE, *({"clip_range_high": x} for x in (0, -0.1, NAN))],
     PPOConfig: PPO,
     A2CConfig: [wrong for wrong in PPO if wrong != {"minibatch_size": 0}],
     TinyConfig: [*({name: 0} for name in ("hidden_size", "num_layers", "max_length")), *MACHINE, {"hidden_size": 20}],
@@ -174,7 +184,7 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ConfigError) as error:
         make(config_class, **wrong)
-    assert "--" + name.replace("_", "-") in str(error.value)
+    assert flag(name) in str(error.value)
     assert str(value) in str(error.value)
 
 
@@ -237,16 +247,36 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (PPOConfig, {"ptx_coef": 0.5}, "--ptx-coef 0.5 .* add --ptx-data"),
         (PPOConfig, {"critic_warmup_steps": 5, "value_coef": 0.0}, "--critic-warmup-steps with --value-coef 0"),
         *(
-            (PPOConfig, {"value_coef": 0.5, "critic": critic}, f"--value-coef 0.5 weighs .* --critic {critic} .* leave it out")
+            (
+                PPOConfig,
+                {"value_coef": 0.5, "critic": critic},
+                f"--value-coef 0.5 weighs .* --critic {critic} .* leave it out",
+            )
             for critic in ("separate", "reward")
         ),
         (PPOConfig, {"missing_eos": "replace"}, "--missing-eos replace .* add --missing-eos-penalty"),
         *(
-            (GRPOConfig, {name: value}, f"--{name.replace('_', '-')} {value} is about rewards per token, .* --advantage group ")
-            for name, value in (("gamma", 0.9), ("gae_lambda", 0.5), ("whiten_rewards", True), ("action", "response"))
+            (
+                GRPOConfig,
+                {name: value},
+                f"--{name.replace('_', '-')} {value} is about rewards per token, .* --advantage group ",
+            )
+            for name, value in (("gamma", 0.9), ("whiten_rewards", True))
         ),
         *(
-            (GRPOConfig, {name: value}, f"--{name.replace('_', '-')} {value} belongs to a critic, and --advantage group has")
+            (
+                GRPOConfig,
+                {name: value},
+                f"--{name.replace('_', '-')} {value} is about a critic's values, .* --advantage group ",
+            )
+            for name, value in (("gae_lambda", 0.5), ("action", "response"))
+        ),
+        *(
+            (
+                GRPOConfig,
+                {name: value},
+                f"{flag(name)} {value} belongs to a critic, and --advantage group has",
+            )
             for name, value in (
                 ("critic", "separate"),
                 ("value_coef", 0.5),
@@ -255,7 +285,11 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
                 ("critic_warmup_steps", 1),
             )
         ),
-        (PPOConfig, {"ratio": "sequence"}, "--ratio sequence has one ratio per response, but --advantage gae gives each"),
+        (
+            PPOConfig,
+            {"ratio": "sequence"},
+            "--ratio sequence has one ratio per response, but --advantage gae gives each",
+        ),
         (
             PPOConfig,
             {"action": "response", "aggregate": "sequence"},
@@ -404,8 +438,16 @@ def test_a_value_outside_the_range_on_its_field_is_refused(config_class, make):
     """Whatever class the field comes from, and whatever __post_init__ or check a class in between has."""
     for name, allowed in ranges_of(config_class).items():
         for value in outside(allowed):
-            with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} "):
+            with pytest.raises(ConfigError, match=f"{flag(name)} "):
                 make(config_class, **{name: value})
+
+
+def test_every_commands_settings_are_tested(every_config_class):
+    found = {
+        getattr(importlib.import_module(f"heedful.{m}"), c)
+        for m, _, c in (x.config.partition(":") for x in COMMANDS.values())
+    }
+    assert found == every_config_class
 
 
 def test_every_number_has_a_range(config_class):

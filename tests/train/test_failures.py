@@ -10,6 +10,7 @@ from heedful.checkpoints.load import load_policy
 from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
@@ -17,7 +18,8 @@ from heedful.errors import RewardError, Terminated, TrainingError
 from heedful.train import dpo, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
-from heedful.train.online.engine import train_online, train_ppo
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.online_dpo import train_online_dpo
 
 BEFORE_STEPS = 1
 """Calls of a reward before the first step, if nothing is held out: the trial."""
@@ -66,7 +68,7 @@ def never(config, tmp_path):
 @pytest.fixture
 def nothing_half_written(tmp_path):
     yield
-    assert [path for path in tmp_path.rglob(".*")] == []
+    assert list(tmp_path.rglob(".*")) == []
 
 
 pytestmark = pytest.mark.usefixtures("nothing_half_written")
@@ -78,14 +80,17 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path, capsys, kind, ending):
     """The interrupted model is bit for bit that of a run with so many steps."""
     raised, seen = ENDINGS[ending]
     settings = never(kind)
     with pytest.raises(seen):
-        train_online(settings, rewards=[in_step(3, raised)])
+        TRAINERS[kind](settings, rewards=[in_step(3, raised)])
     assert names(settings.output) == {
         "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints"
     }  # fmt: skip
@@ -96,7 +101,7 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     said = capsys.readouterr().err
     assert f"stopped by {seen.__name__} after step 2 of 5; what was learned so far is in {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
-    train_online(never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
+    TRAINERS[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))
 
 
@@ -149,7 +154,9 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
         with pytest.raises(TrainingError, match="the gradient norm is nan"):
             train(settings)
     saved = settings.output / "checkpoints" / "step-000002-interrupted"
-    assert f"stopped by TrainingError after step 2 of 5; what was learned so far is in {saved}" in capsys.readouterr().err
+    assert (
+        f"stopped by TrainingError after step 2 of 5; what was learned so far is in {saved}" in capsys.readouterr().err
+    )
     train(kind(**common, output=tmp_path / "two", max_steps=2, sample_every=0))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
     assert equal(found, expected)
@@ -324,7 +331,7 @@ def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_pa
     said = capsys.readouterr().err
     saved = tmp_path / "run" / "checkpoints" / "step-000002-interrupted"
     assert f"what was learned so far is in {saved}" in said
-    assert said.endswith(message) or status == 2 and message in said.splitlines()[-1]
+    assert said.endswith(message) or (status == 2 and message in said.splitlines()[-1])
     weights(saved)
 
 

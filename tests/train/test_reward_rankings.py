@@ -230,7 +230,8 @@ def test_evaluation_measures_all_pairs_alike(model_and_inputs, config):
     rankings = make(inputs)
     found = evaluate_rankings(model, rankings, config(micro_batch_size=2))
     scores = one_by_one(model, rankings)
-    measured = agreement([one.ranking for one in rankings], scores)
+    lengths = [[len(response) for response in one.ranking.responses] for one in rankings]
+    measured = agreement([one.ranking.ranks for one in rankings], scores, lengths)
     assert measured["pairs"] == 1 + 3 + 5 + 1 + 10 + 2
     for name in ("accuracy", "ece", "length_correlation", "accuracy_similar_length"):
         assert found[f"eval/{name}"] == pytest.approx(measured[name], rel=1e-9), name

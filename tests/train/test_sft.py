@@ -1,7 +1,6 @@
 """SFT learns what it is shown, to the last token, whatever the micro-batch size."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch

@@ -9,11 +9,14 @@ import torch
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.train import dpo, reward, sft
+from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect
+from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
 from heedful.train.state import load_trained_weights, trained_weights
@@ -49,6 +52,7 @@ KINDS = {
     "a2c": (A2CConfig, {"minibatch_size": 8}),
     "grpo": (GRPOConfig, UPDATES),
     "reinforce++": (PPOConfig, {**UPDATES, "advantage": "reinforce++"}),
+    "online-dpo": (OnlineDPOConfig, {"minibatch_size": 4}),
     "everything": (PPOConfig, EVERYTHING),
 }
 WEIGHTS = ("model", "policy", "critic", "average")
@@ -89,6 +93,8 @@ def begin(config, tiny, demonstrations, length, write, tmp_path):
         ptx = {"ptx_data": demonstrations} if "ptx_coef" in changes else {}
         online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": BEFORE + AFTER + 1, "max_new_tokens": 6}
         learner = start(config(config_class, **(online | ptx | changes)), [length]).learner
+        if config_class is OnlineDPOConfig:
+            return learner, lambda: online_dpo.learn(learner, respond(learner, next(learner.prompts)))
         return learner, lambda: learn(learner, collect(learner, next(learner.prompts)))
 
     return make
@@ -97,8 +103,7 @@ def begin(config, tiny, demonstrations, length, write, tmp_path):
 def go_on(learner, step, steps):
     """Metrics of the next steps but for times, and the state after them."""
     metrics = [
-        {name: value for name, value in step().items() if not name.startswith(("time/", "perf/"))}
-        for _ in range(steps)
+        {name: value for name, value in step().items() if not name.startswith(("time/", "perf/"))} for _ in range(steps)
     ]
     return {"metrics": metrics, **copy.deepcopy(learner.state_dict())}
 
@@ -139,7 +144,10 @@ def test_a_run_goes_on_bit_for_bit(begin, kind):
 
 
 MUTANTS = [
-    *(("sft-dropout", key) for key in ("model", "optimizer", "schedule", "batches", "random.torch", "random.generator")),
+    *(
+        ("sft-dropout", key)
+        for key in ("model", "optimizer", "schedule", "batches", "random.torch", "random.generator")
+    ),
     *(("reward", key) for key in ("model", "optimizer", "schedule", "batches")),
     ("reward-float16", "grad_scaler"),
     *(("dpo", key) for key in ("model", "optimizer", "schedule", "batches", "random.generator")),
@@ -151,6 +159,7 @@ MUTANTS = [
     ("warm-up", "schedule"),
     ("sampled-norm", "score_norm"),
     ("grpo", "prompts"),
+    *(("online-dpo", key) for key in ("policy", "optimizer", "prompts", "random.generator")),
 ]
 
 

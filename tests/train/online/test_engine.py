@@ -179,7 +179,10 @@ def test_groups_of_equal_scores_teach_nothing(config, numbers, capsys):
     [
         ({"samples_per_prompt": 1}, "--samples-per-prompt is 1, but responses are compared .* at least 2"),
         ({"ratio": "sequence", "aggregate": "token", "kl_coef": 0.0}, "--aggregate token averages tokens, but --ratio"),
-        ({"ratio": "sequence-mean"}, "--ratio sequence-mean has no penalty per token .* --kl-in reward, or --kl-coef 0"),
+        (
+            {"ratio": "sequence-mean"},
+            "--ratio sequence-mean has no penalty per token .* --kl-in reward, or --kl-coef 0",
+        ),
         (
             {"kl_in": "reward"},
             "--kl-in reward does not go with --advantage group.*--advantage group-mean, or --advantage leave-one-out",

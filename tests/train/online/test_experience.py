@@ -56,9 +56,7 @@ def test_ratio_and_kl_are_exact_where_batch_shapes_are_the_same(config, tiny, ma
 @pytest.mark.parametrize("whiten_rewards", [False, True])
 def test_experience_is_that_of_the_formulas(config, make_learner, experience_of, whiten_rewards):
     """Rewards, advantages and returns recomputed with loops over single rows."""
-    settings = config(
-        missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95, whiten_rewards=whiten_rewards, kl_coef=0.2
-    )
+    settings = config(missing_eos_penalty=0.7, gae_lambda=0.9, gamma=0.95, whiten_rewards=whiten_rewards, kl_coef=0.2)
     learner = make_learner(settings, noise=0.02, score_norm=ScoreNorm(mean=3.0, std=2.0))
     experience = experience_of(learner)
     ref = token_outputs(learner.reference, experience.batch, temperature=1.0, micro_batch=MicroBatch(8)).logprobs
@@ -197,9 +195,7 @@ def test_a_replaced_score_is_not_normalised(config, make_learner, experience_of)
 
 
 def test_replaced_scores_of_cut_responses_are_compared(config, make_learner, experience_of):
-    settings = config(
-        GRPOConfig, advantage="group-mean", missing_eos="replace", missing_eos_penalty=7.0, kl_coef=0.0
-    )
+    settings = config(GRPOConfig, advantage="group-mean", missing_eos="replace", missing_eos_penalty=7.0, kl_coef=0.0)
     e = experience_of(make_learner(settings))
     cut = torch.tensor([completion.truncated for completion in e.completions])
     assert 0 < cut.sum() < len(cut)
@@ -256,9 +252,7 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
 
 def test_the_whole_batch_is_one_group_of_reinforce(config, make_learner, experience_of):
     """It ties where all scores are equal, however few samples a prompt has."""
-    settings = config(
-        GRPOConfig, advantage="batch-mean", samples_per_prompt=1, rollout_batch_size=4, minibatch_size=4
-    )
+    settings = config(GRPOConfig, advantage="batch-mean", samples_per_prompt=1, rollout_batch_size=4, minibatch_size=4)
     assert experience_of(make_learner(settings)).metrics["reward/tied_frac"] == 0.0
 
 

@@ -17,9 +17,7 @@ A2C = {"policy_loss": "a2c", "ppo_epochs": 1}
 def formula(learner, e):
     """The loss written out row by row from the definitions in docs/ppo.md and docs/grpo.md, and its surrogate alone."""
     config, batch, mask = learner.config, e.batch, e.batch.response_mask
-    out = learner.policy(
-        batch.ids, batch.attention_mask, mask, temperature=config.temperature, with_entropy=True
-    )
+    out = learner.policy(batch.ids, batch.attention_mask, mask, temperature=config.temperature, with_entropy=True)
     values = out.values
     if learner.critic is not None:
         values = learner.critic(batch.ids, batch.attention_mask, mask)

@@ -15,10 +15,6 @@ from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums
 
 
-def share_of_a(completions, **_):
-    return [completion.count("a") / max(1, len(completion)) for completion in completions]
-
-
 def varied(completions, **_):
     """A number that hardly two responses share."""
     return [float(sum(map(ord, completion)) % 101) for completion in completions]
@@ -29,25 +25,12 @@ def nothing(completions, **_):
 
 
 @pytest.fixture
-def config(tiny, prompts, tmp_path):
+def pairs_config(config):
+    """``pairs_config(**changes)``: settings of online DPO with three responses to a prompt."""
+
     def make(**changes):
-        settings = {
-            "model": tiny(),
-            "data": prompts,
-            "output": tmp_path / "run",
-            "eval_fraction": 0.3,
-            "steps": 2,
-            "rollout_batch_size": 12,
-            "samples_per_prompt": 3,
-            "minibatch_size": 12,
-            "max_new_tokens": 8,
-            "learning_rate": 1e-3,
-            "sample_every": 0,
-            "eval_every": 0,
-            "dtype": "float32",
-            "device": "cpu",
-        }
-        return OnlineDPOConfig(**(settings | changes))
+        sizes = {"rollout_batch_size": 12, "samples_per_prompt": 3, "minibatch_size": 12, "max_new_tokens": 8}
+        return config(OnlineDPOConfig, **(sizes | {"learning_rate": 1e-3, "device": "cpu"} | changes))
 
     return make
 
@@ -80,8 +63,8 @@ def gradient(learner, scored, pairs, **changes):
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
-def test_the_gradient_is_that_of_dpo_on_whole_responses(config, loss):
-    learner, scored = ready(config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
+def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
+    learner, scored = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
     pairs = best_and_worst(scored.shaped, 3)
     ours, metrics = gradient(learner, scored, pairs)
     batch, mask = scored.rollouts.batch, scored.rollouts.batch.response_mask
@@ -96,8 +79,8 @@ def test_the_gradient_is_that_of_dpo_on_whole_responses(config, loss):
     assert metrics["reward/margin"] == pytest.approx(float(expected["reward/margin"]), rel=1e-9)
 
 
-def test_micro_batches_do_not_change_the_gradient(config):
-    learner, scored = ready(config())
+def test_micro_batches_do_not_change_the_gradient(pairs_config):
+    learner, scored = ready(pairs_config())
     pairs = best_and_worst(scored.shaped, 3)
     whole, _ = gradient(learner, scored, pairs, micro_batch_size=8)
     for changes in ({"micro_batch_size": 1}, {"micro_batch_size": 8, "micro_batch_tokens": 40}):
@@ -105,9 +88,9 @@ def test_micro_batches_do_not_change_the_gradient(config):
         assert float((split - whole).norm() / whole.norm()) < 1e-12
 
 
-def test_at_the_start_it_is_the_gradient_of_the_log_odds(config):
+def test_at_the_start_it_is_the_gradient_of_the_log_odds(pairs_config):
     """Policy = reference: L = log 2, and the gradient is -beta/2 that of the mean log odds of the pairs."""
-    _, learner, _, _ = start(config(beta=0.5), [varied])
+    _, learner, _, _ = start(pairs_config(beta=0.5), [varied])
     scored = respond(learner, next(learner.prompts))
     pairs = best_and_worst(scored.shaped, 3)
     ours, metrics = gradient(learner, scored, pairs)
@@ -120,21 +103,21 @@ def test_at_the_start_it_is_the_gradient_of_the_log_odds(config):
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
 
 
-def test_responses_that_all_tie_teach_nothing(config):
-    _, learner, _, _ = start(config(), [nothing])
+def test_responses_that_all_tie_teach_nothing(pairs_config):
+    _, learner, _, _ = start(pairs_config(), [nothing])
     before = [p.detach().clone() for p in learner.policy.parameters()]
     metrics = learn(learner, respond(learner, next(learner.prompts)))
     assert metrics["reward/tied_frac"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
-def test_a_run_says_that_it_learns_nothing_from_ties(config, capsys):
-    train_online_dpo(config(steps=1), rewards=[nothing])
+def test_a_run_says_that_it_learns_nothing_from_ties(pairs_config, capsys):
+    train_online_dpo(pairs_config(steps=1), rewards=[nothing])
     assert "all responses to each prompt scored equally" in capsys.readouterr().err
 
 
-def test_it_raises_the_share_of_a_letter(config, tmp_path):
-    settings = config(
+def test_it_raises_the_share_of_a_letter(pairs_config, share_of_a, tmp_path):
+    settings = pairs_config(
         steps=40,
         rollout_batch_size=64,
         samples_per_prompt=8,
@@ -160,6 +143,6 @@ def test_it_raises_the_share_of_a_letter(config, tmp_path):
         ({"beta": 0.0}, "--beta must be greater than 0"),
     ],
 )
-def test_settings_that_make_no_pairs_are_refused(config, changes, message):
+def test_settings_that_make_no_pairs_are_refused(pairs_config, changes, message):
     with pytest.raises(ConfigError, match=message):
-        config(**changes)
+        pairs_config(**changes)

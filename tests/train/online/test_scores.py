@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from heedful.train.online.grpo import train_grpo
-from heedful.train.online.ppo import train_ppo
-from heedful.train.online.shared import norm_metrics
 
 from heedful.checkpoints.load import load_causal_lm
 from heedful.configs.grpo import GRPOConfig
@@ -18,27 +15,20 @@ from heedful.configs.ppo import PPOConfig
 from heedful.core import ScoreNorm
 from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Reward
+from heedful.rewards.interface import Scores
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.metrics import score_metrics
+from heedful.train.online.respond import Scored
 
 SIZES = {"rollout_batch_size": 8, "samples_per_prompt": 4, "minibatch_size": 8, "max_new_tokens": 8}
 
 
 @pytest.fixture
-def prompts(tmp_path):
-    """Raw-text prompts, Chinese among them."""
-    words = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "苹果", "梨"]
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"say {word}"}) + "\n" for word in words), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
-def settings(tiny, prompts, tmp_path):
+def settings(config, tmp_path):
     """``settings(PPOConfig, output="名", ...)``: two short steps on a tiny model."""
 
     def make(config_class, *, output="run", **changes):
-        common = {"model": tiny("gpt2"), "data": prompts, "output": tmp_path / output, "eval_fraction": 0.3, "steps": 2}
-        quiet = {"sample_every": 0, "eval_every": 0, "dtype": "float32", "learning_rate": 1e-3}
-        return config_class(**(common | quiet | SIZES | changes))
+        return config(config_class, output=tmp_path / output, **({"learning_rate": 1e-3} | SIZES | changes))
 
     return make
 
@@ -56,10 +46,6 @@ def differ(a, b):
     return any(not torch.equal(a[name], b[name]) for name in a)
 
 
-def length(completions, **_):
-    return [float(len(c)) for c in completions]
-
-
 def letters(completions, **_):
     return [float(sum(x.isalpha() for x in c)) for c in completions]
 
@@ -67,7 +53,7 @@ def letters(completions, **_):
 # Running normalisation ------------------------------------------------------------------------------------------------
 
 
-def test_running_norm_in_training(settings):
+def test_running_norm_in_training(settings, length):
     """Mean and deviation of every step are those of the scores of all steps so far; the summary has the final state."""
     seen = []
 
@@ -93,11 +79,15 @@ def test_running_norm_in_training(settings):
 # Clipping -------------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_of_clipping():
-    scores = [-3.0, -1.0, 0.5, 2.0]
-    assert norm_metrics(scores, ScoreNorm(), clip=1.0, is_running=False) == {"reward/clip_frac": 2 / 4}
-    assert norm_metrics([1.0, 2.0, 9.0], ScoreNorm(3.0, 2.0), clip=1.0, is_running=False) == {"reward/clip_frac": 1 / 3}
-    assert norm_metrics([9.0], ScoreNorm(), clip=None, is_running=False) == {}
+def test_metrics_of_clipping(settings):
+    def metrics(scores, norm, clip):
+        nothing = torch.zeros(len(scores))
+        scored = Scored(None, [], Scores(scores, None, {"one": 0.0}), norm, nothing, None, nothing, nothing, {})
+        return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
+
+    assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}
+    assert metrics([1.0, 2.0, 9.0], ScoreNorm(3.0, 2.0), 1.0) == {"reward/clip_frac": 1 / 3}
+    assert metrics([9.0], ScoreNorm(), None) == {}
 
 
 @pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
@@ -141,7 +131,7 @@ def test_ppo_learns_from_the_places_of_a_dense_reward(settings):
     assert not differ(weights(runs["dense", GRPOConfig]), weights(runs["summed", GRPOConfig]))
 
 
-def test_a_dense_reward_with_a_scalar_is_normalised_as_a_whole(settings):
+def test_a_dense_reward_with_a_scalar_is_normalised_as_a_whole(settings, length):
     config = settings(PPOConfig, score_norm_running=True, steps=1)
     train_ppo(config, rewards=[early, length])
     (line,) = lines(config)
@@ -160,7 +150,7 @@ def test_a_dense_reward_of_the_wrong_length_stops_before_anything_is_written(set
 
 
 @pytest.mark.parametrize(("config_class", "train"), [(PPOConfig, train_ppo), (GRPOConfig, train_grpo)])
-def test_weights_and_combination_reach_training(settings, config_class, train):
+def test_weights_and_combination_reach_training(settings, length, config_class, train):
     """Means of the rewards are their own, the score is the combined one, and what is learned differs."""
     plain = settings(config_class, output="plain", steps=1)
     weighted = replace(plain, output=plain.output.with_name("weighted"), reward_weights=(2.0, -1.0))
@@ -176,7 +166,7 @@ def test_weights_and_combination_reach_training(settings, config_class, train):
     assert differ(weights(plain), weights(smallest))
 
 
-def test_strings_and_functions_keep_the_order_that_weights_have(settings):
+def test_strings_and_functions_keep_the_order_that_weights_have(settings, length):
     config = settings(PPOConfig, steps=1, rewards=("rule:digits",), reward_weights=(0.0, 1.0, 0.0))
     train_ppo(config, rewards=[length, "rule:repetition:1"])
     (line,) = lines(config)
@@ -185,7 +175,7 @@ def test_strings_and_functions_keep_the_order_that_weights_have(settings):
     assert "rewards:\n- rule:digits\n- rule:repetition:1\n" in saved
 
 
-def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings):
+def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(settings, length):
     config = settings(PPOConfig, model="没有", reward_weights=(1.0,))
     with pytest.raises(ConfigError, match="--reward-weights has 1 number for 2 rewards"):
         train_ppo(config, rewards=[length, Reward("l", letters)])
@@ -202,12 +192,12 @@ def test_a_step_of_ties_is_told_once(settings, capfd, advantage):
     )
     train_grpo(config, rewards=[lambda completions, **_: [0.1] * len(completions)])
     said = capfd.readouterr().err
-    assert said.count("all advantages are 0") == 1
-    assert "step 1: every prompt's responses have one score" in said
+    assert said.count("all responses to each prompt scored equally") == 1
+    assert "step 1: all responses" in said
     assert "--samples-per-prompt or --temperature" in said
     assert not differ(weights(config), load_causal_lm(config.model).state_dict())
 
 
 def test_no_ties_nothing_told(settings, capfd):
     train_grpo(settings(GRPOConfig), rewards=[lambda prompts, **_: [float(i % 4 == 0) for i in range(len(prompts))]])
-    assert "all advantages are 0" not in capfd.readouterr().err
+    assert "scored equally" not in capfd.readouterr().err

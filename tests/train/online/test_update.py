@@ -17,9 +17,7 @@ from heedful.train.optimization import MetricSums
 CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
 
 
-def test_micro_batch_size_does_not_change_the_gradient(
-    variant, make_learner, experience_of, moved, gradient, distance
-):
+def test_micro_batch_size_does_not_change_the_gradient(variant, make_learner, experience_of, moved, gradient, distance):
     learner = make_learner(variant(temperature=0.7), noise=0.05)
     experience = moved(experience_of(learner))
     assert len(set(experience.batch.response_mask.sum(dim=1).tolist())) > 1, "rows of equal length would prove nothing"
