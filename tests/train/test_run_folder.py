@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from heedful.checkpoints.load import load_causal_lm
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError, DataError
+from heedful.train import run_folder
 from heedful.train.sft import train_sft
 
 
@@ -95,6 +96,21 @@ def test_a_run_that_cannot_start_leaves_the_old_one_alone(config, tmp_path):
     with pytest.raises(DataError):
         train_sft(config(overwrite=True, data=str(tmp_path / "missing.jsonl")))
     load_causal_lm(str(settings.output / "final"))
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_old_run_alone(config, monkeypatch, tmp_path):
+    """A disk that is full when the new run writes its first files."""
+    settings = config(max_steps=1)
+    train_sft(settings)
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "to_yaml", full)
+    with pytest.raises(OSError, match="No space left"):
+        train_sft(config(max_steps=1, overwrite=True))
+    assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_a_folder_that_is_no_run_is_never_deleted(config, tmp_path):

@@ -193,13 +193,20 @@ def test_what_is_frozen_is_not_part_of_the_state(begin):
     assert all(".lora_" in name or name.startswith("value_head") for name in state["critic"])
 
 
-def test_a_state_keeps_its_weights_while_training_goes_on(begin):
-    learner, step = begin("shared")
-    state = learner.state_dict()
-    before = copy.deepcopy(state["policy"])
+@pytest.mark.parametrize("kind", ["sft", "shared", "everything"])
+def test_a_state_stays_as_it_is_while_training_goes_on(begin, kind):
+    """Neither the learner that it was taken from nor one that goes on from it changes it."""
+    learner, step = begin(kind)
     step()
-    assert differing(state["policy"], before) == []
-    assert differing(learner.state_dict()["policy"], before)
+    state = learner.state_dict()
+    before = copy.deepcopy(state)
+    step()
+    assert differing(state, before) == []
+    assert differing(learner.state_dict(), before)
+    again, its_step = begin(kind)
+    again.load_state_dict(state)
+    its_step()
+    assert differing(state, before) == []
 
 
 def test_weights_of_another_model_are_refused():

@@ -15,8 +15,10 @@ from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
 from heedful.train.state import (
+    load_optimizer_state,
     load_scaler_state,
     load_trained_weights,
+    optimizer_state,
     random_state,
     scaler_state,
     set_random_state,
@@ -52,7 +54,7 @@ class Learner:
         return {
             "model": trained_weights(self.model),
             "grad_scaler": scaler_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
             "schedule": self.schedule.state_dict(),
             "batches": self.batches.state_dict(),
             "random": random_state(self.generator),
@@ -62,7 +64,7 @@ class Learner:
         """Go on where `state_dict` was taken."""
         load_trained_weights(self.model, state["model"])
         load_scaler_state(self.model, state["grad_scaler"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.batches.load_state_dict(state["batches"])
         set_random_state(self.generator, state["random"])

@@ -94,6 +94,14 @@ class RunFolder:
             self.path.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
+        try:
+            self._open(config, facts)
+        except BaseException:  # a full disk, say
+            self._undo()
+            raise
+
+    def _open(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
+        """Write what is known before the first step, and open what is written to in every one."""
         write_json(self.path / "environment.json", facts)
         (self.path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
@@ -128,9 +136,13 @@ class RunFolder:
         self._samples.close()
         self._tensorboard.close()
         if error is not None and not self._has_stepped:
-            shutil.rmtree(self.path, ignore_errors=True)
-            if self._old.is_dir():
-                self._old.rename(self.path)
+            self._undo()
+
+    def _undo(self) -> None:
+        """Leave the older run, or nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._old.is_dir():
+            self._old.rename(self.path)
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any]) -> None:

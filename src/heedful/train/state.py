@@ -1,5 +1,6 @@
 """The state of a run in memory: trained weights and random generators, read and set bit for bit."""
 
+import copy
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,16 @@ def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
         raise KeyError(f"the state holds other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
     for name, parameter in own.items():
         parameter.copy_(weights[name])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A copy of an optimizer's state: its own changes with each step."""
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Set it again. The optimizer takes a copy, so that its steps leave ``state`` as it is."""
+    optimizer.load_state_dict(copy.deepcopy(dict(state)))
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:

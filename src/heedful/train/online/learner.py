@@ -21,8 +21,10 @@ from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.ptx import PretrainingMix
 from heedful.train.optimization import Schedule
 from heedful.train.state import (
+    load_optimizer_state,
     load_scaler_state,
     load_trained_weights,
+    optimizer_state,
     random_state,
     scaler_state,
     set_random_state,
@@ -84,7 +86,7 @@ class Learner(Generic[C_co]):
             "policy": trained_weights(self.policy),
             "critic": None if self.critic is None else trained_weights(self.critic),
             "grad_scaler": scaler_state(self.policy),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
             "schedule": self.schedule.state_dict(),
             "kl": self.kl.state_dict(),
             "score_norm": self.score_norm.state_dict(),
@@ -100,7 +102,7 @@ class Learner(Generic[C_co]):
         if self.critic is not None:
             load_trained_weights(self.critic, state["critic"])
         load_scaler_state(self.policy, state["grad_scaler"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.kl.load_state_dict(state["kl"])
         if isinstance(self.score_norm, core.RunningScoreNorm):
