@@ -38,7 +38,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
     experience = replace(experience, states=None)
     sums, norms, visited = MetricSums(), list[float](), 0
     epochs = 0 if is_warming_up and learner.critic is None else config.ppo_epochs
-    for rows in _minibatches(len(experience.kl), epochs, config, learner.generator):
+    for rows in _minibatches(experience, epochs, config, learner.generator):
         visited += 1
         minibatch = experience.select(rows)
         if is_warming_up:
@@ -74,7 +74,7 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> dict
     assert head is not None
     assert states is not None
     sums, visited = MetricSums(), 0
-    for rows in _minibatches(len(experience.kl), config.value_epochs, config, learner.generator):
+    for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
         visited += 1
         minibatch = experience.select(rows)
         mask = minibatch.batch.response_mask
@@ -86,10 +86,13 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> dict
     return sums.means(visited)
 
 
-def _minibatches(num_rows: int, epochs: int, config: OnlineConfig, generator: torch.Generator) -> Iterator[Tensor]:
+def _minibatches(
+    experience: Experience, epochs: int, config: OnlineConfig, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Rows of every minibatch of every epoch."""
     for _ in range(epochs):
-        yield from torch.randperm(num_rows, generator=generator).split(config.minibatch_size)
+        order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
+        yield from order.split(config.minibatch_size)
 
 
 def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> Tensor:
