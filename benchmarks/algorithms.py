@@ -19,6 +19,7 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo.judge import gold_judge
@@ -27,49 +28,65 @@ from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
 from heedful.train.dpo import train_dpo
 from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.online_dpo import train_online_dpo
 
-OF_PPO_ALONE = ("gae_lambda", "value_coef", "value_learning_rate", "score_norm_samples")
 GROUP = 8
-"""Responses to a prompt where they are compared with each other."""
+"""Responses to each prompt if they are compared with each other."""
+OF_A_CRITIC = {"gae_lambda", "value_learning_rate"}
+"""Settings of the demo's PPO that only an algorithm with a critic has."""
+Run = tuple[Callable, Any]
+"""A trainer and its settings."""
 
 
-def ppo(recipe: PPOConfig, **changes: Any) -> tuple[Callable, Any]:
+def carried(recipe: PPOConfig, config_class: type, *but: str) -> dict[str, Any]:
+    """The recipe's settings that another configuration has too, if they are not PPO's defaults."""
+    known = {field.name for field in dataclasses.fields(config_class)} - set(but)
+    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
+    return {name: value for name, value in vars(recipe).items() if name in known and value != defaults.get(name)}
+
+
+def ppo(recipe: PPOConfig, **changes: Any) -> Run:
     return train_ppo, dataclasses.replace(recipe, **changes)
 
 
-def a2c(recipe: PPOConfig) -> tuple[Callable, Any]:
-    known = {field.name for field in dataclasses.fields(A2CConfig)} - {
-        "policy_loss",
-        "ppo_epochs",
-        "minibatch_size",
-        "value_clip_range",
-    }
-    return train_ppo, A2CConfig(**{name: value for name, value in vars(recipe).items() if name in known})
+def without_critic(recipe: PPOConfig, advantage: str) -> Run:
+    return train_ppo, PPOConfig(**carried(recipe, PPOConfig, *OF_A_CRITIC), advantage=advantage)
 
 
-def grpo(recipe: PPOConfig, **changes: Any) -> tuple[Callable, Any]:
-    known = {field.name for field in dataclasses.fields(GRPOConfig)} - {"advantage", "kl_in", "ratio"}
-    return train_grpo, GRPOConfig(**{name: value for name, value in vars(recipe).items() if name in known} | changes)
+def a2c(recipe: PPOConfig) -> Run:
+    return train_ppo, A2CConfig(**carried(recipe, A2CConfig, "ppo_epochs", "minibatch_size"))
 
 
-def dpo(recipe: PPOConfig) -> tuple[Callable, Any]:
+def grpo(recipe: PPOConfig, **changes: Any) -> Run:
+    settings = carried(recipe, GRPOConfig, *OF_A_CRITIC) | {"samples_per_prompt": GROUP, "kl_coef": recipe.kl_coef}
+    return train_grpo, GRPOConfig(**settings | changes)
+
+
+def online_dpo(recipe: PPOConfig) -> Run:
+    return train_online_dpo, OnlineDPOConfig(**carried(recipe, OnlineDPOConfig))
+
+
+def dpo(recipe: PPOConfig) -> Run:
     """As many pairs as make the responses that the others sample."""
-    known = {field.name for field in dataclasses.fields(DPOConfig)}
-    settings = {name: value for name, value in vars(recipe).items() if name in known}
+    settings = carried(recipe, DPOConfig)
     settings |= {"data": recipe.data.replace("prompts.jsonl", "preferences.jsonl"), "batch_size": 64}
     settings |= {"max_steps": recipe.steps * recipe.rollout_batch_size // 2 // 64, "learning_rate": 3e-4, "beta": 0.1}
     return train_dpo, DPOConfig(**settings)
 
 
-ALGORITHMS: dict[str, Callable[[PPOConfig], tuple[Callable, Any]]] = {
-    "PPO, critic shared": ppo,
+ALGORITHMS: dict[str, Callable[[PPOConfig], Run]] = {
+    "PPO": ppo,
     "PPO, critic separate": lambda r: ppo(r, critic="separate"),
     "PPO, critic from reward": lambda r: ppo(r, critic="reward", value_learning_rate=1e-4),
     "PPO, response-level": lambda r: ppo(r, action="response", gae_lambda=0.95),
+    "PPO without a critic": lambda r: without_critic(r, "batch-mean"),
+    "REINFORCE++": lambda r: without_critic(r, "reinforce++"),
     "A2C": a2c,
-    "GRPO": lambda r: grpo(r, samples_per_prompt=GROUP),
-    "RLOO": lambda r: grpo(r, samples_per_prompt=GROUP, advantage="leave-one-out", ratio="sequence", kl_in="reward"),
+    "GRPO": grpo,
+    "CISPO": lambda r: grpo(r, policy_loss="cispo", aggregate="token", clip_range=1.0),
+    "RLOO": lambda r: grpo(r, advantage="leave-one-out", ratio="sequence", kl_in="reward"),
     "REINFORCE": lambda r: grpo(r, samples_per_prompt=1, advantage="batch-mean", kl_in="reward"),
+    "online DPO": online_dpo,
     "DPO": dpo,
 }
 
@@ -130,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("demo", type=Path, help="folder of a finished demo")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", choices=[*ALGORITHMS, "best of 4"], help="these algorithms alone")
+    parser.add_argument("--only", nargs="*", choices=[*ALGORITHMS, "best of 4"], help="only these algorithms")
     parser.add_argument("--steps", type=int, default=50, help="rollout batches of 256 responses")
     try:
         run(parser.parse_args())

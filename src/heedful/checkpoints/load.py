@@ -143,6 +143,10 @@ def load_head(head: nn.Linear, path: Path) -> None:
     tensors = load_tensors(path)
     found = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}
-    if found != wanted:
-        raise CheckpointError(f"{path}: holds {found}, the model needs {wanted}; it belongs to another model")
-    head.load_state_dict(tensors)
+    linear = {name: wanted[name] for name in ("weight", "bias")}
+    if found not in (wanted, linear):  # heads were only linear once; the rest of a value head is zero then
+        hint = (
+            "the head of a shared critic, which a critic of its own cannot use" if "out.weight" in found else str(found)
+        )
+        raise CheckpointError(f"{path}: holds {hint}; the model needs {wanted}: it belongs to another model")
+    head.load_state_dict(tensors, strict=False)

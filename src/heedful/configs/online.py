@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from heedful.configs.checks import multiple
-from heedful.configs.critic import CriticOptions
+from heedful.configs.critic import HEAD_LEARNING_RATE, CriticOptions
 from heedful.configs.lora import ReferenceOptions
 from heedful.configs.objective import ObjectiveOptions
 from heedful.configs.options import SamplingOptions, TrainingOptions
@@ -108,6 +108,11 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
     @property
     def needs_reference(self) -> bool:
         return self.kl_coef > 0
+
+    @property
+    def critic_learning_rate(self) -> float:
+        """What ``value_learning_rate`` stands for."""
+        return self.value_learning_rate or (HEAD_LEARNING_RATE if self.critic == "shared" else self.learning_rate)
 
     def check(self) -> None:
         super().check()

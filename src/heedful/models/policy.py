@@ -17,7 +17,8 @@ from heedful.kernels.layout import scatter
 from heedful.kernels.packing import response_tokens, token_states
 from heedful.kernels.row_filling import filling
 from heedful.kernels.tied_gradient import TiedMatrix
-from heedful.models.heads import scalar_head, split_language_model
+from heedful.models.heads import split_language_model
+from heedful.models.value_head import ValueHead
 
 
 class TokenOutputs(NamedTuple):
@@ -29,6 +30,8 @@ class TokenOutputs(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     values: Tensor | None
+    states: Tensor | None = None
+    """``[batch, time, hidden]``, what the value head read, without gradient; None unless asked for."""
 
 
 class Policy(nn.Module):
@@ -50,7 +53,7 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
         hidden_size = lm.get_output_embeddings().weight.shape[1]
-        self.value_head = scalar_head(hidden_size, std=0.0).to(lm.dtype) if with_value_head else None
+        self.value_head = ValueHead(hidden_size).to(lm.dtype) if with_value_head else None
         self.train(lm.training)
 
     @property
@@ -65,6 +68,8 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        with_values: bool = True,
+        with_states: bool = False,
     ) -> TokenOutputs:
         """Log-probs, entropy and values of the response tokens.
 
@@ -74,6 +79,8 @@ class Policy(nn.Module):
             response_mask: True at response tokens, ``[batch, time]``.
             temperature: of the log-probs and the entropy.
             with_entropy: compute the entropy; otherwise it is zeros.
+            with_values: compute the values, if there is a value head.
+            with_states: keep what the value head read.
 
         The prediction for a token is read one position before it. So is its value, which belongs to the state before
         the token. Logits exist only at positions inside the mask, and only for a chunk of them at a time.
@@ -83,12 +90,14 @@ class Policy(nn.Module):
             before = token_states(self.lm.base_model, ids, attention_mask)[:-1][responses[1:]]
             tokens = ids[attention_mask.bool()][responses]
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
-        values = None
-        if self.value_head is not None:
-            values = self._per_token(
-                self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1), response_mask
-            )
-        return TokenOutputs(self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask), values)
+        values = states = None
+        if self.value_head is not None and with_values:
+            values = self._per_token(self.value_head(before, response_mask), response_mask)
+        if with_states:
+            width = before.shape[-1]
+            states = scatter(before.detach(), response_mask[..., None].expand(*response_mask.shape, width))
+        logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
+        return TokenOutputs(logprobs, entropy, values, states)
 
     def _per_token(self, numbers: Tensor, mask: Tensor) -> Tensor:
         """Put numbers back at the True positions of the mask; zeros elsewhere."""

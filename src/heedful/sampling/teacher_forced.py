@@ -27,7 +27,13 @@ def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Bat
 
 @torch.no_grad()
 def token_outputs(
-    policy: Policy, batch: Batch, *, temperature: float, micro_batch: MicroBatch, with_entropy: bool = False
+    policy: Policy,
+    batch: Batch,
+    *,
+    temperature: float,
+    micro_batch: MicroBatch,
+    with_entropy: bool = False,
+    with_states: bool = False,
 ) -> TokenOutputs:
     """Compute log-probs, entropy and values of a batch's responses, each ``[batch, time]``, without gradients.
 
@@ -40,18 +46,28 @@ def token_outputs(
         temperature: divides the logits.
         micro_batch: the most rows and tokens at a time.
         with_entropy: compute the entropy too.
+        with_states: keep what the value head read, ``[batch, time, hidden]``.
     """
     device = batch.ids.device
     parts = []
     for rows, here in micro_batches(batch, micro_batch):
         b = here.to(policy.device)
-        outputs = policy(b.ids, b.attention_mask, b.response_mask, temperature=temperature, with_entropy=with_entropy)
+        outputs = policy(
+            b.ids,
+            b.attention_mask,
+            b.response_mask,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            with_states=with_states,
+        )
         parts.append((rows, outputs))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
+    states = [(rows, part.states) for rows, part in parts if part.states is not None]
     return TokenOutputs(
         logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], device),
         entropy=_in_place([(rows, part.entropy) for rows, part in parts], device),
         values=_in_place(values, device) if values else None,
+        states=_in_place(states, device) if states else None,
     )
 
 

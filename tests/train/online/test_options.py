@@ -58,7 +58,7 @@ class Option:
 
 
 KL = {"kl_coef": 0.5}
-MOVED = {"ppo_epochs": 4, "minibatch_size": 2}
+MOVED = {"ppo_epochs": 6, "minibatch_size": 1}
 """Ratios of bad responses rise only while others are learned from."""
 OPTIONS = {
     "gamma": Option({"gamma": 0.7}),
@@ -80,6 +80,7 @@ OPTIONS = {
     "kl-target": Option({"kl_target": 0.01, "kl_horizon": 20}, KL),
     "critic separate": Option({"critic": "separate"}),
     "value-coef": Option({"value_coef": 0.9}),
+    "value-epochs": Option({"value_epochs": 3}),
     "value-clip-range": Option({"value_clip_range": 1e-6}),
     "value-learning-rate": Option({"value_learning_rate": 0.1}),
     "critic-warmup-steps": Option({"critic_warmup_steps": 1}),

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from heedful import core
 from heedful.configs.grpo import GRPOConfig
 from heedful.data.collate import Batch
 from heedful.errors import TrainingError
+from heedful.models.value_head import ValueHead
 from heedful.train.online import update
 from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.update import accumulate, accumulate_critic, learn
+from heedful.train.online.update import accumulate, accumulate_critic, learn, learn_values
 from heedful.train.optimization import MetricSums
 
 CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -93,48 +95,78 @@ def test_padding_does_not_change_the_gradient(variant, make_learner, experience_
     assert same == pytest.approx(metrics, rel=1e-9)
 
 
-@CRITICS
 @pytest.mark.parametrize("action", ["token", "response"])
-def test_the_critics_gradient_while_it_warms_up(
-    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, critic, action
+def test_a_critics_gradient_while_it_warms_up(
+    config, make_learner, experience_of, moved, gradient, flat_gradient, distance, action
 ):
-    """That of the value loss alone, whatever the micro-batch size."""
-    learner = make_learner(config(critic=critic, action=action), noise=0.05)
+    """That of the value loss alone, whatever the micro-batch size: for a critic of its own."""
+    learner = make_learner(config(critic="separate", action=action), noise=0.05)
     experience = moved(experience_of(learner))
     found = []
     for size, tokens in ((8, None), (3, None), (8, 70)):
-        for module in learner.trained:
-            module.zero_grad()
+        learner.critic.zero_grad()
         changed = replace(learner.config, micro_batch_size=size, micro_batch_tokens=tokens)
         accumulate_critic(replace(learner, config=changed), experience, MetricSums())
-        assert all(parameter.grad is None for parameter in learner.policy.lm.parameters())
-        found.append(flat_gradient(*learner.trained))
+        assert all(parameter.grad is None for parameter in learner.policy.parameters())
+        found.append(flat_gradient(learner.critic))
     assert distance(found[1], found[0]) < 1e-12
     assert distance(found[2], found[0]) < 1e-12
     whole, _, _ = gradient(learner, experience)
-    head = learner.critic or learner.policy.value_head
-    number = sum(parameter.numel() for parameter in head.parameters())
-    assert distance(found[0], whole[-number:]) < 1e-12, "the policy loss says nothing to the head"
+    number = sum(parameter.numel() for parameter in learner.critic.parameters())
+    assert distance(found[0], whole[-number:]) < 1e-12, "the policy loss says nothing to the critic"
+
+
+@pytest.mark.parametrize("action", ["token", "response"])
+def test_a_value_heads_gradient(
+    config, make_learner, experience_of, moved, flat_gradient, distance, monkeypatch, action
+):
+    """That of the value loss of a pass through the whole policy, at each minibatch; the trunk has none."""
+    learner = make_learner(config(action=action, value_epochs=3), noise=0.05)
+    e, found = moved(experience_of(learner)), []
+
+    def noted(_, modules, __):
+        found.append(flat_gradient(*modules))
+        assert all(parameter.grad is None for parameter in learner.policy.lm.parameters())
+        modules[0].zero_grad()
+        return 1.0
+
+    monkeypatch.setattr(update, "optimizer_step", noted)
+    learn_values(learner, e)
+    mask = e.batch.response_mask
+    values = learner.policy(e.batch.ids, e.batch.attention_mask, mask).values
+    actions = mask if action == "token" else core.first_in_mask(mask)
+    loss, _ = core.value_loss(values, e.old_values, e.returns, actions, clip_range=0.2)
+    expected = torch.autograd.grad(loss, list(learner.policy.value_head.parameters()))
+    expected = torch.cat([gradient.flatten() for gradient in expected])
+    assert len(found) == 3
+    assert all(distance(gradient, expected) < 1e-9 for gradient in found)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_the_weights_before_it(config, make_learner, experience_of):
     learner = make_learner(config(), torch.float32)
     experience = experience_of(learner)
     experience.advantages[0, 0] = float("nan")
-    before = [p.detach().clone() for p in learner.policy.parameters()]
+    before = [p.detach().clone() for p in learner.policy.lm.parameters()]
     with pytest.raises(TrainingError, match="gradient norm is nan"):
         learn(learner, experience)
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.lm.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("train", [train_ppo, train_grpo])
 @pytest.mark.parametrize(("epochs", "size", "steps"), [(1, 8, 1), (1, 4, 2), (3, 2, 12)])
 def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, length, monkeypatch, train, epochs, size, steps):
+    """A value head has steps of its own besides."""
     step, calls = update.optimizer_step, []
-    monkeypatch.setattr(update, "optimizer_step", lambda *arguments: calls.append(1) or step(*arguments))
-    kind = {"kind": GRPOConfig} if train is train_grpo else {}
+
+    def counted(optimizer, modules, max_grad_norm):
+        calls.append(isinstance(modules[0], ValueHead))
+        return step(optimizer, modules, max_grad_norm)
+
+    monkeypatch.setattr(update, "optimizer_step", counted)
+    kind = {"kind": GRPOConfig} if train is train_grpo else {"value_epochs": 3}
     train(config(**kind, ppo_epochs=epochs, minibatch_size=size, steps=1), rewards=[length])
-    assert len(calls) == steps
+    assert calls.count(False) == steps
+    assert calls.count(True) == (0 if train is train_grpo else 3 * 8 // size)
 
 
 # --------------------------------------------------------------------------------------------- the end of an update
@@ -164,11 +196,17 @@ def equal_policies(a, b):
 
 @contextlib.contextmanager
 def no_more_steps_than(number):
+    """Of the policy."""
     right, steps = update.optimizer_step, []
+
+    def step(optimizer, modules, max_grad_norm):
+        if isinstance(modules[0], ValueHead):
+            return right(optimizer, modules, max_grad_norm)
+        steps.append(1)
+        return right(optimizer, modules, max_grad_norm) if len(steps) <= number else 0.0
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            update, "optimizer_step", lambda *a: steps.append(1) or (right(*a) if len(steps) <= number else 0.0)
-        )
+        patch.setattr(update, "optimizer_step", step)
         yield
 
 

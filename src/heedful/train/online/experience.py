@@ -39,6 +39,8 @@ class Experience:
     scores: list[float]
     """As the rewards gave them, before normalisation and penalties."""
     metrics: dict[str, float]
+    states: Float[Tensor, "batch time hidden"] | None
+    """What the policy's value head read; None if it has none."""
 
     def select(self, rows: Tensor) -> "Experience":
         """The given rows, in the given order, without texts and metrics."""
@@ -54,6 +56,7 @@ class Experience:
             completions=[],
             scores=[],
             metrics={},
+            states=None if self.states is None else self.states[rows],
         )
 
 
@@ -99,4 +102,5 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         completions=scored.completions,
         scores=scored.scores,
         metrics=metrics,
+        states=old.states,
     )

@@ -56,7 +56,12 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     old = token_outputs(
-        learner.policy, batch, temperature=config.temperature, micro_batch=config.micro_batch, with_entropy=True
+        learner.policy,
+        batch,
+        temperature=config.temperature,
+        micro_batch=config.micro_batch,
+        with_entropy=True,
+        with_states=learner.policy.value_head is not None,
     )
     ref_logprobs = old.logprobs
     if config.needs_reference:

@@ -87,7 +87,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = _load_rewards(wanted, policy, config)
-    value_rate = (critic_options and critic_options.value_learning_rate) or config.learning_rate
+    value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )

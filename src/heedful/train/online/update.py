@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from heedful import core
 from heedful.configs.online import OnlineConfig
 from heedful.core.policy_losses import Metrics
 from heedful.core.surrogates import SURROGATES
+from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
+from heedful.models.value_model import ValueModel
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
@@ -26,12 +28,17 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
     The passes end at a minibatch whose approx_kl before its step is above ``approx_kl_limit``: neither it nor any after it is
     learned from. The first, on which the policy has not moved yet, always is. In the first ``critic_warmup_steps`` rollout
     batches only the critic learns, and the KL coefficient stays: a policy that stands still says nothing about it.
+
+    A value head on the policy's trunk has passes of its own before them (`learn_values`).
     """
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
     is_warming_up = learner.schedule.done <= config.critic_warmup_steps
+    of_values = {} if experience.states is None else learn_values(learner, experience)
+    experience = replace(experience, states=None)
     sums, norms, visited = MetricSums(), list[float](), 0
-    for rows in _minibatches(experience, config, learner.generator):
+    epochs = 0 if is_warming_up and learner.critic is None else config.ppo_epochs
+    for rows in _minibatches(experience, epochs, config, learner.generator):
         visited += 1
         minibatch = experience.select(rows)
         if is_warming_up:
@@ -46,7 +53,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         norms.append(optimizer_step(learner.optimizer, learner.trained, config.max_grad_norm))
         if learner.average is not None and math.isfinite(norms[-1]):  # else the step was skipped
             learner.average.update()
-    metrics = {**experience.metrics, **sums.means(visited), **step_metrics(norms)}
+    metrics = {**experience.metrics, **of_values, **sums.means(max(1, visited)), **step_metrics(norms)}
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     if config.kl_coef > 0:
         metrics["reference/kl_coef"] = learner.kl.coef
@@ -58,9 +65,32 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
     return metrics | {"perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
 
 
-def _minibatches(experience: Experience, config: OnlineConfig, generator: torch.Generator) -> Iterator[Tensor]:
+def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, float]:
+    """``value_epochs`` passes of the policy's value head over the states that it read when the responses were scored.
+
+    They cost next to nothing, as the trunk has no pass, and the value loss does not pull it away from the policy's.
+    """
+    config, head, states = learner.config, learner.policy.value_head, experience.states
+    assert head is not None
+    assert states is not None
+    sums, visited = MetricSums(), 0
+    for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
+        visited += 1
+        minibatch = experience.select(rows)
+        mask = minibatch.batch.response_mask
+        values = scatter(head(states[rows][mask], mask), mask)
+        loss, metrics = value_loss(values, minibatch, config, action_mask(mask, config).sum())
+        sums.add(metrics)
+        loss.backward()
+        optimizer_step(learner.optimizer, [head], config.max_grad_norm)
+    return sums.means(visited)
+
+
+def _minibatches(
+    experience: Experience, epochs: int, config: OnlineConfig, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Rows of every minibatch of every epoch."""
-    for _ in range(config.ppo_epochs):
+    for _ in range(epochs):
         order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
         yield from order.split(config.minibatch_size)
 
@@ -68,12 +98,14 @@ def _minibatches(experience: Experience, config: OnlineConfig, generator: torch.
 def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> Tensor:
     """Gradients of one minibatch's loss, a micro-batch at a time. Returns the minibatch's approx_kl.
 
-        L = L_policy + value_coef * L_value          without the factor if the critic has parameters of its own
+        L = L_policy + L_value                  a critic of its own
+        L = L_policy + value_coef * L_value     a value head, whose value loss pulls the trunk only by this
 
     Every term is divided by the minibatch's count of tokens (or of responses, if these are the actions): the micro-batch size
     does not change the gradient.
     """
     config, counts = learner.config, Counts.of(minibatch, learner.config)
+    pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
     approx_kl = torch.zeros((), device=minibatch.kl.device)
     for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
         part = minibatch.select(rows)
@@ -83,37 +115,34 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
             batch.response_mask,
             temperature=config.temperature,
             with_entropy=config.entropy_coef > 0,
+            with_values=pulls,
         )
         loss, metrics = policy_loss(outputs, part, config, counts)
         sums.add(metrics)
         approx_kl = approx_kl + metrics.get("policy/approx_kl", 0.0)
-        if config.estimator.critic:
-            values = outputs.values
-            if learner.critic is not None:
-                loss.backward()  # now, so that what it needed is free before the critic's pass
-                loss = torch.zeros_like(loss)
-                values = learner.critic(batch.ids, batch.attention_mask, batch.response_mask)
-            value_loss, metrics = critic_loss(values, part, config, counts)
-            sums.add(metrics)
-            loss = loss + value_loss
-        loss.backward()
+        if pulls:
+            loss = loss + config.value_coef * value_loss(outputs.values, part, config, counts.actions)[0]
+        loss.backward()  # now, so that what it needed is free before a critic's pass
+        if learner.critic is not None:
+            _accumulate_values(learner.critic, part, config, counts, sums)
     return approx_kl
 
 
 def accumulate_critic(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> None:
-    """Gradients of only the value loss of one minibatch, and none for the language model."""
+    """Gradients of only the value loss of one minibatch, for a critic of its own."""
+    assert learner.critic is not None
     config, counts = learner.config, Counts.of(minibatch, learner.config)
-    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
-        if learner.critic is not None:
-            values = learner.critic(batch.ids, batch.attention_mask, batch.response_mask)
-        else:
-            values = learner.policy(batch.ids, batch.attention_mask, batch.response_mask).values
-        loss, metrics = critic_loss(values, minibatch.select(rows), config, counts)
-        sums.add(metrics)
-        loss.backward()
-    if learner.critic is None:
-        for parameter in learner.policy.lm.parameters():
-            parameter.grad = None
+    for rows, _ in micro_batches(minibatch.batch, config.micro_batch):
+        _accumulate_values(learner.critic, minibatch.select(rows), config, counts, sums)
+
+
+def _accumulate_values(
+    critic: ValueModel, part: Experience, config: OnlineConfig, counts: "Counts", sums: MetricSums
+) -> None:
+    values = critic(part.batch.ids, part.batch.attention_mask, part.batch.response_mask)
+    loss, metrics = value_loss(values, part, config, counts.actions)
+    sums.add(metrics)
+    loss.backward()
 
 
 @dataclass(frozen=True)
@@ -171,22 +200,18 @@ def policy_loss(
     return loss, metrics
 
 
-def critic_loss(
-    values: Tensor | None, part: Experience, config: OnlineConfig, counts: Counts
+def value_loss(
+    values: Tensor | None, part: Experience, config: OnlineConfig, num_actions: Tensor
 ) -> tuple[Tensor, Metrics]:
-    """``value_coef * L_value`` where actions begin: before every token, or only after the prompt.
-
-    A critic with a network of its own has its own learning rate, so its loss is not weighted.
-    """
+    """`core.value_loss` where actions begin: before every token, or only after the prompt."""
     assert values is not None
     assert part.old_values is not None
     assert part.returns is not None
-    loss, metrics = core.value_loss(
+    return core.value_loss(
         values,
         part.old_values,
         part.returns,
         action_mask(part.batch.response_mask, config),
         clip_range=config.value_clip_range,
-        num_tokens=counts.actions,
+        num_tokens=num_actions,
     )
-    return (config.value_coef if config.critic == "shared" else 1.0) * loss, metrics
