@@ -118,7 +118,15 @@ def _company(config_class, name):
     if config_class is A2CConfig:
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
     if config_class is GRPOConfig:
-        of_a_critic = ("gamma", "gae_lambda", "whiten_rewards", "value_coef", "value_clip_range", "critic_warmup_steps")
+        of_a_critic = (
+            "gamma",
+            "gae_lambda",
+            "whiten_rewards",
+            "value_coef",
+            "value_clip_range",
+            "value_epochs",
+            "critic_warmup_steps",
+        )
         others |= {setting: {"advantage": "gae"} for setting in of_a_critic}
     return {k: value for k, value in others.get(name, {}).items() if k in config_class.__dataclass_fields__}
 
