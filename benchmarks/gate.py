@@ -183,6 +183,7 @@ def our_ppo(
         scores=[],
         kl_coef=KL_COEF,
         metrics={},
+        states=None,
     )
     sums, critic_sums = MetricSums(), MetricSums()
     accumulate(learner, experience, sums)
@@ -242,6 +243,7 @@ def our_grpo(
         completions=[],
         scores=[],
         metrics={},
+        states=None,
     )
     sums = MetricSums()
     learner = learner_of(config, policy, policy, None, renderer=Renderer(load_tokenizer(case.policy)))
