@@ -88,9 +88,9 @@ class Run:
         self._has_final = False
         self._suppressed: set[str] = set()
         data = [path for path in (config.data, config.eval_data, *more_data) if path]
-        self._folder = RunFolder(config, algorithm, data=data, models=parents)
         self._display = Display(algorithm, total_steps, shown)
         self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes]
+        self._folder = RunFolder(config, algorithm, data=data, models=parents)  # last: from here on there is a run
 
     def __enter__(self) -> "Run":
         self._folder.__enter__()
@@ -104,7 +104,7 @@ class Run:
         """1, 2, ... up to the last step, or until evaluations stop improving."""
         for step in range(1, self.total_steps + 1):
             yield step
-            if self._patience.exhausted:
+            if self._patience.exhausted and step < self.total_steps:
                 self._display.note(
                     f"stopped at step {step}: {self.config.patience} evaluations in a row without improvement"
                 )
