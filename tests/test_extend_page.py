@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+SHELL = ("sh", "bash")
+"""Commands of heedful as it is (test_public.py parses them), and those that only the patches make."""
 HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@.*\n", re.MULTILINE)
 DRIVER = """
 import json, sys
@@ -71,7 +73,7 @@ def follow(page, heading, root):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(content, encoding="utf-8")
             tests += [name] if Path(name).name.startswith("test_") else []
-        elif language == "sh":
+        elif language in SHELL:
             commands += [shlex.split(line)[1:] for line in content.splitlines() if line.startswith("heedful ")]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps([commands, tests])],
@@ -104,7 +106,7 @@ def test_an_example_works(heading, checkout):
 
 def test_every_kind_of_extension_has_an_example():
     assert HEADINGS == ["A reward function", "A rule", "An advantage estimator", "A surrogate", "An algorithm"]
-    assert all(any(language == "sh" for language, _ in blocks(text)) for text in examples(PAGE).values())
+    assert all(any(language in SHELL for language, _ in blocks(text)) for text in examples(PAGE).values())
     for heading, text in examples(PAGE).items():
         assert f"(#{heading.lower().replace(' ', '-')})" in PAGE or not heading, f"no link to {heading}"
         assert heading in ("", "A reward function") or "# tests/" in text, f"{heading} has no test"
