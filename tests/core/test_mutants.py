@@ -20,6 +20,7 @@ import heedful.core
 
 ROOMS = {"head_logprobs": "kernels"}
 """Where a module is, if not in core; its tests are in the folder of the same name."""
+CORE = Path(heedful.core.__file__).parent
 TESTS = {
     path.stem: path for room in ("core", "kernels") for path in (Path(__file__).parents[1] / room).glob("test_*.py")
 }
@@ -595,110 +596,41 @@ MUTANTS = [
         ),
         (
             "advantages go to another row",
-            "at_least_float32(advantages.detach()).unsqueeze(1)",
-            "at_least_float32(advantages.detach()).flip(0).unsqueeze(1)",
+            "per_token = advantages.unsqueeze(1).expand_as(logprobs)\n    surrogate = clipped_ratio(",
+            "per_token = advantages.flip(0).unsqueeze(1).expand_as(logprobs)\n    surrogate = clipped_ratio(",
             *alike("row_order", "grpo-token"),
         ),
         (
             "PPO averages averages",
-            "masked_mean(objective, response_mask, count=num_tokens)",
-            "masked_mean(objective, response_mask)",
+            (
+                "masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach(), **'
+            ),
+            'masked_mean(surrogate.objective, response_mask)\n    return loss, {"loss/policy": loss.detach(), **',
             *alike("micro_batches_add_up", "ppo"),
         ),
         (
             "PPO's sign is flipped",
-            "-masked_mean(objective, response_mask",
-            "masked_mean(objective, response_mask",
+            (
+                "-masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach(), **'
+            ),
+            (
+                "masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach(), **'
+            ),
             "::test_identity_ppo_at_ratio_one_is_minus_the_mean_advantage",
         ),
         (
-            "the maximum of the surrogates",
-            "clipped = at_bound < ratio * advantages",
-            "clipped = at_bound > ratio * advantages",
-            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
-        ),
-        (
-            "always the clipped surrogate",
-            "return torch.where(is_constant, constant, unclipped), clipped",
-            "return at_bound, clipped",
-            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
-        ),
-        (
-            "an advantage of 0 meets an infinite ratio",
-            "clipped | (advantages == 0)",
-            "clipped",
-            "::test_identity_no_advantage_no_gradient_also_where_the_ratio_overflows",
-        ),
-        (
-            "the floor of the dual clip keeps its gradient",
-            "is_constant | at_floor",
-            "is_constant",
-            "::test_identity_dual_clip_has_no_gradient_also_where_the_ratio_overflows",
-        ),
-        (
-            "the bounds are swapped",
-            "clamp(1 - clip_range, 1 + high)",
-            "clamp(1 - high, 1 + clip_range)",
-            "::test_golden_ppo_policy_loss_with_a_higher_upper_bound",
-        ),
-        (
             "the upper bound is ignored",
-            "high = clip_range if clip_range_high is None else clip_range_high",
-            "high = clip_range",
+            "Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)\n    surrogate",
+            "Bounds(clip_range, clip_range, dual_clip)\n    surrogate",
             "::test_golden_ppo_policy_loss_with_a_higher_upper_bound",
-        ),
-        (
-            "ties count as clipped",
-            "at_bound < ratio * advantages",
-            "at_bound <= ratio * advantages",
-            "::test_golden_ppo_clip_frac_does_not_count_ties",
-        ),
-        (
-            "every ratio out of range counts as clipped",
-            "at_bound < ratio * advantages",
-            "at_bound != ratio * advantages",
-            "::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
-        ),
-        (
-            "the ratio is inverted",
-            "at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())",
-            "at_least_float32(old_logprobs.detach()) - at_least_float32(logprobs)",
-            "::test_golden_ppo_policy_loss_where_the_clip_binds",
-        ),
-        (
-            "gradient into the old log-probs",
-            "at_least_float32(old_logprobs.detach())",
-            "at_least_float32(old_logprobs)",
-            *alike("constants_get_no_gradient", "ppo", "grpo-token"),
-        ),
-        (
-            "the ratio's mask is a factor",
-            "torch.where(mask, at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()), 0.0)",
-            "mask * (at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()))",
-            "test_losses_alike::test_invariance_poison_outside_the_mask[nan-sequence]",
-        ),
-        (
-            "no dual clip",
-            "if dual_clip is not None:",
-            "if False:",
-            "::test_golden_ppo_policy_loss_dual_clip",
-        ),
-        (
-            "the dual clip also raises good tokens",
-            "(advantages < 0) & (ratio > dual_clip)",
-            "ratio > dual_clip",
-            "::test_golden_ppo_policy_loss_dual_clip",
-        ),
-        (
-            "approx_kl of the other direction",
-            "masked_mean(torch.expm1(log_ratio) - log_ratio,",
-            "masked_mean(torch.expm1(-log_ratio) + log_ratio,",
-            "::test_identity_approx_kl_is_k3_of_the_old_policy",
         ),
         (
             "metrics average averages",
-            "masked_mean(torch.expm1(log_ratio) - log_ratio, mask, count=count)",
-            "masked_mean(torch.expm1(log_ratio) - log_ratio, mask)",
+            "masked_mean(ratio_kl(surrogate.log_ratio), mask, count=count)",
+            "masked_mean(ratio_kl(surrogate.log_ratio), mask)",
             *alike("micro_batches_add_up", "ppo"),
         ),
         (
@@ -745,15 +677,136 @@ MUTANTS = [
         ),
         (
             "A2C's sign is flipped",
-            "-masked_mean(advantages * logprobs,",
-            "masked_mean(advantages * logprobs,",
+            (
+                "-masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach()}'
+            ),
+            (
+                "masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach()}'
+            ),
             "::test_identity_a2c_gradient_is_ppo_gradient_at_ratio_one",
         ),
         (
             "A2C averages averages",
-            "masked_mean(advantages * logprobs, response_mask, count=num_tokens)",
-            "masked_mean(advantages * logprobs, response_mask)",
+            (
+                "masked_mean(surrogate.objective, response_mask, count=num_tokens)\n"
+                '    return loss, {"loss/policy": loss.detach()}'
+            ),
+            'masked_mean(surrogate.objective, response_mask)\n    return loss, {"loss/policy": loss.detach()}',
             *alike("micro_batches_add_up", "a2c"),
+        ),
+        (
+            "sequences without dual clip",
+            "Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)\n    per_token",
+            "Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)\n    per_token",
+            "::test_golden_sequence_policy_loss_dual_clip",
+        ),
+        (
+            "sequences average averages",
+            "masked_mean(surrogate.objective, surrogate.mask, count=num_sequences)",
+            "masked_mean(surrogate.objective, surrogate.mask)",
+            *alike("micro_batches_add_up", "sequence"),
+        ),
+        (
+            "the reference repels",
+            "loss = kl_coef * mean(kl)",
+            "loss = -kl_coef * mean(kl)",
+            "::test_golden_grpo_loss_penalises_k3",
+        ),
+        ("k1 in the loss", 'kind="k3"', 'kind="k1"', "::test_golden_grpo_loss_penalises_k3"),
+        (
+            "the upper bound of sequences is ignored",
+            "Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high, dual_clip)\n    per_token",
+            "Bounds(clip_range, clip_range, dual_clip)\n    per_token",
+            "::test_golden_sequence_policy_loss_bounds_and_count",
+        ),
+        (
+            "the upper bound of GRPO is ignored",
+            "Bounds(clip_range, clip_range if clip_range_high is None else clip_range_high)",
+            "Bounds(clip_range, clip_range)",
+            "::test_golden_grpo_loss_with_a_higher_upper_bound",
+        ),
+    ),
+    *in_module(
+        "surrogates",
+        (
+            "the maximum of the surrogates",
+            "clipped = at_bound < ratio * advantages",
+            "clipped = at_bound > ratio * advantages",
+            "test_policy_losses::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "always the clipped surrogate",
+            "return torch.where(is_constant, constant, unclipped), clipped",
+            "return at_bound, clipped",
+            "test_policy_losses::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "an advantage of 0 meets an infinite ratio",
+            "clipped | (advantages == 0)",
+            "clipped",
+            "test_policy_losses::test_identity_no_advantage_no_gradient_also_where_the_ratio_overflows",
+        ),
+        (
+            "the floor of the dual clip keeps its gradient",
+            "is_constant | at_floor",
+            "is_constant",
+            "test_policy_losses::test_identity_dual_clip_has_no_gradient_also_where_the_ratio_overflows",
+        ),
+        (
+            "the bounds are swapped",
+            "clamp(1 - bounds.low, 1 + bounds.high) * advantages",
+            "clamp(1 - bounds.high, 1 + bounds.low) * advantages",
+            "test_policy_losses::test_golden_ppo_policy_loss_with_a_higher_upper_bound",
+        ),
+        (
+            "ties count as clipped",
+            "at_bound < ratio * advantages",
+            "at_bound <= ratio * advantages",
+            "test_policy_losses::test_golden_ppo_clip_frac_does_not_count_ties",
+        ),
+        (
+            "every ratio out of range counts as clipped",
+            "at_bound < ratio * advantages",
+            "at_bound != ratio * advantages",
+            "test_policy_losses::test_golden_ppo_policy_loss_keeps_the_gradient_that_mends_a_mistake",
+        ),
+        (
+            "the ratio is inverted",
+            "at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())",
+            "at_least_float32(old_logprobs.detach()) - at_least_float32(logprobs)",
+            "test_policy_losses::test_golden_ppo_policy_loss_where_the_clip_binds",
+        ),
+        (
+            "gradient into the old log-probs",
+            "at_least_float32(old_logprobs.detach())",
+            "at_least_float32(old_logprobs)",
+            *alike("constants_get_no_gradient", "ppo", "grpo-token"),
+        ),
+        (
+            "the ratio's mask is a factor",
+            "torch.where(mask, at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()), 0.0)",
+            "mask * (at_least_float32(logprobs) - at_least_float32(old_logprobs.detach()))",
+            "test_losses_alike::test_invariance_poison_outside_the_mask[nan-sequence]",
+        ),
+        (
+            "no dual clip",
+            "if bounds.dual is not None:",
+            "if False:",
+            "test_policy_losses::test_golden_ppo_policy_loss_dual_clip",
+        ),
+        (
+            "the dual clip also raises good tokens",
+            "(advantages < 0) & (ratio > bounds.dual)",
+            "ratio > bounds.dual",
+            "test_policy_losses::test_golden_ppo_policy_loss_dual_clip",
+        ),
+        (
+            "approx_kl of the other direction",
+            "torch.expm1(log_ratio) - log_ratio",
+            "torch.expm1(-log_ratio) + log_ratio",
+            "test_policy_losses::test_identity_approx_kl_is_k3_of_the_old_policy",
         ),
         (
             "gradient into A2C's advantages",
@@ -765,58 +818,37 @@ MUTANTS = [
             "the mean log-ratio of a sequence",
             "_log_ratio(logprobs, old_logprobs, response_mask).sum(dim=1)",
             "_log_ratio(logprobs, old_logprobs, response_mask).mean(dim=1)",
-            "::test_golden_sequence_policy_loss",
+            "test_policy_losses::test_golden_sequence_policy_loss",
         ),
         (
             "lengths count padding",
             "response_mask.sum(dim=1).clamp_min(1)",
             "response_mask.shape[1]",
-            "::test_golden_sequence_policy_loss_normalised_by_length",
+            "test_policy_losses::test_golden_sequence_policy_loss_normalised_by_length",
         ),
         (
             "always normalised by length",
             "if length_normalise:",
             "if True:",
-            "::test_golden_sequence_policy_loss",
-        ),
-        (
-            "sequences without dual clip",
-            """advantages, clip_range, clip_range_high, dual_clip)
-    loss = -masked_mean(objective, present""",
-            """advantages, clip_range, clip_range_high)
-    loss = -masked_mean(objective, present""",
-            "::test_golden_sequence_policy_loss_dual_clip",
+            "test_policy_losses::test_golden_sequence_policy_loss",
         ),
         (
             "empty responses count",
-            "present = response_mask.any(dim=1)",
-            "present = torch.ones_like(response_mask[:, 0])",
-            "::test_golden_sequence_policy_loss_leaves_empty_rows_out",
+            "Surrogate(objective, response_mask.any(dim=1), ",
+            "Surrogate(objective, torch.ones_like(response_mask[:, 0]), ",
+            "test_policy_losses::test_golden_sequence_policy_loss_leaves_empty_rows_out",
         ),
-        (
-            "sequences average averages",
-            "masked_mean(objective, present, count=num_sequences)",
-            "masked_mean(objective, present)",
-            *alike("micro_batches_add_up", "sequence"),
-        ),
-        (
-            "the reference repels",
-            "surrogate - kl_coef * kl",
-            "surrogate + kl_coef * kl",
-            "::test_golden_grpo_loss_penalises_k3",
-        ),
-        ("k1 in the loss", 'kind="k3"', 'kind="k1"', "::test_golden_grpo_loss_penalises_k3"),
         (
             "gradient into GRPO's advantages",
-            "at_least_float32(advantages.detach()).unsqueeze(1)",
-            "at_least_float32(advantages).unsqueeze(1)",
+            "at_least_float32(advantages.detach()), 0.0)\n    objective",
+            "at_least_float32(advantages), 0.0)\n    objective",
             *alike("constants_get_no_gradient", "grpo-sequence"),
         ),
         (
             "long responses count more",
-            "/ lengths.clamp_min(1) / sequences",
-            "/ sequences",
-            "::test_golden_grpo_loss_averages_within_then_over_responses",
+            "mask / mask.sum(dim=1, keepdim=True).clamp_min(1) / sequences",
+            "mask / sequences",
+            "test_policy_losses::test_golden_grpo_loss_averages_within_then_over_responses",
         ),
         (
             "the number of sequences is ignored",
@@ -826,21 +858,161 @@ MUTANTS = [
         ),
         (
             "the number of tokens is ignored",
-            "lengths.sum() if num_tokens is None else num_tokens",
-            "lengths.sum()",
+            "masked_mean(x, response_mask, count=num_tokens)",
+            "masked_mean(x, response_mask)",
             *alike("micro_batches_add_up", "grpo-token"),
         ),
         (
             "the fixed length alone",
             "(sequences * max_new_tokens)\n",
             "max_new_tokens\n",
-            "::test_golden_grpo_loss_over_a_fixed_length",
+            "test_policy_losses::test_golden_grpo_loss_over_a_fixed_length",
         ),
         (
             "GRPO's approx_kl of the other direction",
-            "ratio_kl = torch.expm1(log_ratio) - log_ratio",
-            "ratio_kl = torch.expm1(-log_ratio) + log_ratio",
-            "::test_golden_grpo_loss_over_tokens",
+            "torch.expm1(log_ratio) - log_ratio",
+            "torch.expm1(-log_ratio) + log_ratio",
+            "test_policy_losses::test_golden_grpo_loss_over_tokens",
+        ),
+        (
+            "gradient into the advantages of responses",
+            "at_least_float32(advantages.detach()), 0.0).sum(dim=1)",
+            "at_least_float32(advantages), 0.0).sum(dim=1)",
+            *alike("constants_get_no_gradient", "sequence"),
+        ),
+        (
+            "a response's advantage is the sum of its tokens'",
+            "torch.where(first_in_mask(mask), ",
+            "torch.where(mask, ",
+            "::test_golden_the_advantage_of_a_response_is_that_of_its_first_token",
+        ),
+        (
+            "a response's advantage is in the first column",
+            "torch.where(first_in_mask(mask), at_least_float32(advantages.detach()), 0.0).sum(dim=1)",
+            "at_least_float32(advantages.detach())[:, 0]",
+            "::test_golden_the_advantage_of_a_response_is_that_of_its_first_token",
+        ),
+        (
+            "the policy gradient's sign is flipped",
+            "Surrogate(advantages * logprobs",
+            "Surrogate(-advantages * logprobs",
+            "test_policy_losses::test_golden_a2c_policy_loss",
+        ),
+        (
+            "the policy gradient does not mask advantages",
+            "torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)\n    logprobs",
+            "at_least_float32(advantages.detach())\n    logprobs",
+            "::test_padding_is_nothing_whatever_it_holds",
+        ),
+        (
+            "the policy gradient does not mask log-probs",
+            "logprobs = torch.where(response_mask, at_least_float32(logprobs), 0.0)\n",
+            "logprobs = at_least_float32(logprobs)\n",
+            "::test_padding_is_nothing_whatever_it_holds",
+        ),
+        (
+            "a response's log-prob is a mean",
+            "whole = torch.where(response_mask, at_least_float32(logprobs), 0.0).sum(dim=1)",
+            "whole = torch.where(response_mask, at_least_float32(logprobs), 0.0).mean(dim=1)",
+            "::test_golden_sequence_policy_gradient",
+        ),
+        (
+            "a response's log-prob has its padding",
+            "whole = torch.where(response_mask, at_least_float32(logprobs), 0.0)",
+            "whole = at_least_float32(logprobs)",
+            "::test_golden_sequence_policy_gradient",
+        ),
+        (
+            "empty responses count in the policy gradient",
+            "_of_responses(advantages, response_mask), response_mask.any(dim=1), bounds",
+            "_of_responses(advantages, response_mask), torch.ones_like(response_mask[:, 0]), bounds",
+            "::test_golden_sequence_policy_gradient",
+        ),
+        (
+            "CISPO's weight is not detached",
+            (
+                "weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)\n"
+                "    gradient = policy_gradient(logprobs, old_logprobs, weight * "
+                "at_least_float32(advantages.detach()), response_mask)"
+            ),
+            (
+                "weight = (logprobs - old_logprobs).exp().clamp(1 - bounds.low, 1 + bounds.high)\n"
+                "    gradient = Surrogate(torch.where(response_mask, weight * advantages * logprobs, 0.0), "
+                "response_mask)"
+            ),
+            "::test_every_token_learns_beyond_the_bounds_too",
+        ),
+        (
+            "CISPO's log-ratio is not detached",
+            "_log_ratio(logprobs, old_logprobs, response_mask).detach()\n    ratio",
+            "_log_ratio(logprobs, old_logprobs, response_mask)\n    ratio",
+            "::test_golden_cispo",
+        ),
+        (
+            "CISPO ignores the lower bound",
+            "weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)",
+            "weight = ratio.clamp(max=1 + bounds.high)",
+            "::test_golden_cispo",
+        ),
+        (
+            "CISPO ignores the upper bound",
+            "weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)",
+            "weight = ratio.clamp(min=1 - bounds.low)",
+            "::test_golden_cispo",
+        ),
+        (
+            "CISPO's bounds are swapped",
+            "weight = ratio.clamp(1 - bounds.low, 1 + bounds.high)",
+            "weight = ratio.clamp(1 - bounds.high, 1 + bounds.low)",
+            "::test_golden_cispo",
+        ),
+        (
+            "CISPO without its weight",
+            "weight * at_least_float32(advantages.detach())",
+            "at_least_float32(advantages.detach())",
+            "::test_golden_cispo",
+        ),
+        (
+            "gradient into CISPO's advantages",
+            "weight * at_least_float32(advantages.detach()), response_mask)\n    return Surrogate(gradient.objective",
+            (
+                "weight, response_mask)\n"
+                "    gradient = Surrogate(gradient.objective * torch.where(response_mask, advantages, 0.0), "
+                "response_mask)\n"
+                "    return Surrogate(gradient.objective"
+            ),
+            "::test_cispo_gives_its_constants_no_gradient",
+        ),
+        ("CISPO counts what is within the bounds", "(weight != ratio)", "(weight == ratio)", "::test_golden_cispo"),
+        (
+            "tokens are averaged without the mask",
+            "return masked_mean(x, response_mask, count=num_tokens)",
+            "return x.mean() if num_tokens is None else x.sum() / num_tokens",
+            "::test_golden_aggregate[token]",
+        ),
+        (
+            "the sum of a response in place of its mean",
+            "mask / mask.sum(dim=1, keepdim=True).clamp_min(1) / sequences",
+            "mask / sequences",
+            "::test_golden_aggregate[sequence]",
+        ),
+        (
+            "empty responses are averaged over",
+            "mask.any(dim=1).sum() if num_sequences",
+            "mask.shape[0] if num_sequences",
+            "::test_golden_aggregate[sequence]",
+        ),
+        (
+            "the longest response here in place of the longest allowed",
+            "(sequences * max_new_tokens)\n",
+            "(sequences * x.shape[1])\n",
+            "::test_golden_aggregate[fixed]",
+        ),
+        (
+            "padding counts in the weighted sum",
+            "torch.where(response_mask, x, 0.0)).sum()",
+            "x).sum()",
+            "::test_golden_aggregate[fixed]",
         ),
     ),
     *in_module(
@@ -1148,6 +1320,12 @@ MUTANTS = [
             "::test_equal_scores_become_0_until_others_come",
         ),
         (
+            "no spread is too small",
+            "SMALLEST_STD = 1e-8",
+            "SMALLEST_STD = 0.0",
+            "::test_equal_scores_become_0_until_others_come",
+        ),
+        (
             "a loaded norm has no spread",
             'state["mean"], state["sum_squares"]',
             'state["mean"], 0.0',
@@ -1309,15 +1487,24 @@ def test_the_real_code_is_put_back():
     assert function.__code__ is before
 
 
+def public_names():
+    """Functions, classes and constants of core; its records (`Bounds`, `Surrogate`) have nothing to be mistaken in."""
+    modules = [importlib.import_module(f"heedful.core.{path.stem}") for path in CORE.glob("[a-z]*.py")]
+    found = {name: getattr(module, name) for module in modules for name in module.__all__}
+    return {name for name, value in found.items() if not (inspect.isclass(value) and issubclass(value, tuple))}
+
+
 def test_every_public_name_of_the_core_has_a_mutant():
     mutated = set()
     for mutant in MUTANTS:
         source = source_of(mutant.module)
         line = source[: source.index(mutant.old)].count("\n") + 1
         for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= node.end_lineno:
-                mutated.add(node.name)
-    assert {*heedful.core.__all__, "head_logprobs"} <= mutated
+            if node.lineno <= line <= node.end_lineno:
+                names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+                mutated.update(names or [target.id for target in getattr(node, "targets", [])])
+    assert {"gae", "cispo", "SMALLEST_STD"} <= public_names()
+    assert {*public_names(), "head_logprobs"} <= mutated
 
 
 def test_mutants_killed_of_tried(record_property):

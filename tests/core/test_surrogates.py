@@ -26,7 +26,7 @@ class TestCispo:
     advantages = ((1.0, 1.0, -1.0, -2.0),)
     bounds = core.Bounds(0.2, 0.28)
 
-    def test_golden(self):
+    def test_golden_cispo(self):
         logprobs, old, advantages, mask = tensors(self.new, self.old, self.advantages)
         surrogate = core.cispo(logprobs, old, advantages, mask, self.bounds)
         expected = torch.tensor([[-1.28 * LOG2, -1.6 * LOG2, 1.0, 0.0]], dtype=torch.float64)
@@ -35,6 +35,7 @@ class TestCispo:
         torch.testing.assert_close(
             surrogate.log_ratio, torch.tensor([[LOG2, -LOG2, 0.0, 2 * LOG2]], dtype=torch.float64)
         )
+        assert not surrogate.log_ratio.requires_grad
 
     def test_every_token_learns_beyond_the_bounds_too(self):
         """d J / d log pi is the weight times the advantage: nothing flows through the ratio, nothing is cut off."""
@@ -45,6 +46,15 @@ class TestCispo:
         clipped = logprobs.detach().clone().requires_grad_()
         core.clipped_ratio(clipped, old, advantages, mask, self.bounds).objective.sum().backward()
         assert clipped.grad[0, 0] == 0.0, "the surrogate of PPO stops there"
+
+    def test_cispo_gives_its_constants_no_gradient(self):
+        logprobs, old, advantages, mask = tensors(self.new, self.old, self.advantages)
+        core.cispo(
+            logprobs, old.requires_grad_(), advantages.requires_grad_(), mask, self.bounds
+        ).objective.sum().backward()
+        assert logprobs.grad is not None
+        assert old.grad is None
+        assert advantages.grad is None
 
     def test_at_ratio_1_it_is_the_policy_gradient(self):
         logprobs, _, advantages, mask = tensors(self.new, self.old, self.advantages)
@@ -62,6 +72,47 @@ class TestCispo:
         assert surrogate.objective.tolist() == [[-1.0, 0.0]]
         assert logprobs.grad.tolist() == [[1.0, 0.0]]
         assert surrogate.clipped.tolist() == [[False, False]]
+
+
+def test_golden_the_advantage_of_a_response_is_that_of_its_first_token():
+    """Padding on the left, then advantages 2 and 5; the ratio is 1.1 * 1, its log-prob -1 - 3."""
+    logprobs, old, advantages, mask = tensors(
+        [[7.0, -1.0, -3.0]], [[7.0, -1.0 - math.log(1.1), -3.0]], [[9.0, 2.0, 5.0]], [[False, True, True]]
+    )
+    clipped = core.clipped_sequence_ratio(logprobs, old, advantages, mask, core.Bounds(0.2, 0.2))
+    torch.testing.assert_close(clipped.objective, torch.tensor([2.2], dtype=torch.float64))
+    gradient = core.sequence_policy_gradient(logprobs, old, advantages, mask)
+    torch.testing.assert_close(gradient.objective, torch.tensor([-8.0], dtype=torch.float64))
+
+
+def test_golden_sequence_policy_gradient():
+    """The log-prob of a response is the sum over its tokens, -3; a row without a token is no action."""
+    logprobs, old, advantages, mask = tensors(
+        [[-1.0, -2.0, 50.0], [60.0, 70.0, 80.0]],
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        [[2.0, 2.0, 9.0], [9.0, 9.0, 9.0]],
+        [[True, True, False], [False, False, False]],
+    )
+    surrogate = core.sequence_policy_gradient(logprobs, old, advantages, mask)
+    assert surrogate.objective.tolist() == [-6.0, 0.0]
+    assert surrogate.mask.tolist() == [True, False]
+    assert surrogate.log_ratio is None
+    assert surrogate.clipped is None
+
+
+@pytest.mark.parametrize(
+    ("how", "of_the_call", "of_a_step"),
+    [("token", 2.5, 1.25), ("sequence", 3.0, 1.5), ("fixed", 1.0, 0.5)],
+    ids=["token", "sequence", "fixed"],
+)
+def test_golden_aggregate(how, of_the_call, of_a_step):
+    """Responses of 3, 1 and 0 tokens: 10 / 4; (2 + 4) / 2; 10 / (2 * 5). A step of twice the counts halves each."""
+    nan = math.nan
+    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, nan, nan], [nan, nan, nan]])
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    assert core.aggregate(x, mask, how, max_new_tokens=5).item() == pytest.approx(of_the_call)
+    step = {"num_tokens": 8, "num_sequences": 4, "max_new_tokens": 5}
+    assert core.aggregate(x, mask, how, **step).item() == pytest.approx(of_a_step)
 
 
 @pytest.mark.parametrize("key", [key for key in SURROGATES if key[0] != "clip"], ids="-".join)
