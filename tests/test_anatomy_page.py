@@ -153,7 +153,7 @@ def test_the_lists_follow_the_imports():
         (wrong_functions, "[`whiten`]", "[`whitten`]", "core/masking.py defines no whitten"),
         (wrong_functions, "[`Policy.forward`]", "[`Policy.forwards`]", "models/policy.py defines no Policy.forwards"),
         (wrong_functions, "heedful/core/kl_control.py", "heedful/core/klcontrol.py", "core/klcontrol.py: no such file"),
-        (wrong_functions, "[`optimizer_step`](../src/heedful/train/optimization.py)", "it", "step 16 links to no"),
+        (wrong_functions, "[`optimizer_step`](../src/heedful/train/optimization.py)", "it", "step 17 links to no"),
         (wrong_functions, "| 9 | advantages", "| 10 | advantages", "steps are numbered"),
         (
             wrong_size,

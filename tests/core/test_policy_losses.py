@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from heedful.core import (
     a2c_policy_loss,
+    aggregate,
     grpo_loss,
     ppo_policy_loss,
     sequence_policy_loss,
@@ -521,15 +522,15 @@ def test_identity_grpo_penalty_gradient_pulls_towards_the_reference():
 
 
 def test_grpo_refuses_a_fixed_length_that_is_missing():
-    with pytest.raises(ValueError, match="grpo_loss: aggregate='fixed' divides by max_new_tokens; pass it"):
+    with pytest.raises(ValueError, match="aggregate: how='fixed' divides by max_new_tokens; pass it"):
         grpo(aggregate="fixed")
 
 
-def test_grpo_refuses_another_aggregate():
+def test_another_average_is_refused():
     """Past the run-time type check, which refuses it first in these tests."""
-    plain = inspect.unwrap(grpo_loss)
-    with pytest.raises(ValueError, match="grpo_loss: aggregate is 'batch'; choose 'sequence', 'token' or 'fixed'"):
-        plain(NEW, OLD, REF, A, INSIDE, clip_range=0.2, aggregate="batch")
+    plain = inspect.unwrap(aggregate)
+    with pytest.raises(ValueError, match="aggregate: how is 'batch'; choose 'sequence', 'token' or 'fixed'"):
+        plain(NEW, INSIDE, "batch")
 
 
 # -------------------------------------------------------------------------------------------------------- properties

@@ -4,6 +4,8 @@ Shapes: B responses, T tokens, V vocabulary. Masks are boolean, True counts. Hal
 float64 stays float64. Needs only torch and jaxtyping. Each module names what it makes public in its ``__all__``.
 """
 
+from types import ModuleType as _Module
+
 from heedful.core.advantages import *
 from heedful.core.agreement import *
 from heedful.core.best_of_n import *
@@ -14,3 +16,5 @@ from heedful.core.policy_losses import *
 from heedful.core.preference_losses import *
 from heedful.core.score_norm import *
 from heedful.core.surrogates import *
+
+__all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module)]

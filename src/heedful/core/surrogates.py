@@ -181,7 +181,7 @@ def aggregate(
         weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1) / sequences
     elif how == "fixed":
         if max_new_tokens is None:
-            raise ValueError("aggregate: how='fixed' divides by max_new_tokens; hand it in")
+            raise ValueError("aggregate: how='fixed' divides by max_new_tokens; pass it")
         weights = mask / (sequences * max_new_tokens)
     else:
         raise ValueError(f"aggregate: how is {how!r}; choose 'sequence', 'token' or 'fixed'")
