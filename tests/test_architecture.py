@@ -192,7 +192,7 @@ def test_files_and_functions_can_be_read_in_one_sitting(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
-            assert lines <= 80, f"{named(path)}:{node.lineno}: {node.name} has {lines} lines"
+            assert lines <= 100, f"{named(path)}:{node.lineno}: {node.name} has {lines} lines"
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
