@@ -248,9 +248,7 @@ def write():
     """Write the page. Every cell must have an effect or be refused."""
     flags = {
         name: " ".join(
-            f"`--{key.replace('_', '-')} {value:g}`"
-            if isinstance(value, float)
-            else f"`--{key.replace('_', '-')} {value}`"
+            f"--{key.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{key.replace('_', '-')} {value}"
             for key, value in own.items()
         )
         for name, (_, own) in PRESETS.items()
