@@ -12,7 +12,6 @@ import httpx2
 import pytest
 import torch
 import uvicorn
-from heedful.train.online.ppo import train_ppo
 
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import save_reward_model
@@ -27,6 +26,7 @@ from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
 from heedful.rewards.serve import make_app
+from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt
 
 MAX_BYTES = 20_000
