@@ -26,8 +26,10 @@ def plain(lm):
 
 def policy_gradients(folder, compute_dtype, *, of_values=False):
     """After two backward passes, as of two micro-batches."""
+    torch.manual_seed(1)  # of the value head's hidden layer
     policy = load_policy(folder, device=torch.device("cpu"), compute_dtype=compute_dtype, with_value_head=True).eval()
     torch.nn.init.constant_(policy.value_head.weight, 0.1)
+    torch.nn.init.constant_(policy.value_head.out.weight, 0.1)
     for rows in (slice(0, 3), slice(1, 4)):
         batch = collate(PROMPTS[rows], RESPONSES[rows], pad_id=0)
         output = policy(batch.ids, batch.attention_mask, batch.response_mask)

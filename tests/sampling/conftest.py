@@ -11,17 +11,18 @@ from heedful.checkpoints.tiny import DECODERS, make_tiny_model
 def policies(tmp_path_factory):
     """Policies by architecture, with weights so large that predictions are far from uniform. Read-only."""
     root = tmp_path_factory.mktemp("policies")
-    torch.manual_seed(11)
     loaded = {}
     for architecture in DECODERS:
         make_tiny_model(architecture, root / architecture, hidden_size=32)
         policy = load_policy(
             str(root / architecture), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=True
         )
+        torch.manual_seed(11)
         with torch.no_grad():
             for parameter in policy.lm.parameters():
                 parameter.mul_(5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
             policy.value_head.weight.normal_()
+            policy.value_head.out.weight.normal_()
         loaded[architecture] = policy.eval()
     return loaded
 
