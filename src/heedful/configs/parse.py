@@ -27,7 +27,7 @@ NULLS = ("", "null", "Null", "NULL", "~", "None")
 
 @dataclass(frozen=True)
 class YamlFlag:
-    """What one key of a YAML file says, as command-line arguments, and where it stands."""
+    """What one key of a YAML file says, as command-line arguments, and its file and line."""
 
     key: str
     arguments: tuple[str, ...]
@@ -37,7 +37,7 @@ class YamlFlag:
 def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     """A configuration from the arguments after a command; the first may be a YAML file.
 
-    Raises ConfigError where the YAML file cannot be used. Like every command, it prints what is wrong with a flag or key,
+    Raises ConfigError if the YAML file cannot be used. Like every command, it prints what is wrong with a flag or key,
     with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
     """
     from_yaml: list[YamlFlag] = []

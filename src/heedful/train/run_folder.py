@@ -67,7 +67,7 @@ def _inputs(config: RunOptions) -> list[Path]:
 
 
 def _with_bases(model: str) -> list[str]:
-    """A model, and what it stands on where it is adapters."""
+    """A model, and the models below it if it is adapters."""
     base, adapters = adapter_chain(str(model))
     return list(dict.fromkeys([str(model), *map(str, adapters), base]))
 
@@ -75,10 +75,11 @@ def _with_bases(model: str) -> list[str]:
 class RunFolder:
     """An open run folder. Made when everything that a user can get wrong has been checked.
 
-    ``data`` and ``models`` are the files and folders the run was made from: their hashes are written down. An older run is
-    set aside and deleted when the new one has done its first step; a failure before that leaves the older run, or nothing.
+    ``data`` and ``models`` are the files and folders that the run is made from: their hashes are written down. An older run
+    is set aside, and deleted once the new one has done its first step; a failure before that leaves the older run, or
+    nothing.
 
-    Raises ConfigError where the folder cannot be made.
+    Raises ConfigError if the folder cannot be made.
     """
 
     def __init__(self, config: RunOptions, command: str, *, data: Sequence[str], models: Sequence[str]) -> None:
@@ -189,7 +190,7 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 
 def _git_revision() -> str | None:
-    """Revision of the checkout that heedful runs from, with ``-dirty`` where it was changed; None outside one."""
+    """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
     folder = str(Path(__file__).resolve().parent)
 
     def git(*arguments: str) -> str | None:

@@ -37,9 +37,9 @@ class PretrainingMix:
 
             L_sft = -1/N sum_t log pi(token_t)          over the N learned tokens of these records, at temperature 1
 
-        Ouyang et al. 2022, equation 2, adds gamma times the expected log-likelihood of a pretraining text; gamma = 27.8
-        with eight texts an episode, and how tokens are averaged is not told. Here a token weighs ``coef`` times what a
-        token of the policy loss weighs, so their gamma cannot be taken over.
+        Ouyang et al. 2022, equation 2, adds gamma times the expected log-likelihood of a pretraining text, with gamma = 27.8
+        and eight texts per episode; the paper does not say how tokens are averaged. Here a token weighs ``coef`` times what
+        a token of the policy loss weighs, so their gamma cannot be taken over.
         """
         chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
