@@ -190,7 +190,14 @@ def test_an_interrupt_is_no_traceback(heedful, monkeypatch, tiny):
 def talking(tiny):
     """A ``heedful chat`` in a process of its own that has answered once and waits for the next line."""
     command = [sys.executable, "-m", "heedful.cli", "chat", "--model", tiny(), "--max-new-tokens", "4"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def listen() -> None:
+        """A shell starts what runs in its background with Ctrl-C ignored, tests too, and children inherit that."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, preexec_fn=listen, **pipes)  # noqa: PLW1509  one thread, two calls
     try:
         process.stdin.write(b"/reset\n")
         process.stdin.flush()
@@ -208,8 +215,8 @@ def talking(tiny):
 def test_a_signal_ends_a_command_with_a_message(talking, number, status, message):
     """What a shell sees after Ctrl-C and after ``kill``: 128 and the signal's number."""
     talking.send_signal(number)
-    err = talking.stderr.read()
-    assert (talking.wait(timeout=60), err) == (status, message)
+    _, err = talking.communicate(timeout=60)
+    assert (talking.returncode, err) == (status, message)
 
 
 def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
