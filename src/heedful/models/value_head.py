@@ -30,7 +30,7 @@ class ValueHead(nn.Linear):
         self.out = nn.Linear(WIDTH, 1, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def forward(self, before: Tensor, response_mask: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, before: Tensor, response_mask: Tensor) -> Tensor:  # type: ignore[override]  # a row is read as a whole
         """Values ``[tokens]``.
 
         Args:
