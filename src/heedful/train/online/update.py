@@ -78,7 +78,7 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> dict
         visited += 1
         minibatch = experience.select(rows)
         mask = minibatch.batch.response_mask
-        values = scatter(head(states[rows][mask], mask), mask)
+        values = scatter(head(states[rows], mask), mask)
         loss, metrics = value_loss(values, minibatch, config, action_mask(mask, config).sum())
         sums.add(metrics)
         loss.backward()
