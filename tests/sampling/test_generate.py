@@ -12,6 +12,8 @@ from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
+from heedful.sampling import decoder
+from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
@@ -225,6 +227,15 @@ def test_the_batch_holds_prompts_and_responses(policy):
         assert 1 <= len(responses(rollouts)[row]) <= 6
 
 
+def test_the_weights_are_copied_once_for_all_micro_batches(policies, monkeypatch):
+    """In half precision a copy converts every matrix."""
+    copies, right = [], decoder.inference_copy
+    monkeypatch.setattr(decoder, "inference_copy", lambda *a: copies.append(1) or right(*a))
+    roll(policies["llama"], max_new_tokens=4, micro_batch_size=2)
+    assert len(PROMPTS) > 2
+    assert len(copies) == 1
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     """Also in the middle of the loop."""
@@ -235,7 +246,7 @@ def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
     assert policy.training == dropout.training == training
     steps = decode(
-        policy,
+        SamplingModel(policy),
         PROMPTS,
         SamplingOptions(max_new_tokens=8),
         uniforms=torch.rand(len(PROMPTS), 8),

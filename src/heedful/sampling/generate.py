@@ -11,7 +11,7 @@ from heedful.core import token_logprobs
 from heedful.data.collate import collate
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
-from heedful.sampling.decoder import Decoder
+from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.draw import draw, draw_from, filter_logits
 from heedful.sampling.rollouts import Rollouts
 
@@ -54,10 +54,11 @@ def sample(
     tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
     logprobs = torch.zeros(tokens.shape, device=policy.device)
     counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
+    model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
     for start in range(0, rows, micro_batch_size):
         part = slice(start, start + micro_batch_size)
         steps = decode(
-            policy,
+            model,
             prompts[part],
             sampling,
             uniforms=uniforms[part],
@@ -93,7 +94,7 @@ class Step(NamedTuple):
 
 @torch.inference_mode()
 def decode(
-    policy: Policy,
+    model: SamplingModel,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingOptions,
     *,
@@ -108,7 +109,7 @@ def decode(
     of them stay, so that the number of rows is a multiple of `ROWS`.
 
     Args:
-        policy: the model to sample from.
+        model: the copy of the policy that samples.
         prompts: token ids of each row's prompt.
         sampling: temperature and filters.
         uniforms: ``[rows, steps]`` numbers in [0, 1), one for each token.
@@ -116,13 +117,13 @@ def decode(
         stop_ids: the tokens that end a response.
         pad_id: the token that fills padding.
     """
-    device = policy.device
-    multiple = ROWS if policy.compute_dtype in HALF else 1
+    device = model.device
+    multiple = ROWS if model.compute_dtype in HALF else 1
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     lengths = lengths.to(device)
     uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
     most = int(lengths.max())
-    decoder = Decoder(policy, prompts, pad_id=pad_id, max_new_tokens=most, cuda_graphs=sampling.cuda_graphs)
+    decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
     rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()
