@@ -22,7 +22,7 @@ def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Bat
     parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
     for part in parts if len(parts) > 1 else [list(range(len(lengths)))]:
         rows = torch.tensor(part, device=batch.ids.device)
-        yield rows, Batch(batch.ids[rows], batch.attention_mask[rows], batch.response_mask[rows])
+        yield rows, batch.select(rows)
 
 
 @torch.no_grad()
