@@ -45,6 +45,13 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     temperature: Annotated[float, POSITIVE] = 1.0
     """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
 
+    max_prompt_tokens: Annotated[int | None, POSITIVE] = None
+    """Longest prompt, in tokens; what happens to longer ones is what too-long says. Raise it for long documents, lower it if
+    memory runs out. None is a quarter of what the model can read, but at least 256 and at most 1024."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
+    keeps BOS and the system message; it loses its oldest turns, then the beginning of its last user message."""
+
     steps: Annotated[int, POSITIVE] = 100
     """Rollout batches: each is sampled, scored, and learned from."""
     rollout_batch_size: Annotated[int, POSITIVE] = 64

@@ -12,7 +12,7 @@ from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
-from heedful.data.fitting import prompt_room
+from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.errors import RewardError
@@ -179,13 +179,17 @@ def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Polic
 def _load_prompts(
     config: RolloutConfig, source: Source, renderer: Renderer
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
-    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
-    room = prompt_room(config.max_new_tokens, context_length(load_config(source)))
-    return encode_split(
-        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
+    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and what was left out or cut."""
+    context = context_length(load_config(source))
+    limit = prompt_limit(config.max_prompt_tokens, config.max_new_tokens, context)
+    room = context - config.max_new_tokens
+    remedy = f"--max-prompt-tokens above {limit}" if limit < room else "a model with a longer context"
+    train, held_out, counts = encode_split(
+        lambda prompts: encode_prompts(prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy),
         load_split(read_prompts, config),
         config,
     )
+    return train, held_out, counts | {"max_prompt_tokens": limit}
 
 
 def _score_norm(
