@@ -27,6 +27,7 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     from heedful.configs.options import SamplingOptions
     from heedful.kernels.device import resolve_device
     from heedful.sampling.generate import sample
+    from heedful.types import MicroBatch
 
     device = resolve_device("auto")
     policy = load_policy(policy_folder(options), device=device, compute_dtype=torch.bfloat16)
@@ -42,7 +43,7 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
             stop_ids=[END],
             pad_id=PADDING,
             generator=generator,
-            micro_batch_size=options.batch,
+            micro_batch=MicroBatch(options.batch),
         ).lengths
 
     return respond

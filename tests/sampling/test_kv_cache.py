@@ -22,6 +22,7 @@ from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.kv_cache import BLOCK, InPlaceLayer, capacity, make_cache
+from heedful.types import MicroBatch
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
@@ -175,7 +176,7 @@ def generate_one(lm, prompt, new_tokens):
     return output[0, len(prompt) :].tolist()
 
 
-def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, **options):
+def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, micro_batch_tokens=None, **options):
     return sample(
         policy,
         prompts,
@@ -183,7 +184,7 @@ def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, *
         stop_ids=stop_ids,
         pad_id=PAD,
         generator=torch.Generator().manual_seed(seed),
-        micro_batch_size=micro_batch_size,
+        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
     )
 
 

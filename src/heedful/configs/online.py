@@ -12,6 +12,7 @@ from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,9 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
     rollout_micro_batch_size: Annotated[int, POSITIVE] = 64
     """Responses sampled at a time. It changes memory and speed, never the responses."""
+    rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
+    """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
+    bounds the key-value cache, never the responses; a row that has more is sampled by itself. None is no limit."""
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
     adam_eps: Annotated[float, POSITIVE] = 1e-5
@@ -83,6 +87,10 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
 
     algorithm: ClassVar[str]
     """The command, and the name of its runs."""
+
+    @property
+    def rollout_micro_batch(self) -> MicroBatch:
+        return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
 
     @property
     def needs_reference(self) -> bool:

@@ -9,12 +9,15 @@ from torch import Tensor
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.collate import collate
+from heedful.data.micro_batches import rows_by_length
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.draw import draw, draw_from, filter_logits
 from heedful.sampling.rollouts import Rollouts
+from heedful.types import MicroBatch
 
+MICRO_BATCH = MicroBatch(64)
 CHECK_EVERY = 16
 """On a GPU, steps between two checks of which rows have ended, because each check waits for the device."""
 ROWS = 8
@@ -29,12 +32,13 @@ def sample(
     stop_ids: Sequence[int],
     pad_id: int,
     generator: torch.Generator,
-    micro_batch_size: int = 64,
+    micro_batch: MicroBatch = MICRO_BATCH,
 ) -> Rollouts:
     """Sample one response to each prompt.
 
     Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
-    depend only on the seed and the row, not on the micro-batch size or the device.
+    depend only on the seed and the row, not on the device or on which rows are sampled together. Those have prompts of
+    similar length, as all of them are padded to the longest.
 
     Args:
         policy: the model to sample from.
@@ -43,7 +47,8 @@ def sample(
         stop_ids: the tokens that end a response.
         pad_id: the token that fills padding.
         generator: the source of random numbers, on the CPU.
-        micro_batch_size: the most rows that are sampled at a time.
+        micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
+            ``max_new_tokens`` together.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -55,19 +60,19 @@ def sample(
     logprobs = torch.zeros(tokens.shape, device=policy.device)
     counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
     model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
-    for start in range(0, rows, micro_batch_size):
-        part = slice(start, start + micro_batch_size)
+    for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], micro_batch):
         steps = decode(
             model,
-            prompts[part],
+            [prompts[row] for row in part],
             sampling,
             uniforms=uniforms[part],
             lengths=lengths[part],
             stop_ids=stops,
             pad_id=pad_id,
         )
+        where = torch.tensor(part, device=policy.device)
         for i, step in enumerate(steps):
-            places = start + step.rows
+            places = where[step.rows]
             tokens[places, i] = step.tokens
             logprobs[places, i] = step.logprobs.to(logprobs.dtype)
             counts[places] += step.active

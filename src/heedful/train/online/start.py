@@ -86,7 +86,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
