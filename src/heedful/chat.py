@@ -14,6 +14,7 @@ from heedful.errors import ConfigError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
+from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
 from heedful.types import Message, Text
 
@@ -53,7 +54,7 @@ class Conversation:
             )
         uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
         steps = decode(
-            self.policy,
+            SamplingModel(self.policy, cuda_graphs=self.config.cuda_graphs),
             [ids],
             self.config,
             uniforms=uniforms,

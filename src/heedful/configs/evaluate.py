@@ -25,7 +25,8 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     """Rows in memory at a time."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens in memory at a time, besides micro-batch-size: rows times the longest one, so padding counts. A row (pair,
-    ranking) that has more is processed by itself. Sampling counts only rows. None is no limit."""
+    ranking) that has more is processed by itself. In sampling a row is as long as its prompt and max-new-tokens. None is no
+    limit."""
     output: Path | None = None
     """JSON file for the result. None only prints it."""
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.cutting import cut_prompt
 from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
 from heedful.data.rankings import Row, encode_rankings
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
@@ -40,7 +41,7 @@ class PairRows:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt and its token ids."""
+    """A prompt and its token ids. If it was cut, the ids are what is left; rewards see the whole ``prompt``."""
 
     prompt: Prompt
     ids: list[int]
@@ -201,7 +202,12 @@ def encode_pairs(
 
 
 def encode_prompts(
-    prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong
+    prompts: Sequence[Prompt],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    action: TooLong,
+    remedy: str = "a model with a longer context",
 ) -> tuple[list[EncodedPrompt], Counts]:
     """Encode prompts as token ids, and count what was dropped or truncated.
 
@@ -209,21 +215,25 @@ def encode_prompts(
         prompts: the prompts to encode.
         renderer: of the policy's tokenizer.
         max_length: the most tokens per prompt.
-        action: what to do with longer prompts. Truncation keeps the end of a prompt, which the response continues.
+        action: what to do with longer prompts. `cut_prompt` truncates them.
+        remedy: what else to advise if a prompt is too long.
 
-    Raises DataError if a prompt is too long and ``action`` is "error".
+    Raises DataError if a prompt is too long and ``action`` is "error", or if it cannot be truncated.
     """
     encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts"))
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy))
     counts = {
         "dropped_too_long": len(offenders) if action == "drop" else 0,
         "truncated": len(offenders) if action == "truncate" else 0,
     }
     if action == "drop":
         return [e for i, e in enumerate(encoded) if i not in offenders], counts
-    return [EncodedPrompt(e.prompt, e.ids[-max_length:]) for e in encoded], counts
+    for i in offenders:
+        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=sources[i])
+        encoded[i] = EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
+    return encoded, counts
 
 
 def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: int) -> list[Example]:

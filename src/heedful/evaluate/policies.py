@@ -292,7 +292,7 @@ def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, bes
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
-    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.micro_batch_size)
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
     return Answered(policy, rollouts, completions)
 

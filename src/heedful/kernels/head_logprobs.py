@@ -88,14 +88,16 @@ class _HeadLogprobs(torch.autograd.Function):
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
             if is_kept:
                 kept.append(logits)
+        ctx.set_materialize_grads(False)  # entropy that only a metric reads has no gradient to compute
         ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
         ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor, upstream_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None, upstream_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         states, matrix, shift, ids, entropy, *kept = ctx.saved_tensors
+        upstream = torch.zeros_like(entropy) if upstream is None else upstream
         like = [
             torch.zeros_like(x, dtype=dtype) if wanted else None
             for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
@@ -108,7 +110,7 @@ class _HeadLogprobs(torch.autograd.Function):
                 logp = _log_softmax(logits[block], ctx.options.temperature)
                 g = (upstream[chunk][block] / ctx.options.temperature).unsqueeze(-1)
                 d = logp.exp()
-                if ctx.options.with_entropy:
+                if ctx.options.with_entropy and upstream_entropy is not None:
                     g_entropy = (upstream_entropy[chunk][block] / ctx.options.temperature).unsqueeze(-1)
                     d.mul_((_finite(logp) + entropy[chunk][block].unsqueeze(-1)).mul_(g_entropy).add_(g)).neg_()
                 else:

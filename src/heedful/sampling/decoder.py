@@ -18,34 +18,39 @@ from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
 from heedful.sampling.kv_cache import capacity, make_cache
 
 
-class Decoder:
-    """The model and the cache for decoding a batch of rows, one row per prompt. Equal prompts are read only once.
+class SamplingModel:
+    """The copy of a policy that decodes, with the policy's weights at this moment; any number of batches can use it.
 
     Args:
-        policy: the model to sample from, with its weights at this moment.
-        prompts: token ids of each row's prompt.
-        pad_id: the token that fills padding.
-        max_new_tokens: the most tokens that will be read after the prompts; only CUDA graphs need it.
+        policy: the model to sample from.
         cuda_graphs: record the kernels of a step and replay them, on a CUDA device (`heedful.sampling.cuda_graph`).
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        *,
-        pad_id: int,
-        max_new_tokens: int = 0,
-        cuda_graphs: bool = False,
-    ) -> None:
+    def __init__(self, policy: Policy, *, cuda_graphs: bool = False) -> None:
         self.device, self.compute_dtype = policy.device, policy.compute_dtype
-        self.max_new_tokens = max_new_tokens
-        half = self.compute_dtype if self.compute_dtype in HALF else None
         self.graph: GraphDecoder | None = None
         if cuda_graphs and self.device.type == "cuda":
             self.lm, self.graph = _recorded(policy)
         else:
             self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
+
+
+class Decoder:
+    """The model and the cache for decoding a batch of rows, one row per prompt. Equal prompts are read only once.
+
+    Args:
+        model: the copy of the policy that decodes.
+        prompts: token ids of each row's prompt.
+        pad_id: the token that fills padding.
+        max_new_tokens: the most tokens that will be read after the prompts; only CUDA graphs need it.
+    """
+
+    def __init__(
+        self, model: SamplingModel, prompts: Sequence[Sequence[int]], *, pad_id: int, max_new_tokens: int = 0
+    ) -> None:
+        self.lm, self.graph, self.device, self.compute_dtype = model.lm, model.graph, model.device, model.compute_dtype
+        self.max_new_tokens = max_new_tokens
+        half = self.compute_dtype if self.compute_dtype in HALF else None
         self.cache, self.in_place = make_cache(self.lm, half)
         self.mask_dtype = half or self.lm.dtype
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}

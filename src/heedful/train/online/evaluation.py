@@ -18,7 +18,7 @@ from heedful.train.online.respond import Scored
 
 
 def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
-    """Mean score, KL, length and share of ended responses, with the same random numbers each time.
+    """Mean score, KL (if there is a reference), length and share of ended responses, with the same random numbers each time.
 
     Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
     """
@@ -29,16 +29,17 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     with averaged(learner.average):
         rollouts, completions = learner.sampler.respond(learner.policy, held_out[: config.eval_prompts], generator)
         scores, _ = score(learner.rewards, completions)
-        logprobs, ref_logprobs = (
+        models = [] if learner.reference is None else [learner.policy, learner.reference]
+        logprobs = [
             token_outputs(
                 model, rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
             ).logprobs
-            for model in (learner.policy, learner.reference)
-        )
-    kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)
+            for model in models
+        ]
+    kl = {"eval/kl": float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean())} if logprobs else {}
     return {
         "eval/score_mean": sum(scores) / len(scores),
-        "eval/kl": float(kl.mean()),
+        **kl,
         "eval/response_length": float(rollouts.lengths.float().mean()),
         "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }

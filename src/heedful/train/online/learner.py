@@ -53,7 +53,8 @@ class Learner(Generic[C_co]):
 
     config: C_co
     policy: Policy
-    reference: Policy
+    reference: Policy | None
+    """None if nothing reads it."""
     critic: ValueModel | None
     """A network of its own; None if the policy carries the value head, or there is no critic."""
     optimizer: torch.optim.Optimizer

@@ -12,7 +12,7 @@ from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
-from heedful.data.fitting import prompt_room
+from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.errors import RewardError
@@ -31,6 +31,7 @@ from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
 
 OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
+ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
 C = TypeVar("C", bound=RolloutConfig)
 
 
@@ -76,7 +77,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
 
     has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
-    reference = load_reference(config, source, policy)
+    reference = load_reference(config, source, policy) if config.loads_reference else None
     critic = None
     if critic_options is not None:
         critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
@@ -85,14 +86,16 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
-    score_norm = _score_norm(config, reference, train, rewards=functions, sampler=sampler, generator=generator)
+    score_norm = _score_norm(
+        config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
+    )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
     _try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
@@ -118,7 +121,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         facts=facts,
         parents=_parents(config, functions),
         more_data=[config.ptx_data] if config.ptx_data else [],
-        notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
+        notes=_notes(config),
     )
     return Started(config, learner, held_out, about)
 
@@ -176,13 +179,17 @@ def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Polic
 def _load_prompts(
     config: RolloutConfig, source: Source, renderer: Renderer
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
-    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
-    room = prompt_room(config.max_new_tokens, context_length(load_config(source)))
-    return encode_split(
-        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
+    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and what was left out or cut."""
+    context = context_length(load_config(source))
+    limit = prompt_limit(config.max_prompt_tokens, config.max_new_tokens, context)
+    room = context - config.max_new_tokens
+    remedy = f"--max-prompt-tokens above {limit}" if limit < room else "a model with a longer context"
+    train, held_out, counts = encode_split(
+        lambda prompts: encode_prompts(prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy),
         load_split(read_prompts, config),
         config,
     )
+    return train, held_out, counts | {"max_prompt_tokens": limit}
 
 
 def _score_norm(
@@ -206,6 +213,12 @@ def _try_rewards(
 ) -> None:
     """Score a few responses before anything is written, with random numbers of their own. Raises RewardError."""
     score(rewards, sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1])
+
+
+def _notes(config: RolloutConfig) -> list[str]:
+    """What the settings do that a user may not expect."""
+    is_only_measured = config.reference is not None and not config.needs_reference
+    return ([OFF_POLICY] if config.top_k or config.top_p < 1 else []) + ([ONLY_MEASURED] if is_only_measured else [])
 
 
 def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:
