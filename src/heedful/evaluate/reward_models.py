@@ -42,7 +42,11 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     )
     freeze(model)
     encoded, left = encode_rankings(
-        rankings, RewardInputs(tokenizer), max_length=model.max_length, action=config.too_long, equal_pairs="drop"
+        rankings,
+        RewardInputs(tokenizer, model.reads),
+        max_length=model.max_length,
+        action=config.too_long,
+        equal_pairs="drop",
     )
     counts |= left
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)

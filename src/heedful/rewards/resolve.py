@@ -161,7 +161,7 @@ def load_model_reward(
     model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
     freeze(model)
     halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer), micro_batch=micro_batch)
+    return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
 
 
 def _from_string(

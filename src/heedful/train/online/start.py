@@ -23,7 +23,7 @@ from heedful.rewards import Ensemble, Reward, RewardFunction, score
 from heedful.rewards.resolve import check_wanted, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.train.online.average import WeightAverage
-from heedful.train.online.critic import check_critic, load_critic, start_from_scores
+from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
@@ -87,6 +87,8 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
     functions = _load_rewards(wanted, policy, config)
+    if critic_options is not None:
+        check_same_text(critic_options, functions, train[:100], renderer)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
