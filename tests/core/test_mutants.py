@@ -1373,8 +1373,8 @@ MUTANTS = [
         ),
         (
             "the sample standard deviation",
-            "self.sum_squares / total)",
-            "self.sum_squares / max(1, total - 1))",
+            "self.sum_squares / max(1, self.count))",
+            "self.sum_squares / max(1, self.count - 1))",
             "::test_golden_running_norm",
         ),
         (

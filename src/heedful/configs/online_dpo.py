@@ -25,6 +25,10 @@ class OnlineDPOConfig(RolloutConfig):
     beta: Annotated[float, POSITIVE] = 0.1
     """Price of leaving the reference. Raising it keeps the policy closer."""
 
+    @property
+    def kl_price(self) -> float:
+        return self.beta
+
     def check(self) -> None:
         super().check()
         if self.samples_per_prompt < 2:

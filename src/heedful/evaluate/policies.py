@@ -27,14 +27,14 @@ from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room,
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError, RewardError
+from heedful.errors import ConfigError, DataError
 from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
+from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
@@ -338,17 +338,8 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
     """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    try:
-        return resolve_rewards(
-            [*config.judge, *judge],
-            device=device,
-            compute_dtype=dtype,
-            micro_batch=config.micro_batch,
-            timeout=config.reward_timeout,
-            retries=config.reward_retries,
-        )
-    except (ConfigError, RewardError) as error:
-        raise type(error)(f"--judge: {str(error).removeprefix('--rewards: ')}") from error
+    wanted = [*config.judge, *judge]
+    return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
 
 
 def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:

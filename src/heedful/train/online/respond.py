@@ -68,12 +68,16 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         ref_logprobs = token_outputs(
             learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
-    raw = torch.tensor(given.totals, device=mask.device)
-    clipped = core.clip_scores((raw - norm.mean) / norm.std, config.score_clip)
-    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
+    shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
     kl = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
     return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds)
+
+
+def shape(scores: Tensor, truncated: Tensor, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
+    """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalty of responses that have no end."""
+    clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
+    return penalise_missing_eos(clipped, truncated, config)
 
 
 def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:
