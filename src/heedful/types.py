@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class Message:
 Conversation = tuple[Message, ...]
 Text = str | Conversation
 """A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
+
+Reading = Literal["turn-end", "template"]
+"""Where a conversation ends that a decoder reward model reads. turn-end: with the token that ends the answer's turn, as when
+a policy writes it; a response that was cut has no end. template: with all that the chat template puts behind an answer."""
 
 
 @dataclass(frozen=True)

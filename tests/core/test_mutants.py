@@ -399,6 +399,70 @@ MUTANTS = [
         ),
     ),
     *in_module(
+        "intervals",
+        ("no correction for few groups", "g / (g - 1) / _count", "1 / _count", "::test_golden_mean_interval_of_pairs"),
+        (
+            "values of a group are squared one by one",
+            "math.fsum(x - mean for x in group) ** 2 for group",
+            "math.fsum((x - mean) ** 2 for x in group) for group",
+            "::test_golden_design_effect",
+        ),
+        (
+            "two groups have no interval",
+            "if len(groups) < 2:",
+            "if len(groups) < 3:",
+            "::test_golden_mean_interval_of_unequal_groups",
+        ),
+        (
+            "the variance in place of its root",
+            "Z * math.sqrt(_clust",
+            "Z * (_clust",
+            "::test_golden_mean_interval_of_pairs",
+        ),
+        (
+            "groups are taken for values",
+            "_count(groups) / max(1.0, effect)",
+            "len(groups) / max(1.0, effect)",
+            "::test_golden_share_interval_of_groups",
+        ),
+        (
+            "an effect below one narrows",
+            "/ max(1.0, effect)",
+            "/ max(1e-9, effect)",
+            "::test_values_that_even_out_within_their_group_do_not_narrow_it",
+        ),
+        (
+            "at the borders every value counts",
+            "n = len(groups) if effect is None",
+            "n = _count(groups) if effect is None",
+            "::test_golden_share_interval_at_the_borders[100-10]",
+        ),
+        (
+            "the middle is the share",
+            "middle = p + Z**2 / (2 * n)",
+            "middle = p",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "the root loses its second part",
+            "p * (1 - p) / n + Z**2 / (4 * n**2)",
+            "p * (1 - p) / n",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "no scale",
+            "scale = 1 + Z**2 / n",
+            "scale = 1",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "population variance of the values",
+            "squares / (n - 1) / n",
+            "squares / n / n",
+            "::test_golden_design_effect",
+        ),
+    ),
+    *in_module(
         "head_logprobs",
         (
             "the temperature is forgotten",
@@ -1309,8 +1373,8 @@ MUTANTS = [
         ),
         (
             "the sample standard deviation",
-            "self.sum_squares / total)",
-            "self.sum_squares / max(1, total - 1))",
+            "self.sum_squares / max(1, self.count))",
+            "self.sum_squares / max(1, self.count - 1))",
             "::test_golden_running_norm",
         ),
         (

@@ -42,7 +42,8 @@ class EvaluationOptions(RecordOptions, MachineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(EvaluationOptions):
-    """Share of preference pairs that a reward model puts in the right order."""
+    """Share of preference pairs that a reward model puts in the right order, and its 95 % interval: prompts are independent,
+    pairs of one prompt are not."""
 
     reward_model: str
     """The reward model."""

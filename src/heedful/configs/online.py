@@ -80,6 +80,10 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None is no limit."""
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
+    best_by: tuple[str, ...] = ()
+    """Rewards that judge held-out responses to choose best/, in the forms of rewards, which may not have them; several are
+    summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. Raising the
+    training reward further and further ends in responses that only it likes; a judge that the policy never saw notices."""
     adam_eps: Annotated[float, POSITIVE] = 1e-5
     """Adam's epsilon; 1e-5 is what RL implementations use."""
     learning_rate: Annotated[float, POSITIVE] = 3e-6
@@ -112,8 +116,24 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
         """Whether the policy reads a rollout batch before it learns from it. If not, the update's own pass is the first."""
         return True
 
+    @property
+    def kl_price(self) -> float:
+        """What a nat of KL to the reference costs in the comparison of models for ``best/``, in units of the reward."""
+        return 0.0
+
+    @property
+    def best_metric(self) -> str:
+        """The metric of evaluations whose highest value makes ``best/``."""
+        return "eval/judge_mean" if self.best_by else "eval/objective"
+
     def check(self) -> None:
         super().check()
+        learned_from = sorted(set(self.best_by) & set(self.rewards))
+        if learned_from:
+            raise ConfigError(
+                f"--best-by {learned_from[0]} is one of --rewards: what the policy is trained on cannot judge it; leave it "
+                "out of one of the two"
+            )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
         if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
@@ -149,6 +169,10 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
         return not self.makes_one_update or has_kl_in_reward or has_value_head or self.critic_warmup_steps > 0
+
+    @property
+    def kl_price(self) -> float:
+        return self.kl_coef
 
     @property
     def critic_learning_rate(self) -> float:

@@ -30,6 +30,10 @@ class OnlineDPOConfig(RolloutConfig):
         """The loss has no ratio: only metrics need it, and only the first update's pass can give them."""
         return not self.makes_one_update
 
+    @property
+    def kl_price(self) -> float:
+        return self.beta
+
     def check(self) -> None:
         super().check()
         if self.samples_per_prompt < 2:

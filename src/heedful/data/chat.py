@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from heedful.errors import CheckpointError
-from heedful.types import Conversation, Message, Text
+from heedful.types import Conversation, Message, Reading, Text
 
 
 def plain_text(prompt: Text) -> str:
@@ -77,6 +77,13 @@ class Renderer:
         end = self.tokenizer.eos_token_id if isinstance(prompt, str) else self.turn_end_id
         return [*self._literal(response), end]
 
+    def conversation_ids(self, prompt: Conversation, response: str) -> list[int]:
+        """Return the ids of a conversation with its answer as the template renders them in one piece, ends included.
+
+        They are those of ``tokenizer.apply_chat_template(messages)``. Raises CheckpointError if there is no template.
+        """
+        return self._rendered((*prompt, Message("assistant", response)), add_generation_prompt=False)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included: what the model wrote is shown as it is."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -125,7 +132,7 @@ class Renderer:
                 turns,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                enable_thinking=self.thinking,
+                **({"enable_thinking": self.thinking} if add_generation_prompt else {}),
             )
         except Exception as error:
             raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
@@ -143,12 +150,17 @@ class Renderer:
 class RewardInputs:
     """Encodes a prompt and a response as a reward model reads them, always with its own ``tokenizer``.
 
-    A decoder reads them as one text, rendered as for a policy. An encoder (its tokenizer has CLS and SEP tokens) reads
-    them as a pair of texts.
+    A decoder reads them as one text. An encoder (its tokenizer has CLS and SEP tokens) reads them as a pair of texts.
+
+    Args:
+        tokenizer: the reward model's.
+        reads: how a conversation is written for a decoder. ``turn-end``: as a policy writes it. ``template``: as the chat
+            template renders all of it, which is what other tools give a reward model.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, reads: Reading | None = "turn-end") -> None:
         self.tokenizer = tokenizer
+        self.reads = reads
         reads_pairs = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
         self.renderer = None if reads_pairs else Renderer(tokenizer)
 
@@ -160,7 +172,8 @@ class RewardInputs:
         Args:
             prompt: raw text or messages.
             response: the response's text.
-            truncated: the response was cut off, so a decoder reads no end of turn after it.
+            truncated: the response was cut off, so no end of turn follows it; unless the model reads the whole template,
+                which it was never shown without its end.
             max_length: the most tokens; None keeps all. A decoder's text is cut at its end; of an encoder's two texts, the
                 longer one is cut.
         """
@@ -174,6 +187,8 @@ class RewardInputs:
                 max_length=max_length,
             )
             return {name: list(rows[0]) for name, rows in encoded.items() if name != "attention_mask"}
+        if self.reads == "template" and not isinstance(prompt, str):
+            return {"input_ids": self.renderer.conversation_ids(prompt, response)[:max_length]}
         response_ids = self.renderer.response_ids(response, prompt=prompt, truncated=truncated)
         return {"input_ids": (self.renderer.prompt_ids(prompt) + response_ids)[:max_length]}
 

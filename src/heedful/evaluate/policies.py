@@ -20,20 +20,21 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.core.best_of_n import best_row, expected_best, kl_bound
+from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError, RewardError
-from heedful.evaluate.intervals import mean_and_interval, prompt_means
+from heedful.errors import ConfigError, DataError
+from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
+from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
@@ -47,6 +48,11 @@ class Answered:
     policy: Policy
     rollouts: Rollouts
     completions: list[Completion]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt of each response."""
+        return [completion.prompt for completion in self.completions]
 
     def select(self, rows: list[int]) -> "Answered":
         """Return the responses at these indices, in this order."""
@@ -66,10 +72,9 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     prompts, counts = _prompts(config, [config.model])
     answered = _answer(config, config.model, prompts)
     scores, _ = score(functions, answered.completions)
-    interval = mean_and_interval(prompt_means(scores, config.samples_per_prompt))
     return {
-        "score_mean": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "score_mean": sum(scores) / len(scores),
+        "interval_95": mean_interval(by_prompt(scores, answered.prompts)),
         **_shape(answered),
         **_counted(prompts, answered.completions),
         **left_out(counts),
@@ -111,8 +116,8 @@ def evaluate_best_of_n(
     best = [first + best_row(scores[first : first + config.n]) for first in firsts]
     decisive = scores if judged is None else judged
     wins = [_win(decisive[row], decisive[first]) for row, first in zip(best, firsts, strict=True)]
-    won = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
-    table = _best_of(scores, judged, config)
+    chosen = answered.select(best)
+    table = _best_of(scores, judged, chosen.prompts, config.n)
     plain, of_n = table[0], table[-1]
     under_judge = {}
     if judged is not None:
@@ -126,11 +131,11 @@ def evaluate_best_of_n(
         "interval_95": of_n["interval_95"],
         "plain_score_mean": plain["score"],
         **under_judge,
-        "win_rate": won["mean"],
-        "win_interval_95": won["interval_95"],
+        "win_rate": sum(wins) / len(wins),
+        "win_interval_95": share_interval(by_prompt(wins, chosen.prompts)),
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
-        **_shape(answered.select(best)),
+        **_shape(chosen),
         **_counted(prompts, answered.completions),
         **left_out(counts),
         "best_of": table,
@@ -159,10 +164,9 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
     our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
     wins = [_win(a, b) for a, b in zip(our_scores, their_scores, strict=True)]
-    interval = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
     return {
-        "win_rate": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "win_rate": sum(wins) / len(wins),
+        "interval_95": share_interval(by_prompt(wins, [completion.prompt for completion in ours])),
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores) / len(wins),
         "baseline_score_mean": sum(their_scores) / len(wins),
@@ -204,10 +208,9 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         for model in (answered.policy, reference)
     )
     per_response = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1).tolist()
-    interval = mean_and_interval(prompt_means(per_response, config.samples_per_prompt))
     return {
-        "kl": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "kl": sum(per_response) / len(per_response),
+        "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **_shape(answered),
         **_counted(prompts, answered.completions),
@@ -307,17 +310,22 @@ def _win(ours: float, theirs: float) -> float:
     return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
 
 
-def _best_of(scores: Sequence[float], judged: Sequence[float] | None, config: BestOfNConfig) -> list[dict[str, Any]]:
-    """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge."""
-    table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, config.n + 1)]
+def _best_of(
+    scores: Sequence[float], judged: Sequence[float] | None, prompts: Sequence[Prompt], n: int
+) -> list[dict[str, Any]]:
+    """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge.
+
+    ``prompts`` has one for each n scores.
+    """
+    table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, n + 1)]
     for prefix, values in (("", scores), ("judge_", judged)):
         if values is None:
             continue
-        groups = [slice(start, start + config.n) for start in range(0, len(scores), config.n)]
+        groups = [slice(start, start + n) for start in range(0, len(scores), n)]
         expected = zip(*(expected_best(scores[group], values[group]) for group in groups), strict=True)
         for row, of_k in zip(table, expected, strict=True):
-            interval = mean_and_interval(prompt_means(of_k, config.samples_per_prompt))
-            row |= {f"{prefix}score": interval["mean"], f"{prefix}interval_95": interval["interval_95"]}
+            interval = mean_interval(by_prompt(of_k, prompts))
+            row |= {f"{prefix}score": sum(of_k) / len(of_k), f"{prefix}interval_95": interval}
     return table
 
 
@@ -330,17 +338,8 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
     """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    try:
-        return resolve_rewards(
-            [*config.judge, *judge],
-            device=device,
-            compute_dtype=dtype,
-            micro_batch=config.micro_batch,
-            timeout=config.reward_timeout,
-            retries=config.reward_retries,
-        )
-    except (ConfigError, RewardError) as error:
-        raise type(error)(f"--judge: {str(error).removeprefix('--rewards: ')}") from error
+    wanted = [*config.judge, *judge]
+    return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
 
 
 def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:

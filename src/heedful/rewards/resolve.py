@@ -89,6 +89,29 @@ def load_rewards(
     return Ensemble(tuple(rewards), options.reward_combine, options.reward_std_coef)
 
 
+def load_judges(
+    flag: str,
+    wanted: Sequence[AnyReward],
+    options: RewardOptions,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch: MicroBatch,
+) -> list[Reward]:
+    """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
+    try:
+        return resolve_rewards(
+            wanted,
+            device=device,
+            compute_dtype=compute_dtype,
+            micro_batch=micro_batch,
+            timeout=options.reward_timeout,
+            retries=options.reward_retries,
+        )
+    except (ConfigError, RewardError) as error:
+        raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
+
+
 def resolve_rewards(
     rewards: Sequence[AnyReward],
     *,
@@ -161,7 +184,7 @@ def load_model_reward(
     model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
     freeze(model)
     halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer), micro_batch=micro_batch)
+    return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
 
 
 def _from_string(

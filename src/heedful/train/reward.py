@@ -105,7 +105,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
-    inputs = RewardInputs(tokenizer)
+    inputs = RewardInputs(tokenizer, model.reads)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records: encode_rankings(

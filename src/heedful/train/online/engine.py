@@ -36,7 +36,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         learner,
         config.algorithm,
         config.steps,
-        objective="eval/score_mean",
+        objective=config.best_metric,
         higher_is_better=True,
         shown=SHOWN,
         can_evaluate=bool(held_out),

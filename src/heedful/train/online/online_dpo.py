@@ -42,7 +42,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         learner,
         config.algorithm,
         config.steps,
-        objective="eval/score_mean",
+        objective=config.best_metric,
         higher_is_better=True,
         shown=SHOWN | {"reward/accuracy": "accuracy"},
         can_evaluate=bool(held_out),

@@ -71,10 +71,8 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         ref_logprobs = token_outputs(
             learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
-    raw = torch.tensor(given.totals, device=mask.device)
-    clipped = core.clip_scores((raw - norm.mean) / norm.std, config.score_clip)
-    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
-    kl = (raw if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
+    shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
+    kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
     if old is not None and ref_logprobs is not None:
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
@@ -84,6 +82,12 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """KL to the reference of each response ``[batch]``: k1 summed over its tokens."""
     return torch.where(response_mask, core.kl_estimate(logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
+
+
+def shape(scores: Tensor, truncated: Tensor, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
+    """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalty of responses that have no end."""
+    clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
+    return penalise_missing_eos(clipped, truncated, config)
 
 
 def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:

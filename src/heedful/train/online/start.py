@@ -15,20 +15,21 @@ from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
-from heedful.errors import RewardError
+from heedful.errors import ConfigError, RewardError
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.rewards import Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_rewards
+from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.train.online.average import WeightAverage
-from heedful.train.online.critic import check_critic, load_critic, start_from_scores
+from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.types import MicroBatch
 
 OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
 ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
@@ -42,6 +43,14 @@ class About(TypedDict):
     parents: list[str]
     more_data: list[str]
     notes: list[str]
+
+
+class Machine(TypedDict):
+    """Where and how reward models run."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    micro_batch: MicroBatch
 
 
 class Started(NamedTuple, Generic[C]):
@@ -66,6 +75,10 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     source = resolve(config.model)
     renderer = Renderer(load_tokenizer(source, chat_template=config.chat_template))
     train, held_out, counts = _load_prompts(config, source, renderer)
+    if config.best_by and not held_out:
+        raise ConfigError(
+            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
+        )
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
@@ -88,6 +101,9 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
+    judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    if critic_options is not None:
+        check_same_text(critic_options, functions, train[:100], renderer)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
@@ -98,7 +114,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    _try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
+    _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config.seed)
     learner = Learner(
         config=config,
         policy=policy,
@@ -114,12 +130,13 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         generator=generator,
         rewards=functions,
         sampler=sampler,
+        judges=judges,
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
     about = About(
         facts=facts,
-        parents=_parents(config, functions),
+        parents=_parents(config, [*functions, *judges]),
         more_data=[config.ptx_data] if config.ptx_data else [],
         notes=_notes(config),
     )
@@ -171,9 +188,12 @@ def _wanted_rewards(
 
 def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: RolloutConfig) -> Ensemble:
     """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
-    return load_rewards(
-        wanted, config, device=policy.device, compute_dtype=policy.compute_dtype, micro_batch=config.micro_batch
-    )
+    return load_rewards(wanted, config, **_where(policy, config))
+
+
+def _where(policy: Policy, config: RolloutConfig) -> Machine:
+    """Device, precision and micro-batches of reward models."""
+    return {"device": policy.device, "compute_dtype": policy.compute_dtype, "micro_batch": config.micro_batch}
 
 
 def _load_prompts(
@@ -209,10 +229,12 @@ def _score_norm(
 
 
 def _try_rewards(
-    rewards: Sequence[Reward], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
+    rewards: Sequence[Sequence[Reward]], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
 ) -> None:
     """Score a few responses before anything is written, with random numbers of their own. Raises RewardError."""
-    score(rewards, sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1])
+    completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1]
+    for together in filter(None, rewards):
+        score(together, completions)
 
 
 def _notes(config: RolloutConfig) -> list[str]:
