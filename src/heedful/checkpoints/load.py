@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from heedful.checkpoints.adapters import merge_adapters
+from heedful.checkpoints.generation import mend_generation_config
 from heedful.checkpoints.quantize import FourBit
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
 from heedful.checkpoints.source import Source, explained, resolve
@@ -44,6 +45,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
             f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
+    mend_generation_config(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
@@ -131,7 +133,7 @@ def load_value_model(
     source = resolve(model)
     trunk = load_trunk(source, four_bit) if trunk is None else trunk
     check_causal(trunk, source.name)
-    value_model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
+    value_model = ValueModel(trunk, trunk.config.get_text_config(decoder=True).hidden_size, compute_dtype=compute_dtype)
     head_file = Path(source.folder) / VALUE_HEAD
     if head_file.is_file():
         load_head(value_model.value_head, head_file)
