@@ -12,6 +12,7 @@ from heedful.checkpoints.generation import mend_generation_config
 from heedful.checkpoints.quantize import FourBit
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
 from heedful.checkpoints.source import Source, explained, resolve
+from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.models.heads import check_causal
@@ -32,9 +33,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
-        lm, info = AutoModelForCausalLM.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        lm, info = read_weights(AutoModelForCausalLM, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(lm, source.folder)
         lm = merge_adapters(lm, source.adapters)
         for folder in source.adapters:
@@ -56,9 +55,7 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
     """
     source = resolve(model)
     with explained(source.folder, "model"):
-        trunk, info = AutoModel.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        trunk, info = read_weights(AutoModel, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(trunk, source.folder)
         trunk = merge_adapters(trunk, source.adapters)
     if info["missing_keys"]:
