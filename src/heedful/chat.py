@@ -16,6 +16,7 @@ from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
+from heedful.sampling.probe import check_sampling
 from heedful.types import Message, Text
 
 
@@ -100,6 +101,7 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
         raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
+    check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)
     prompt = "> " if sys.stdin.isatty() else ""
     while True:

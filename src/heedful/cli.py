@@ -230,8 +230,8 @@ def _run(words: list[str]) -> int:
 def _let_threads_sleep() -> None:
     """Make threads sleep while they wait for each other, instead of spin, unless the user chose; before torch is loaded.
 
-    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs. On a quiet machine
-    sleeping costs next to nothing (docs/speed.md).
+    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs. On a quiet
+    machine sleeping costs next to nothing (docs/speed.md).
     """
     if "torch" not in sys.modules and not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         os.environ["OMP_WAIT_POLICY"] = "passive"

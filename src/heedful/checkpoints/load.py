@@ -8,9 +8,11 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from heedful.checkpoints.adapters import merge_adapters
+from heedful.checkpoints.generation import mend_generation_config
 from heedful.checkpoints.quantize import FourBit
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
 from heedful.checkpoints.source import Source, explained, resolve
+from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.models.heads import check_causal
@@ -31,9 +33,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
-        lm, info = AutoModelForCausalLM.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        lm, info = read_weights(AutoModelForCausalLM, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(lm, source.folder)
         lm = merge_adapters(lm, source.adapters)
         for folder in source.adapters:
@@ -44,6 +44,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
             f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
+    mend_generation_config(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
@@ -54,9 +55,7 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
     """
     source = resolve(model)
     with explained(source.folder, "model"):
-        trunk, info = AutoModel.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        trunk, info = read_weights(AutoModel, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(trunk, source.folder)
         trunk = merge_adapters(trunk, source.adapters)
     if info["missing_keys"]:
@@ -131,7 +130,7 @@ def load_value_model(
     source = resolve(model)
     trunk = load_trunk(source, four_bit) if trunk is None else trunk
     check_causal(trunk, source.name)
-    value_model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
+    value_model = ValueModel(trunk, trunk.config.get_text_config(decoder=True).hidden_size, compute_dtype=compute_dtype)
     head_file = Path(source.folder) / VALUE_HEAD
     if head_file.is_file():
         load_head(value_model.value_head, head_file)

@@ -8,6 +8,7 @@ from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
 from heedful.checkpoints.quantize import FourBit
 from heedful.checkpoints.reward_facts import load_facts
 from heedful.checkpoints.source import Source, explained, resolve
+from heedful.checkpoints.text_part import read_weights
 from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
@@ -50,11 +51,11 @@ def load_reward_model(
     name, adapters = source.folder, source.adapters
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
-        classifier, info = AutoModelForSequenceClassification.from_pretrained(
-            source.base,
-            dtype=torch.float32,
+        classifier, info = read_weights(
+            AutoModelForSequenceClassification,
+            source,
+            "sequence classifier",
             num_labels=1,
-            output_loading_info=True,
             ignore_mismatched_sizes=True,
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )

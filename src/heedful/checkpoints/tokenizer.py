@@ -76,7 +76,6 @@ def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrained
         raise ConfigError(
             f"{flag} {name} reads {context_length(config)} tokens, but prompts and responses need {longest}"
         )
-    if getattr(config, "vocab_size", len(own)) <= max(own.values()):
-        raise ConfigError(
-            f"{flag} {name} has {config.vocab_size} embeddings, fewer than the policy's {len(own)} tokens"
-        )
+    embeddings = getattr(config.get_text_config(decoder=True), "vocab_size", len(own))
+    if embeddings <= max(own.values()):
+        raise ConfigError(f"{flag} {name} has {embeddings} embeddings, fewer than the policy's {len(own)} tokens")

@@ -172,7 +172,7 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
     cache = DynamicCache(config=lm.config)
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         return "some of its layers do not read all positions, or keep something other than keys and values"
-    ids = torch.arange(1, 11, device=lm.device).view(2, 5) % lm.config.vocab_size
+    ids = torch.arange(1, 11, device=lm.device).view(2, 5) % lm.config.get_text_config(decoder=True).vocab_size
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     prompt = {"attention_mask": mask[:, :4], "position_ids": positions(mask[:, :4])}

@@ -10,6 +10,7 @@ from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import Policy
 from heedful.sampling.generate import MICRO_BATCH, sample
+from heedful.sampling.probe import check_sampling
 from heedful.sampling.rollouts import Rollouts
 from heedful.types import Completion, MicroBatch
 
@@ -43,8 +44,25 @@ class Sampler:
 
 
 def make_sampler(
-    options: SamplingOptions, renderer: Renderer, policy: Policy, *, micro_batch: MicroBatch = MICRO_BATCH
+    options: SamplingOptions,
+    renderer: Renderer,
+    policy: Policy,
+    *,
+    micro_batch: MicroBatch = MICRO_BATCH,
+    is_used: bool = True,
 ) -> Sampler:
-    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response."""
+    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response.
+
+    Args:
+        options: temperature, filters and lengths.
+        renderer: that of the policy.
+        policy: what will be sampled from, as it is now or with other weights.
+        micro_batch: the most rows and tokens that are sampled at a time.
+        is_used: whether anything will be sampled; the policy is then checked (`check_sampling`).
+
+    Raises CheckpointError if the policy cannot be sampled from.
+    """
+    if is_used:
+        check_sampling(policy, pad_id=renderer.pad_id)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     return Sampler(options, renderer, stops, micro_batch)

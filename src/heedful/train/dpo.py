@@ -106,7 +106,9 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     prepare(policy, config, base=config.model)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(
+        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    )
     shown = _shown(held_out or train, config.num_samples, room=context - new_tokens)
     learner = PolicyLearner(
         model=policy,

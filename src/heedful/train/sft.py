@@ -103,7 +103,9 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(
+        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    )
     shown = _shown(split[1] or split[0], renderer, config.num_samples, room=context - new_tokens)
     learner = PolicyLearner(
         model=policy,
