@@ -26,3 +26,5 @@ class ChatConfig(SamplingOptions, TemplateOptions, MachineOptions):
         super().check()
         if self.raw and self.system_prompt is not None:
             raise ConfigError("--system-prompt is a message, and --raw has none; leave one of them out")
+        if self.raw and (self.thinking != "default" or self.chat_template_kwargs):
+            raise ConfigError("--thinking and --chat-template-kwargs are for a chat template, and --raw uses none")
