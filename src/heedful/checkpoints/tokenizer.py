@@ -5,6 +5,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from heedful.checkpoints.source import Source, explained, load_config, resolve
+from heedful.checkpoints.template import set_defaults
+from heedful.configs.template import TemplateOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.context import context_length
 
@@ -40,6 +42,16 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
         if not Path(chat_template).is_file():
             raise ConfigError(f"--chat-template: {chat_template!r} is neither 'plain' nor an existing Jinja file")
         tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_chat_tokenizer(model: str | Source, options: TemplateOptions) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model with the chat template, and the values for it, that settings ask for.
+
+    Raises CheckpointError and ConfigError as `load_tokenizer` and `set_defaults` do.
+    """
+    tokenizer = load_tokenizer(model, chat_template=options.chat_template)
+    set_defaults(tokenizer, options.thinking, options.template_variables)
     return tokenizer
 
 

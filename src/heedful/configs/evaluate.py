@@ -19,8 +19,6 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope."""
     eval_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 uses all."""
-    chat_template: str = ""
-    """Chat template in place of the models' own: plain, or a Jinja file."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None

@@ -41,8 +41,6 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    chat_template: str = ""
-    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     temperature: Annotated[float, POSITIVE] = 1.0
     """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
 

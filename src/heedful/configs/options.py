@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from heedful.configs.lora import MemoryOptions
 from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
 from heedful.configs.settings import Settings
+from heedful.configs.template import TemplateOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 
@@ -52,7 +53,7 @@ class RunOptions(MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions(Settings):
+class RecordOptions(TemplateOptions):
     """How records are read."""
 
     columns: str = ""

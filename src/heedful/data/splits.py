@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Ranking, Text
+from heedful.types import Demonstration, Ranking, Text, plain_response
 
 
 class HasPrompt(Protocol):
@@ -61,7 +61,7 @@ def item_key(item: HasPrompt) -> str:
     key = prompt_key(item.prompt)
     if key or not isinstance(item, Demonstration | Ranking):
         return key
-    return item.response if isinstance(item, Demonstration) else item.responses[0]
+    return plain_response(item.response if isinstance(item, Demonstration) else item.responses[0])
 
 
 def _position(key: str) -> float:

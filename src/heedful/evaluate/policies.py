@@ -10,7 +10,7 @@ import torch
 from heedful import core
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.source import load_config
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
@@ -228,7 +228,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
     device = resolve_device(config.device)
-    renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(config.model, config))
     records, counts = held_out(read_demonstrations, config)
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
@@ -267,7 +267,7 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
     for name in models:
-        renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+        renderer = Renderer(load_chat_tokenizer(name, config))
         too_long_for |= set(
             too_long(
                 [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
@@ -289,7 +289,7 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
 def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     device = resolve_device(config.device)
-    renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(name, config))
     policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))

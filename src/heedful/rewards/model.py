@@ -8,11 +8,12 @@ import torch
 
 from heedful.core.agreement import agreement
 from heedful.data.chat import RewardInputs
+from heedful.data.messages import from_dict
 from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.rules import response_text
-from heedful.types import Message, MicroBatch, Ranking, Text
+from heedful.types import MicroBatch, Ranking, Text, plain_response
 
 MICRO_BATCH = MicroBatch(32)
 
@@ -77,8 +78,7 @@ class ModelReward:
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
     ) -> list[float]:
         texts = [
-            prompt if isinstance(prompt, str) else tuple(Message(m["role"], m["content"]) for m in prompt)
-            for prompt in prompts
+            prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
         ]
         return score_texts(
             self.model,
@@ -105,5 +105,5 @@ def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]
                 f"{ranking.source}: the reward model gives {own}; scores must be finite. The cause is its weights or "
                 "the precision: try --dtype float32, or train it with a lower --learning-rate"
             )
-    lengths = [[len(response) for response in ranking.responses] for ranking in rankings]
+    lengths = [[len(plain_response(response)) for response in ranking.responses] for ranking in rankings]
     return agreement([ranking.ranks for ranking in rankings], scores, lengths)

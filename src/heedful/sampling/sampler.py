@@ -40,7 +40,10 @@ class Sampler:
             micro_batch=self.micro_batch,
         )
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
-        return rollouts, [Completion(p.prompt, self.renderer.decode(ids), ids, cut) for p, ids, cut in rows]
+        return rollouts, [
+            Completion(p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt), ids, cut)
+            for p, ids, cut in rows
+        ]
 
 
 def make_sampler(

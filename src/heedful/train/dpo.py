@@ -10,7 +10,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batch_order import BatchOrder
@@ -29,7 +29,7 @@ from heedful.train.pairs import Pair, encode_preferences, response_logprobs, wit
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
-from heedful.types import Prompt
+from heedful.types import Prompt, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 SAMPLED_TOKENS = 64
@@ -85,7 +85,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
@@ -138,8 +138,8 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
     return [
         {
             "prompt": plain_text(pair.ranking.prompt),
-            "chosen": pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))],
-            "rejected": pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))],
+            "chosen": plain_response(pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))]),
+            "rejected": plain_response(pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))]),
             "response": completion.response,
         }
         for pair, completion in zip(data.shown, completions, strict=True)

@@ -15,7 +15,7 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import four_bit
 from heedful.checkpoints.save import save_reward_model
 from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
@@ -33,7 +33,7 @@ from heedful.train.optimization import MetricSums, Schedule, make_optimizer, see
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import prepare, resolve_machine
-from heedful.types import MicroBatch, Ranking
+from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
@@ -94,7 +94,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     model = load_reward_model(
         source,
         tokenizer,
@@ -147,9 +147,9 @@ def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[d
     return [
         {
             "prompt": plain_text(one.ranking.prompt),
-            "chosen": one.ranking.responses[0],
+            "chosen": plain_response(one.ranking.responses[0]),
             "chosen score": scores[2 * i],
-            "rejected": one.ranking.responses[-1],
+            "rejected": plain_response(one.ranking.responses[-1]),
             "rejected score": scores[2 * i + 1],
         }
         for i, one in enumerate(rankings)

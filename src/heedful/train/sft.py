@@ -11,7 +11,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.batch_order import BatchOrder
@@ -29,7 +29,7 @@ from heedful.train.optimization import MetricSums, Schedule, make_optimizer, see
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_trained, prepare, resolve_machine
-from heedful.types import Demonstration, MicroBatch, Prompt
+from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
 SAMPLED_TOKENS = 64
@@ -85,7 +85,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
@@ -136,7 +136,11 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
         return []
     _, completions = data.sampler.respond(learner.model, data.prompts, learner.generator)
     return [
-        {"prompt": plain_text(record.prompt), "demonstration": record.response, "response": completion.response}
+        {
+            "prompt": plain_text(record.prompt),
+            "demonstration": plain_response(record.response),
+            "response": completion.response,
+        }
         for record, completion in zip(data.shown, completions, strict=True)
     ]
 

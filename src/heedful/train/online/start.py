@@ -8,7 +8,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import Source, load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
@@ -73,7 +73,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    renderer = Renderer(load_tokenizer(source, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(source, config))
     train, held_out, counts = _load_prompts(config, source, renderer)
     if config.best_by and not held_out:
         raise ConfigError(
