@@ -41,6 +41,9 @@ class RunOptions(MachineOptions):
     """Rows in such a table."""
     patience: Annotated[int, NOT_NEGATIVE] = 0
     """Stop after this many evaluations in a row without improvement. 0 never stops early."""
+    memory_check: bool = True
+    """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
+    anything is written. Turn it off if the plan is wrong for your model."""
 
     def check(self) -> None:
         super().check()

@@ -26,8 +26,10 @@ from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
+from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
+from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
@@ -114,6 +116,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         load_split(read_rankings, config),
         config,
     )
+    check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
