@@ -96,6 +96,15 @@ def test_lora_by_hand():
     assert in_four_bits["policy, frozen"] == pytest.approx(1800 * (0.5 + 1 / 64 + 1 / 4096) + 2 * 10_000 + 4 * 70)
 
 
+def test_weights_in_bfloat16_by_hand():
+    """Matrices and their gradients in two bytes, norms in four; the moments stay in float32, or are on the CPU."""
+    step = plan(replace(SFT, half=True, half_weights=True)).phases["step"]
+    weights = 2 * 11_800 + 4 * 70
+    assert step == {"policy, trained": weights, "moments of the optimizer": 8 * 11_870, "gradients": weights}
+    assert "moments of the optimizer" not in plan(replace(SFT, optimizer_on_device=False)).phases["step"]
+    assert "copies in half precision" not in plan(replace(SFT, half=True, half_weights=True)).phases["backward"]
+
+
 def test_a_first_micro_batch_finds_no_gradients():
     """Of a step with one micro-batch only the head's gradient is there while all activations are."""
     split, whole = plan(SFT).phases["backward"], plan(replace(SFT, batch=4)).phases["backward"]

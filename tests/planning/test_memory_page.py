@@ -23,6 +23,9 @@ TRAINERS = {
 }
 METHODS = {
     "full": {},
+    "full, `--optimizer adamw-8bit`": {"optimizer": "adamw-8bit"},
+    "full, `--weights-dtype bfloat16`": {"weights_dtype": "bfloat16"},
+    "full, bfloat16, `--optimizer-device cpu`": {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
     "LoRA": {"lora_rank": 16},
     "QLoRA": {"lora_rank": 16, "quantize": "4bit"},
 }
@@ -51,9 +54,7 @@ def what_fits_table():
     lines = [f"| model | | {head} |", "|---" * (2 + len(TRAINERS) * len(GPUS)) + "|"]
     for model in KNOWN:
         for method, change in METHODS.items():
-            cells = [
-                cell(kind(model=model, **own, **change), gpu) for kind, own in TRAINERS.values() for gpu in GPUS
-            ]
+            cells = [cell(kind(model=model, **own, **change), gpu) for kind, own in TRAINERS.values() for gpu in GPUS]
             lines.append(f"| {model} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from heedful.checkpoints.score_offset import load_offset
 from heedful.checkpoints.source import Source, explained, resolve
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, score_head
 
 
@@ -22,6 +23,7 @@ def load_reward_model(
     seed: int | None = None,
     merged: bool = False,
     four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
@@ -34,6 +36,7 @@ def load_reward_model(
         merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
             so that scores are bit for bit those of the run that trained them.
         four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the trunk's matrices in memory; the head stays in float32.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
     2020). A padding token is added if the tokenizer has none of its own, because the score is read at the last token
@@ -82,7 +85,9 @@ def load_reward_model(
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         classifier.config.pad_token_id = tokenizer.pad_token_id
     use_attention(learn_every_embedding(classifier))
-    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
+    loaded = RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name))
+    store_matrices(classifier, stored, but=score_head(classifier))
+    return loaded.to(device)
 
 
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:

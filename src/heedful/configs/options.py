@@ -20,7 +20,8 @@ class MachineOptions(Settings):
     device: str = "auto"
     """auto, cpu, mps, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute precision; weights stay float32. auto: bfloat16 if the hardware is fast at it, float16 on older GPUs."""
+    """Precision of matrix products; what is trained stays float32 (but see weights-dtype). auto: bfloat16 if the hardware is
+    fast at it, float16 on older GPUs, else float32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ def table(plan: Plan) -> list[str]:
     lines = [f"{'GB':<{width}}" + "".join(f"{phase:>10}" for phase in plan.phases)]
     for name in names:
         sizes = (parts.get(name, 0) / GB for parts in plan.phases.values())
-        lines.append(f"{name:<{width}}" + "".join(f"{size:10.2f}" if size else " " * 10 for size in sizes))
+        lines.append((f"{name:<{width}}" + "".join(f"{size:10.2f}" if size else " " * 10 for size in sizes)).rstrip())
     return [*lines, f"{'together':<{width}}" + "".join(f"{plan.total(phase) / GB:10.2f}" for phase in plan.phases)]
 
 
@@ -72,10 +72,16 @@ def _alternatives(config: Any) -> list[list[Change]]:
 
 def _smallest() -> list[Change]:
     """The changes in the order in which they are added up."""
-    return [{"micro_batch_size": 1}, {"rollout_micro_batch_size": 8}, {"gradient_checkpointing": True}, *OTHERS]
+    return [{"micro_batch_size": 1}, {"rollout_micro_batch_size": 8}, {"gradient_checkpointing": True}, *OTHERS[1:]]
 
 
-OTHERS: list[Change] = [{"optimizer": "adamw-8bit"}, {"reference_device": "cpu"}]
+OTHERS: list[Change] = [
+    {"optimizer": "adamw-8bit"},
+    {"reference_device": "cpu"},
+    {"weights_dtype": "bfloat16"},
+    {"optimizer_device": "cpu"},
+    {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
+]
 
 
 def _halves(size: int) -> list[int]:

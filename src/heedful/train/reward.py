@@ -34,7 +34,7 @@ from heedful.train.learner import Learner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
-from heedful.train.setup import prepare, resolve_machine
+from heedful.train.setup import prepare, resolve_machine, stored_dtype
 from heedful.types import MicroBatch, Ranking
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -104,6 +104,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         compute_dtype=dtype,
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
+        stored=stored_dtype(config, device, dtype),
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
