@@ -593,6 +593,35 @@ MUTANTS = [
         ),
     ),
     *in_module(
+        "rounding",
+        (
+            "rounded towards zero",
+            "(x.view(torch.int32) + noise) & -(2**16)",
+            "x.view(torch.int32) & -(2**16)",
+            "::test_golden_a_quarter_of_the_way",
+            "::test_property_the_mean_is_the_number",
+        ),
+        (
+            "a bit more is dropped",
+            "& -(2**16)",
+            "& -(2**17)",
+            "::test_property_what_bfloat16_holds_stays",
+        ),
+        (
+            "the bits below are kept, and rounded to the nearest once more",
+            " & -(2**16)",
+            "",
+            "::test_golden_a_quarter_of_the_way",
+            "::test_property_the_mean_is_the_number",
+        ),
+        (
+            "what is no number is rounded too",
+            "x.isfinite()",
+            "x.isfinite() | x.isnan()",
+            "::test_what_is_no_number_stays_what_it_is",
+        ),
+    ),
+    *in_module(
         "kl_control",
         (
             "the error is not clipped",

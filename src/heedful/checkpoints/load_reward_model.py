@@ -12,6 +12,7 @@ from heedful.checkpoints.text_part import read_weights
 from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, score_head
 from heedful.types import Reading
 
@@ -25,6 +26,7 @@ def load_reward_model(
     seed: int | None = None,
     merged: bool = False,
     four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
@@ -37,6 +39,7 @@ def load_reward_model(
         merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
             so that scores are bit for bit those of the run that trained them.
         four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the trunk's matrices in memory; the head stays in float32.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
     2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
@@ -91,12 +94,14 @@ def load_reward_model(
     facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
     reads = "turn-end" if head_missing else facts.reads or _template_or_turn(tokenizer)
-    return RewardModel(
+    loaded = RewardModel(
         classifier,
         compute_dtype=compute_dtype,
         offset=facts.offset,
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
-    ).to(device)
+    )
+    store_matrices(classifier, stored, but=score_head(classifier))
+    return loaded.to(device)
 
 
 def _template_or_turn(tokenizer: PreTrainedTokenizerBase) -> Reading:

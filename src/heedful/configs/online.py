@@ -141,6 +141,11 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
                 f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
                 "responses never end by themselves; leave out one of the two"
             )
+        if self.ema_decay and self.weights_dtype != "float32":
+            raise ConfigError(
+                f"--ema-decay {self.ema_decay} does not go with --weights-dtype {self.weights_dtype}, in which an average "
+                "would not move: its steps are smaller than the distance between numbers; leave out one of the two"
+            )
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
         if self.score_norm_running and self.score_norm_samples:

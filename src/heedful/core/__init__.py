@@ -15,6 +15,7 @@ from heedful.core.logprobs import *
 from heedful.core.masking import *
 from heedful.core.policy_losses import *
 from heedful.core.preference_losses import *
+from heedful.core.rounding import *
 from heedful.core.score_norm import *
 from heedful.core.surrogates import *
 

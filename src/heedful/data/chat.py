@@ -257,8 +257,8 @@ class RewardInputs:
 
     Args:
         tokenizer: the reward model's.
-        reads: where a conversation ends for a decoder. ``turn-end``: with the turn, as a policy writes it. ``template``: as the
-            chat template renders all of it, which is what other tools give a reward model.
+        reads: where a conversation ends for a decoder. ``turn-end``: with the turn, as a policy writes it. ``template``: as
+            the chat template renders all of it, which is what other tools give a reward model.
         written: encode what a policy has to write after the prompt instead, for training on pairs without a reward model.
     """
 

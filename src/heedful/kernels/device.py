@@ -1,4 +1,4 @@
-"""Where models run and in which precision. Trained weights are always float32; only the compute dtype varies."""
+"""Where models run and in which precision."""
 
 import contextlib
 import ctypes
@@ -75,6 +75,11 @@ def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], devic
     if _fast_bfloat16(device):
         return torch.bfloat16
     return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def frozen_dtype(device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which matrices that never change arrive on a device: on a GPU, that of the products."""
+    return compute_dtype if device.type != "cpu" and compute_dtype in HALF else torch.float32
 
 
 def _fast_bfloat16(device: torch.device) -> bool:

@@ -53,7 +53,9 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
         hidden_size = lm.get_output_embeddings().weight.shape[1]
-        self.value_head = ValueHead(hidden_size).to(lm.dtype) if with_value_head else None
+        self.value_head: ValueHead | None = None
+        if with_value_head:
+            self.value_head = ValueHead(hidden_size).to(torch.promote_types(lm.dtype, torch.float32))
         self.train(lm.training)
 
     @property

@@ -15,6 +15,7 @@ from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
+from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
 from heedful.models.policy import freeze
 from heedful.models.reward_model import score_head
@@ -181,9 +182,11 @@ def load_model_reward(
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
         tokenizer = load_tokenizer(name, chat_template="plain")
-    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
+    stored = frozen_dtype(device, compute_dtype)
+    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
     freeze(model)
-    halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
+    if device.type == "cpu":
+        halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
     return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
 
 

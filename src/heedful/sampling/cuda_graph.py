@@ -192,7 +192,8 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
 
 def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch.autocast:
     """Return autocast without a cache of cast weights, which a graph would read for ever. Half-precision models need none."""
-    casts = compute_dtype in (torch.bfloat16, torch.float16) and lm.dtype != compute_dtype
+    is_half = compute_dtype in (torch.bfloat16, torch.float16)
+    casts = is_half and any(parameter.dtype != compute_dtype for parameter in lm.parameters())
     return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)
 
 

@@ -22,7 +22,9 @@ from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
@@ -92,9 +94,11 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     train, held_out, counts = encode_split(
         lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
     )
-    check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
+    longest = max(pair.length for pair in train + held_out)
+    check_companion("--reference", config.reference, tokenizer, longest)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
+    check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu"

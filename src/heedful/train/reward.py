@@ -26,13 +26,15 @@ from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
+from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
+from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
-from heedful.train.setup import prepare, resolve_machine
+from heedful.train.setup import prepare, resolve_machine, stored_dtype
 from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -102,6 +104,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         compute_dtype=dtype,
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
+        stored=stored_dtype(config, device, dtype),
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
@@ -114,6 +117,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         load_split(read_rankings, config),
         config,
     )
+    check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )

@@ -23,7 +23,9 @@ from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
@@ -99,6 +101,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     )
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
+    check_memory(config, Lengths(max(example.length for example in train + held_out)), device, dtype)
     policy = load_trained(config, source, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)

@@ -21,7 +21,7 @@ from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
-from heedful.train.setup import prepare
+from heedful.train.setup import prepare, stored_dtype
 
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
@@ -58,7 +58,11 @@ def load_critic(
     """
     if config.critic == "shared":
         return None
-    machine: Any = {"device": device, "compute_dtype": compute_dtype}
+    machine: Any = {
+        "device": device,
+        "compute_dtype": compute_dtype,
+        "stored": stored_dtype(config, device, compute_dtype),
+    }
     if config.critic == "reward":
         start = first_reward_model(config)
         critic = value_model_from(load_reward_model(start, load_tokenizer(start), merged=True, **machine), start)

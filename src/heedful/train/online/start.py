@@ -19,9 +19,11 @@ from heedful.errors import ConfigError, RewardError
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score
 from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
@@ -88,6 +90,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         check_critic(critic_options, renderer.tokenizer, longest)
     ptx = load_mix(config, source, renderer)
 
+    check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
     has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
     reference = load_reference(config, source, policy) if config.loads_reference else None
