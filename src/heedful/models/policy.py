@@ -93,12 +93,11 @@ class Policy(nn.Module):
             tokens = ids[attention_mask.bool()][responses]
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
         values = states = None
-        has_values = self.value_head is not None and with_values
-        if has_values or with_states:
-            states = scatter(before, response_mask[..., None].expand(*response_mask.shape, before.shape[-1]))
-        if has_values:
-            values = self._per_token(self.value_head(states, response_mask), response_mask)
-        states = states.detach() if with_states else None
+        if with_states or (with_values and self.value_head is not None):
+            here = scatter(before, response_mask[..., None].expand(*response_mask.shape, before.shape[-1]))
+            states = here.detach() if with_states else None
+            if with_values and self.value_head is not None:
+                values = self._per_token(self.value_head(here, response_mask), response_mask)
         logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
         return TokenOutputs(logprobs, entropy, values, states)
 
