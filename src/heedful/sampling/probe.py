@@ -7,7 +7,7 @@ from heedful.data.collate import collate
 from heedful.errors import CheckpointError
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
-from heedful.sampling.decoder import Decoder
+from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.kv_cache import make_cache
 
 PROVEN = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
@@ -69,7 +69,7 @@ def _difference(policy: Policy, pad_id: int) -> float:
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     expected = policy(batch.ids, batch.attention_mask, batch.response_mask, with_values=False).logprobs
     given, rows = batch.ids[:, -NEW_TOKENS:], torch.tensor([0, 1, 0], device=policy.device)
-    decoder = Decoder(policy, [prompts[row] for row in rows.tolist()], pad_id=pad_id)
+    decoder = Decoder(SamplingModel(policy), [prompts[row] for row in rows.tolist()], pad_id=pad_id)
     logits, differences = decoder.read_prompts(), []
     for step in range(NEW_TOKENS):
         difference = token_logprobs(logits, given[rows, step]) - expected[rows, step]
