@@ -53,6 +53,7 @@ class CompactAdamW(torch.optim.Optimizer):
         if not state:
             zeros = torch.zeros(parameter.numel(), device=self.device or parameter.device)
             state |= {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        assert parameter.grad is not None
         weights, gradients = parameter.view(-1), parameter.grad.reshape(-1)
         for part in _parts(parameter.numel()):
             mean, square = state["exp_avg"][part], state["exp_avg_sq"][part]
