@@ -69,7 +69,7 @@ def test_a_template_that_loops(monkeypatch):
     tokenizer.name_or_path = "模型"
     renderer = Renderer(tokenizer)
     tokenizer.chat_template = own + LOOP
-    with pytest.raises(CheckpointError, match=r"模型 did not render a conversation of 1 messages within 0.5 seconds"):
+    with pytest.raises(CheckpointError, match=r"模型 did not render a conversation of 1 message within 0.5 seconds"):
         renderer.prompt_ids((Message("user", "a"),))
     tokenizer.chat_template = own
     assert renderer.prompt_ids((Message("user", "a"),))

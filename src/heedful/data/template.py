@@ -88,10 +88,10 @@ class ChatTemplate:
             with TIME_LIMIT():
                 return self._rendered(messages, marks, json.loads(tools) if tools else None, add_generation_prompt)
         except TimeUpError as error:
+            count = f"{len(messages)} message{'s' * (len(messages) != 1)}"
             raise CheckpointError(
-                f"the chat template of {self.name} did not render a conversation of "
-                f"{len(messages)} messages within {TIME_LIMIT.seconds:g} seconds: it probably loops; use another "
-                "--chat-template"
+                f"the chat template of {self.name} did not render a conversation of {count} within {TIME_LIMIT.seconds:g} "
+                "seconds: it probably loops; use another --chat-template"
             ) from error
         except Exception as error:
             raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
