@@ -41,7 +41,7 @@ Conversation = tuple[Message, ...]
 Text = str | Conversation
 """A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
 Response = str | Message
-"""A response: its text, or the assistant's message if it calls tools."""
+"""A response: its text, or the assistant's message if it calls tools or has its thinking apart."""
 
 
 def split_thinking(response: str) -> tuple[str | None, str | None]:

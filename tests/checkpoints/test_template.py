@@ -68,6 +68,13 @@ def test_the_switch_is_found_in_the_template(name):
         assert rendered(tokenizer) == text
 
 
+def test_a_default_of_the_templates_own():
+    """As LFM2.5 writes it."""
+    tokenizer = with_template("{% set keep = keep | default(false) %}{{ keep }}")
+    set_defaults(tokenizer, "default", {"keep": True})
+    assert rendered(tokenizer) == "True"
+
+
 def test_a_template_may_be_several(qwen3):
     qwen3.chat_template = {"default": qwen3.chat_template, "tool_use": "{{ tools }}"}
     set_defaults(qwen3, "off", {})

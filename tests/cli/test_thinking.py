@@ -143,7 +143,7 @@ def test_a_template_that_loops(train, refused, chats, tiny, written, monkeypatch
     )
     refused(
         train(command, "--chat-template", loop, data_file=chats(command), model=tiny()),
-        "did not render a conversation of 1 messages within 0.5 seconds", "it probably loops",
+        "did not render a conversation of 1 message within 0.5 seconds", "it probably loops",
     )  # fmt: skip
 
 

@@ -53,11 +53,11 @@ def test_an_error_of_the_work_is_its_own():
 
 def test_it_costs_microseconds():
     limit = TimeLimit(1)
-    started = time.perf_counter()
+    started = time.thread_time()  # of this thread, so that a busy machine does not count
     for _ in range(1000):
         with limit():
             pass
-    assert (time.perf_counter() - started) / 1000 < 2e-4  # 3e-6 on a quiet machine; a thread for each would be 1e-4
+    assert (time.thread_time() - started) / 1000 < 2e-4  # 3e-6 on a quiet machine; a thread for each would be 1e-4
 
 
 def test_a_template_that_loops(monkeypatch):
@@ -69,7 +69,7 @@ def test_a_template_that_loops(monkeypatch):
     tokenizer.name_or_path = "模型"
     renderer = Renderer(tokenizer)
     tokenizer.chat_template = own + LOOP
-    with pytest.raises(CheckpointError, match=r"模型 did not render a conversation of 1 messages within 0.5 seconds"):
+    with pytest.raises(CheckpointError, match=r"模型 did not render a conversation of 1 message within 0.5 seconds"):
         renderer.prompt_ids((Message("user", "a"),))
     tokenizer.chat_template = own
     assert renderer.prompt_ids((Message("user", "a"),))

@@ -21,6 +21,10 @@ CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "加"}
 ANSWER = {"role": "assistant", "content": "二", "reasoning_content": "工具说2"}
 WHOLE = [USER, CALLING, RESULT, ANSWER]
+NO_TOOLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_what_is_read(write):
     assert call.prompt == (Message("user", "1+1？", tools=tools),)
     assert call.response == called
     assert answer.prompt == (*call.prompt, called, Message("tool", "2", name="加", tool_call_id="c1"))
-    assert answer.response == "<think>\n工具说2\n</think>\n\n二"
+    assert answer.response == Message("assistant", "二", thinking="工具说2")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,18 @@ def test_json_may_be_text(write, arguments, tools):
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
 def test_thinking_has_several_names(write, key):
     (one,) = read_demonstrations(write({"messages": [USER, {"role": "assistant", "content": "二", key: "想"}]}))
-    assert one.response == "<think>\n想\n</think>\n\n二"
+    assert one.response == Message("assistant", "二", thinking="想")
+
+
+def test_arguments_that_a_template_wants_as_text(write, thinker):
+    """DeepSeek's put them into a string as they are."""
+    template = NO_TOOLS.replace(
+        "m.content +",
+        "m.content + (m.tool_calls[0].function.name + m.tool_calls[0].function.arguments if m.tool_calls else '') +",
+    )
+    renderer = Renderer(AutoTokenizer.from_pretrained(thinker(template)))
+    (one,) = read_demonstrations(write({"messages": [USER, CALLING]}))
+    assert renderer.decode(renderer.response_ids(one.response, prompt=one.prompt)) == '加{"x": 1, "y": [2]}<|im_end|>'
 
 
 @pytest.mark.parametrize("mask", [{"weight": 0}, {"train": False}, {"weight": 0.0, "train": False}])
@@ -199,12 +214,6 @@ def test_a_thought_without_an_end_may_be_learned_if_it_was_cut_off(write):
     assert one.response == "<think>\n没完"
 
 
-NO_TOOLS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
 @pytest.mark.parametrize(
     ("record", "what"),
     [
@@ -217,6 +226,4 @@ def test_a_template_that_knows_no_tools(write, thinker, record, what):
     renderer = Renderer(AutoTokenizer.from_pretrained(thinker(NO_TOOLS)))
     path = write(record)
     with pytest.raises(CheckpointError, match=rf"{path}:2: the chat template of .* leaves out {what}"):
-        check_rendering(
-            renderer, [Sample(d.prompt, d.response, d.source) for d in read_demonstrations(path)], renderer.written_ids
-        )
+        check_rendering(renderer, [Sample(d.prompt, d.response, d.source) for d in read_demonstrations(path)])

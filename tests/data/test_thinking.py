@@ -8,7 +8,7 @@ from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import CheckpointError, DataError
-from heedful.types import Completion, Message, Prompt, split_thinking
+from heedful.types import Completion, Message, Prompt, plain_response, split_thinking
 
 QUESTION = (Message("user", "一加一？"),)
 ASKED = "<|im_start|>user\n一加一？<|im_end|>\n<|im_start|>assistant\n"
@@ -36,7 +36,19 @@ TEMPLATES = {
     "opens": template(SHOWING, "{{ '<think>\n' }}"),
     # As DeepSeek-R1: it opens the thought, and never shows one.
     "opens and strips": template("{{ m.content.split('</think>')[-1] }}", "{{ '<think>\n' }}"),
-    # As DeepSeek-V3.1 with thinking off.
+    # As LFM2.5: what stands in the content stays as it is, thinking apart is written without line breaks.
+    "without line breaks": template(
+        "{% if m.thinking is defined %}{{ '<think>' + m.thinking + '</think>' }}{% endif %}{{ m.content }}"
+    ),
+    # As GLM-4.5: no token ends a turn, and an answer begins with a line break.
+    "without an end": (
+        "{% for m in messages %}<|user|>{% if m.role == 'assistant' %}<|assistant|>{{ '\n<think></think>\n' }}{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|user|><|assistant|>{% endif %}"
+    ),
+    # As DeepSeek-V3.1: the thought that is open in the prompt is an empty one in the conversation.
+    "opens and closes": template(
+        "{% if m.role == 'assistant' %}</think>{% endif %}{{ m.content.split('</think>')[-1] }}", "<think>"
+    ),
     "closes": template("{% if m.role == 'assistant' %}</think>{% endif %}{{ m.content }}", "</think>"),
     "closes in the prompt alone": template(prompt="{{ '<think>\n\n</think>\n\n' }}"),
 }
@@ -127,6 +139,12 @@ def test_earlier_thinking_is_what_the_template_makes_of_it(renderer):
         ("opens", EMPTY + "二", "\n</think>\n\n二"),
         ("opens and strips", THOUGHT, "1+1\n</think>\n\n二"),
         ("opens and strips", "<think>1+1</think>二", "1+1</think>二"),
+        ("without line breaks", "<think>\n1+1</think>\n二", "<think>\n1+1</think>\n二"),
+        ("without line breaks", Message("assistant", "二", thinking="1+1"), "<think>1+1</think>二"),
+        ("plain", Message("assistant", "二", thinking="1+1"), THOUGHT),
+        ("opens", Message("assistant", "二", thinking="1+1"), "1+1\n</think>\n\n二"),
+        ("opens", "<think>1+1</think>二", "1+1</think>二"),
+        ("opens and closes", "<think>1+1</think>二", "1+1</think>二"),
         ("closes", "二", "二"),
         ("closes in the prompt alone", "二", "二"),
     ],
@@ -137,8 +155,16 @@ def test_other_templates(renderer, name, response, shown):
     # What a policy writes is given back whole, also where the prompt had begun it.
     ids = own.response_ids(response, prompt=QUESTION)[:-1]
     said = own.response_text(ids, prompt=QUESTION)
-    assert split_thinking(said)[1] == split_thinking(response)[1]
-    check_rendering(own, [Sample(QUESTION, response, "d:1")], own.written_ids)
+    assert split_thinking(said)[1] == split_thinking(plain_response(response))[1]
+    check_rendering(own, [Sample(QUESTION, response, "d:1")])
+
+
+def test_a_template_without_an_end_of_turn(renderer):
+    """Then EOS ends a response, where the template goes on with the next turn's token."""
+    own = renderer("without an end")
+    assert learned(own, "二") == "\n<think></think>\n二<|endoftext|>"
+    assert own.decode(own.read_ids(QUESTION, "二", truncated=True)).endswith("<|assistant|>\n<think></think>\n二")
+    check_rendering(own, [Sample(QUESTION, "二", "d:1")])
 
 
 def test_a_raw_prompt_may_open_a_thought(renderer):
@@ -170,6 +196,7 @@ def test_tags_that_are_special_tokens(renderer):
         ("plain", "<think>\n没完", "<|im_end|>"),
         ("plain", "二", "二<|im_end|>"),
         ("opens and strips", THOUGHT, "二<|im_end|>"),
+        ("without line breaks", THOUGHT, "<think>1+1</think>二<|im_end|>"),
     ],
 )
 def test_a_reward_model_reads_what_its_template_shows(renderer, name, response, shown):
@@ -178,6 +205,13 @@ def test_a_reward_model_reads_what_its_template_shows(renderer, name, response, 
     assert own.decode(ids) == ASKED + shown
     cut = RewardInputs(own.tokenizer).encode(QUESTION, response, truncated=True)["input_ids"]
     assert own.decode(cut) == ASKED + shown.removesuffix("<|im_end|>")
+
+
+def test_a_reward_model_whose_thinking_is_off_reads_what_a_policy_thinks(renderer):
+    """A thought that was cut off is no reason to stop: it is no answer."""
+    own = renderer(thinking="off")
+    assert own.decode(own.read_ids(QUESTION, THOUGHT)) == ASKED + THOUGHT + "<|im_end|>"
+    assert own.decode(own.read_ids(QUESTION, "<think>\n没完", truncated=True)) == ASKED + EMPTY
 
 
 def test_an_encoder_reads_the_answer():
@@ -191,7 +225,7 @@ def test_a_template_that_strips_white_space_raises_no_alarm(renderer):
     own = renderer("strips white space")
     for response in (" 二\n", "二"):
         assert learned(own, response) == response + "<|im_end|>"
-        check_rendering(own, [Sample(QUESTION, response, "d:1")], own.written_ids)
+        check_rendering(own, [Sample(QUESTION, response, "d:1")])
 
 
 def test_other_tokens_for_the_same_text_raise_no_alarm(renderer):
@@ -200,7 +234,7 @@ def test_other_tokens_for_the_same_text_raise_no_alarm(renderer):
     own.tokenizer.add_tokens(["\n\n"])
     ids = own.written_ids(QUESTION, EMPTY + "二")
     assert ids != own.whole_ids(QUESTION, EMPTY + "二")[: len(ids)]
-    check_rendering(own, [Sample(QUESTION, EMPTY + "二", "d:1")], own.written_ids)
+    check_rendering(own, [Sample(QUESTION, EMPTY + "二", "d:1")])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +260,7 @@ def test_a_template_that_renders_apart(renderer, name, response, fragments):
     """The report shows both sides token by token around the place where they part, which is marked."""
     own = renderer(name)
     with pytest.raises(CheckpointError) as refused:
-        check_rendering(own, [Sample(QUESTION, response, "d:7")], own.written_ids)
+        check_rendering(own, [Sample(QUESTION, response, "d:7")])
     message = str(refused.value)
     assert message.startswith("d:7: the chat template of ")
     for fragment in fragments:
@@ -245,4 +279,4 @@ def test_a_template_that_renders_apart(renderer, name, response, fragments):
 def test_all_that_is_read_of_a_strange_template_is_its_own_rendering(renderer):
     """A reward model writes nothing, so its prompt may end as it likes."""
     own = renderer("opens and strips")
-    check_rendering(own, [Sample(QUESTION, THOUGHT, "d:1"), Sample(QUESTION, "二", "d:2")], own.read_ids)
+    check_rendering(own, [Sample(QUESTION, THOUGHT, "d:1"), Sample(QUESTION, "二", "d:2")], read=True)

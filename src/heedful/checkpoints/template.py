@@ -73,9 +73,10 @@ def variables_of(template: str, name: str) -> frozenset[str]:
         ) from error
     own = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
     asked = {
-        test.node.name
-        for test in tree.find_all(nodes.Test)
-        if test.name in ("defined", "undefined") and isinstance(test.node, nodes.Name)
+        node.node.name
+        for kind, names in ((nodes.Test, ("defined", "undefined")), (nodes.Filter, ("default", "d")))
+        for node in tree.find_all(kind)
+        if node.name in names and isinstance(node.node, nodes.Name)
     }
     return (frozenset(meta.find_undeclared_variables(tree)) - (own - asked)) - set(environment.globals)
 

@@ -106,11 +106,12 @@ class Renderer:
         end = [] if truncated else [self.tokenizer.eos_token_id if isinstance(prompt, str) else self.turn_end_id]
         if isinstance(prompt, str):
             return self.template.literal(plain_response(response)) + end
-        turn = _turn(response)
-        if turn is None:  # a thought without an end
+        if self._writes_verbatim(response):
+            return self.template.literal(plain_response(response)) + end
+        turn = Message("assistant", response) if isinstance(response, str) else response
+        thinking, answer = _parts(turn)
+        if answer is None:  # a thought without an end
             return self._as_written(plain_response(response)) + end
-        if self._writes_verbatim(turn):
-            return self.template.literal(turn.content) + end
         rendered = self._continued(prompt, turn)
         if rendered is not None:
             return self._ended(rendered, truncated=truncated)
@@ -119,37 +120,49 @@ class Renderer:
                 "the chat template leaves out the thinking of a message that calls a tool, or does not render it right after "
                 "the generation prompt"
             )
-        if turn.thinking is None or (self.closes_thinking and not turn.thinking):
-            return self.template.literal(turn.content) + end
+        if not thinking and (thinking is None or self.closes_thinking):
+            return self.template.literal(answer) + end
         return self._as_written(plain_response(response)) + end
 
     def written_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
         """Return the ids of a prompt and of a response that a policy has to write after it."""
         return self.prompt_ids(prompt) + self.response_ids(response, prompt=prompt, truncated=truncated)
 
-    def whole_ids(self, prompt: Conversation, response: Response) -> list[int] | None:
-        """Return the template's own rendering of a prompt and a response, or None for a thought without an end."""
-        turn = _turn(response)
-        return None if turn is None else self.template.ids((*prompt, turn), add_generation_prompt=False)
-
     def read_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
         """Return the ids of a prompt and a response as a model reads them that writes neither.
 
-        A conversation is read as the template renders it whole, so that the template decides what is shown of the thinking. A
-        response whose thought never ended is read as it is, or as an empty answer if the template shows no thinking.
+        A conversation is read as the template renders it whole, with the response's thinking and answer apart, so that the
+        template decides what it shows of the thinking. A response whose thought never ended is read as it is, or as an empty
+        answer if the template shows no thinking.
 
         Args:
             prompt: raw text or messages.
             response: the response.
             truncated: the response was cut off, so no end follows.
         """
-        turn = _turn(response)
-        if isinstance(prompt, str) or (turn is not None and self._writes_verbatim(turn)):
+        if isinstance(prompt, str) or self._writes_verbatim(response):
             return self.written_ids(prompt, response, truncated=truncated)
-        if turn is not None:
-            return self._ended(self.template.ids((*prompt, turn), add_generation_prompt=False), truncated=truncated)
-        shown = self._as_written(plain_response(response)) if self.shows_thinking else []
+        whole = self.whole_ids(prompt, response, apart=True)
+        if whole is not None:
+            return self._ended(whole, truncated=truncated)
+        is_shown = self.shows_thinking and not self.closes_thinking
+        shown = self._as_written(plain_response(response)) if is_shown else []
         return self.prompt_ids(prompt) + shown + ([] if truncated else [self.turn_end_id])
+
+    def whole_ids(self, prompt: Conversation, response: Response, *, apart: bool = False) -> list[int] | None:
+        """Return the template's own rendering of a prompt and a response, or None for a thought without an end.
+
+        Args:
+            prompt: the messages so far.
+            response: the response.
+            apart: give the template the response's thinking and answer apart, also if they stand in one text.
+        """
+        turn = Message("assistant", response) if isinstance(response, str) else response
+        thinking, answer = _parts(turn)
+        if answer is None:
+            return None
+        turn = replace(turn, content=answer, thinking=thinking) if apart else turn
+        return self.template.ids((*prompt, turn), add_generation_prompt=False)
 
     def response_text(self, ids: Sequence[int], *, prompt: Text) -> str:
         """Return a response that a policy wrote, after the ``<think>`` with which the prompt's rendering may have ended."""
@@ -171,9 +184,9 @@ class Renderer:
         """Return the text of token ids, special tokens included: what the model wrote is shown as it is."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _writes_verbatim(self, turn: Message) -> bool:
-        """The template writes nothing but the answer between the generation prompt and the end of the turn."""
-        return self._is_verbatim and turn.thinking is None and not turn.tool_calls
+    def _writes_verbatim(self, response: Response) -> bool:
+        """The template writes nothing but this answer between the generation prompt and the end of the turn."""
+        return self._is_verbatim and isinstance(response, str) and split_thinking(response)[0] is None
 
     def _continued(self, prompt: Conversation, turn: Message) -> list[int] | None:
         """Return what the template writes after the generation prompt, or None if it does not go on from there.
@@ -187,9 +200,10 @@ class Renderer:
         before = self.template.text(prompt, marks, add_generation_prompt=True)
         rendered = self.template.text(whole, marks, add_generation_prompt=False)
         shown = rendered[len(before) :]
-        if not rendered.startswith(before) or marked(turn.content.strip(), marks) not in shown:
+        parts = [marked((part or "").strip(), marks) for part in _parts(turn)]
+        if not rendered.startswith(before) or any(part not in shown for part in parts):
             return None
-        if turn.thinking is not None and not (self.shows_thinking and marked(turn.thinking.strip(), marks) in shown):
+        if turn.thinking is not None and not self.shows_thinking:
             return None
         ids, start = self.template.encoded(rendered, marks), self.template.encoded(before, marks)
         return ids[len(start) :] if ids[: len(start)] == start else self.template.encoded(shown, marks)
@@ -237,15 +251,9 @@ class Renderer:
         self.shows_thinking = PROBE in self.template.text(thought, {}, add_generation_prompt=False)
 
 
-def _turn(response: Response) -> Message | None:
-    """Return a response as the assistant's message, its thinking apart. None for a thought that never ends."""
-    if isinstance(response, Message):
-        if response.thinking is not None:
-            return response
-        thinking, answer = split_thinking(response.content)
-        return None if answer is None else replace(response, content=answer, thinking=thinking)
-    thinking, answer = split_thinking(response)
-    return None if answer is None else Message("assistant", answer, thinking=thinking)
+def _parts(turn: Message) -> tuple[str | None, str | None]:
+    """Return the thinking and the answer of an assistant's message, as `split_thinking` does."""
+    return (turn.thinking, turn.content) if turn.thinking is not None else split_thinking(turn.content)
 
 
 class RewardInputs:
@@ -285,8 +293,8 @@ class RewardInputs:
                 longer one is cut.
         """
         if self.renderer is None:
-            turn = _turn(response)
-            answer = "" if turn is None else plain_response(replace(turn, thinking=None))
+            turn = Message("assistant", response) if isinstance(response, str) else response
+            answer = plain_response(replace(turn, content=_parts(turn)[1] or "", thinking=None))
             # As a batch of one: given by itself, an empty response would be taken for no response.
             encoded = self.tokenizer(
                 [plain_text(prompt)],

@@ -164,7 +164,7 @@ def encode_demonstrations(
         )
     pairs = [_encoded(d, renderer) for d in prompted]
     whole = (Sample(d.prompt, d.response, d.source) for d in prompted if not d.truncated)
-    check_rendering(renderer, whole, renderer.written_ids)
+    check_rendering(renderer, whole)
     lengths = [len(pair.prompt) + len(pair.response) for pair in pairs]
     sources = [d.source for d in prompted]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="demonstrations"))
@@ -233,7 +233,7 @@ def encode_prompts(
         with naming(prompt.source):
             encoded.append(EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)))
     answer = renderer.opening + ("some thought\n</think>\n\n" if renderer.opening else "") + "an answer"
-    check_rendering(renderer, (Sample(p.prompt, answer, p.source) for p in prompts), renderer.written_ids)
+    check_rendering(renderer, (Sample(p.prompt, answer, p.source) for p in prompts))
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy))

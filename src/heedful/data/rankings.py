@@ -64,7 +64,7 @@ def encode_rankings(
     encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
     if inputs.renderer is not None:
         samples = (Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses)
-        check_rendering(inputs.renderer, samples, lambda prompt, text: inputs.encode(prompt, text)["input_ids"])
+        check_rendering(inputs.renderer, samples, read=not inputs.written)
     lengths = [one.longest for one in encoded]
     sources = [ranking.source for ranking in rankings]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what=what))

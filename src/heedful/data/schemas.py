@@ -316,8 +316,8 @@ def _response(record: Record, name: str, value: Any, prompt: Text) -> Response:
 
 
 def _reply(message: Message) -> Response:
-    """Return an assistant's message as a response: as text, unless it calls tools."""
-    return message if message.tool_calls else plain_response(message)
+    """Return an assistant's message as a response: as text, unless it calls tools or has its thinking apart."""
+    return message.content if message.thinking is None and not message.tool_calls else message
 
 
 def _shared_prompt(record: Record) -> Text:

@@ -86,20 +86,29 @@ class ChatTemplate:
         tools = messages[0].tools if messages else ""
         try:
             with TIME_LIMIT():
-                return self.tokenizer.apply_chat_template(
-                    [_marked(as_dict(message), _marks_for(message.role, marks)) for message in messages],
-                    tools=_marked(json.loads(tools), marks) if tools else None,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                )
+                return self._rendered(messages, marks, json.loads(tools) if tools else None, add_generation_prompt)
         except TimeUpError as error:
+            count = f"{len(messages)} message{'s' * (len(messages) != 1)}"
             raise CheckpointError(
-                f"the chat template of {self.name} did not render a conversation of "
-                f"{len(messages)} messages within {TIME_LIMIT.seconds:g} seconds: it probably loops; use another "
-                "--chat-template"
+                f"the chat template of {self.name} did not render a conversation of {count} within {TIME_LIMIT.seconds:g} "
+                "seconds: it probably loops; use another --chat-template"
             ) from error
         except Exception as error:
             raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
+
+    def _rendered(self, messages: Conversation, marks: Marks, tools: Any, add_generation_prompt: bool) -> str:
+        turns = [_marked(_for_template(message), _marks_for(message.role, marks)) for message in messages]
+        options = {
+            "tools": _marked(tools, marks), "tokenize": False, "add_generation_prompt": add_generation_prompt
+        }  # fmt: skip
+        try:
+            return self.tokenizer.apply_chat_template(turns, **options)
+        except TypeError:  # DeepSeek's want arguments as text
+            if not any(message.tool_calls for message in messages):
+                raise
+            for call in (call["function"] for turn in turns for call in turn.get("tool_calls", [])):
+                call["arguments"] = json.dumps(call["arguments"], ensure_ascii=False)
+            return self.tokenizer.apply_chat_template(turns, **options)
 
     def encoded(self, rendered: str, marks: Marks) -> list[int]:
         """Return the ids of a rendering, or of a part of one, with markers."""
@@ -113,6 +122,11 @@ class ChatTemplate:
             else:
                 ids += self.tokenizer(piece, add_special_tokens=False).input_ids
         return ids
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Return a message with its thinking under both names that templates read."""
+    return as_dict(message) | ({} if message.thinking is None else {"thinking": message.thinking})
 
 
 def marked(text: str, marks: Marks, *, role: str = "assistant") -> str:

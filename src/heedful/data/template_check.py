@@ -1,7 +1,7 @@
 """Compare what is learned or read of a few records with the chat template's own rendering of the whole conversation."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from heedful.data.chat import Renderer
@@ -16,9 +16,8 @@ AROUND = 4
 
 THOUGHT = re.compile(rf"({THINK}\s*)?({THINK_END}\s*)?$")
 """A thought at the end of a prompt, open or empty."""
-
-Ids = Callable[[Text, Response], list[int]]
-"""The ids of a prompt and a response, as they are learned or read."""
+SPACED = re.compile(rf"\s*({THINK}|{THINK_END})\s*")
+"""A tag with the white space around it, of which each template has its own."""
 
 
 class Sample(NamedTuple):
@@ -30,7 +29,7 @@ class Sample(NamedTuple):
     """Where it was read."""
 
 
-def check_rendering(renderer: Renderer, samples: Iterable[Sample], ids: Ids) -> None:
+def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool = False) -> None:
     """Check that the ids of prompt and response are the template's rendering of the conversation, up to the end of the turn.
 
     Compared are the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
@@ -41,20 +40,18 @@ def check_rendering(renderer: Renderer, samples: Iterable[Sample], ids: Ids) -> 
     Args:
         renderer: writes the conversations.
         samples: prompts and responses; raw text is passed over, as no template renders it.
-        ids: what is checked: `Renderer.written_ids` or `Renderer.read_ids`.
+        read: the model reads the responses, and writes none: `Renderer.read_ids`, not `Renderer.written_ids`, is checked.
 
     Raises CheckpointError, which shows token by token where they part, or that the template leaves out tools or their calls.
     """
     for prompt, response, source in _chosen(samples):
         with naming(source):
-            whole = renderer.whole_ids(prompt, response)
+            whole = renderer.whole_ids(prompt, response, apart=read)
             if whole is None:
                 continue
             _check_tools(renderer, (*prompt, *([response] if isinstance(response, Message) else [])), whole)
-            ours = ids(prompt, response)
-            if not _agree(renderer, ours, whole) and not any(
-                renderer.decode(whole).startswith(text) for text in _also_meant(renderer, prompt, response, ids)
-            ):
+            ours = renderer.read_ids(prompt, response) if read else renderer.written_ids(prompt, response)
+            if not _agree(renderer, ours, whole) and not _is_meant(renderer, prompt, response, renderer.decode(whole)):
                 raise CheckpointError(_report(renderer, ours, whole, response))
 
 
@@ -78,18 +75,21 @@ def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Response, str
 def _agree(renderer: Renderer, ours: list[int], whole: list[int]) -> bool:
     """The template may write something after the end of the turn. Without a token that ends it, ours adds one."""
     ours = ours if renderer.ends_turns else ours[:-1]
-    return whole[: len(ours)] == ours or renderer.decode(whole).startswith(renderer.decode(ours))
+    texts = (SPACED.sub(r"\1", renderer.decode(ids)) for ids in (whole, ours))
+    return whole[: len(ours)] == ours or next(texts).startswith(next(texts))
 
 
-def _also_meant(renderer: Renderer, prompt: Conversation, response: Response, ids: Ids) -> Iterable[str]:
-    """Yield texts that the template may begin with instead of ours."""
-    if isinstance(response, str):
-        yield renderer.decode(ids(prompt, response.strip()))
+def _is_meant(renderer: Renderer, prompt: Conversation, response: Response, whole: str) -> bool:
+    """True if the template only strips white space around the answer, or shows no thought where the prompt or we have one."""
+    end = renderer.decode([renderer.turn_end_id]) if renderer.ends_turns else ""
     thinking, answer = split_thinking(plain_response(response))
-    never_shown = thinking is not None and not renderer.shows_thinking
-    if answer is not None and (never_shown or renderer.closes_thinking):
-        question = THOUGHT.sub("", renderer.decode(renderer.prompt_ids(prompt)))
-        yield question + answer.strip() + (renderer.decode([renderer.turn_end_id]) if renderer.ends_turns else "")
+    asked = renderer.decode(renderer.prompt_ids(prompt))
+    if thinking is None and whole.startswith(asked + plain_response(response).strip() + end):
+        return True
+    if answer is None or (thinking is None and not renderer.closes_thinking):
+        return False
+    before = re.escape(THOUGHT.sub("", asked)) + r"\s*" + THOUGHT.pattern.removesuffix("$")
+    return re.match(before + re.escape(answer.strip() + end), whole) is not None
 
 
 def _check_tools(renderer: Renderer, messages: Conversation, whole: list[int]) -> None:
