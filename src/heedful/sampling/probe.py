@@ -10,8 +10,15 @@ from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.kv_cache import make_cache
 
-PROVEN = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types that need no check if their cache is written in place; docs/architectures.md has what was measured."""
+PROVEN = {
+    "gpt2", "llama", "qwen2", "qwen3", "gpt_neox", "gpt_bigcode", "opt", "phi", "phi3", "starcoder2", "gemma",
+    "granite", "cohere", "olmo", "olmo2", "smollm3", "seed_oss", "helium", "glm", "glm4", "hunyuan_v1_dense",
+    "nemotron", "apertus", "arcee", "ernie4_5", "persimmon", "diffllama", "bitnet", "nanochat", "ministral3", "jais2",
+    "doge", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "ernie4_5_moe", "dots1", "glm4_moe",
+    "hunyuan_v1_moe", "minimax_m2", "flex_olmo", "jetmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu",
+    "minicpm3", "longcat_flash",
+}  # fmt: skip
+"""Model types that need no check if their cache is written in place: docs/architectures.md has what was measured."""
 LIMIT, HALF_LIMIT = 1e-3, 0.1
 """The most that a log-prob may differ, as a share of the standard deviation of the logits. In float32 rounding gives less
 than a tenth of the limit, and a wrong state a hundred times as much. In half precision rounding may also change which
