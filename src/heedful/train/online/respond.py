@@ -13,6 +13,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.interface import Scores, score_tokens
+from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.learner import Learner
@@ -36,6 +37,8 @@ class Scored:
     """The old ones if the reference is not needed."""
     kl: Float[Tensor, " batch"]
     """KL to the reference of each response: k1 summed over its tokens."""
+    unread: int
+    """Responses too long to be read to their end by a reward model."""
     seconds: dict[str, float]
 
     @property
@@ -53,6 +56,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     sampled = time.perf_counter()
     given = score_tokens(learner.rewards, completions)
+    unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     old = token_outputs(
@@ -71,7 +75,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
     kl = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds)
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds)
 
 
 def shape(scores: Tensor, truncated: Tensor, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
