@@ -192,7 +192,7 @@ def run(tiny, tmp_path):
             data=str(prompts),
             output=tmp_path / name,
             rewards=(reward,),
-            reward_retries=0,
+            reward_retries=0 if reward.startswith("http") else 3,
             eval_fraction=0.3,
             steps=1,
             rollout_batch_size=4,

@@ -5,6 +5,7 @@ when the model wrote it. Raw text stays raw; conversations go through the model'
 never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
 """
 
+import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -308,6 +309,20 @@ class RewardInputs:
             return {"input_ids": self.renderer.conversation_ids(prompt, response)[:max_length]}
         ids = self.renderer.written_ids if self.written else self.renderer.read_ids
         return {"input_ids": ids(prompt, response, truncated=truncated)[:max_length]}
+
+    def encode_beginning(self, prompt: Text, response: str, *, max_length: int) -> dict[str, list[int]]:
+        """Return the ids of a prompt with the longest beginning of a response that fits, as of a response that was cut.
+
+        If not even the prompt fits, they are those of the prompt alone.
+        """
+
+        def row(end: int) -> dict[str, list[int]]:
+            return self.encode(prompt, response[:end], truncated=True)
+
+        end = bisect.bisect_right(range(len(response)), max_length, key=lambda k: len(row(k)["input_ids"]))
+        while end > 0 and len(row(end)["input_ids"]) > max_length:
+            end -= 1
+        return row(end)
 
 
 def stop_ids(renderer: Renderer, generation_eos: int | Sequence[int] | None) -> tuple[int, ...]:

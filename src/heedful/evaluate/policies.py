@@ -34,7 +34,8 @@ from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.room import check_room
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
@@ -69,7 +70,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model])
+    prompts, counts = _prompts(config, [config.model], functions)
     answered = _answer(config, config.model, prompts)
     scores, _ = score(functions, answered.completions)
     return {
@@ -107,8 +108,8 @@ def evaluate_best_of_n(
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions, judges = _functions(config, rewards), _judges(config, judge)
-    prompts, counts = _prompts(config, [config.model])
+    functions, judges = _functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
+    prompts, counts = _prompts(config, [config.model], [*functions, *judges])
     answered = _answer(config, config.model, prompts, best_of=config.n)
     scores, _ = score(functions, answered.completions)
     judged = score(judges, answered.completions)[0] if judges else None
@@ -160,7 +161,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model, config.baseline])
+    prompts, counts = _prompts(config, [config.model, config.baseline], functions)
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
     our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
     wins = [_win(a, b) for a, b in zip(our_scores, their_scores, strict=True)]
@@ -261,8 +262,13 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     }
 
 
-def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt], Counts]:
-    """Read the prompts that every model can read with room for a response, and count what was left out or truncated."""
+def _prompts(
+    config: SampledOptions, models: Sequence[str], rewards: Sequence[Reward] = ()
+) -> tuple[list[Prompt], Counts]:
+    """Read the prompts that every model can read with room for a response, and count what was left out or truncated.
+
+    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
+    """
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
@@ -283,6 +289,9 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
+    for name in models:
+        renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+        check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     return prompts, counts
 
 
@@ -342,10 +351,15 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
     return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
 
 
-def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
+def _functions(
+    config: ScoresConfig,
+    rewards: Sequence[str | Reward | RewardFunction],
+    judges: Sequence[str | Reward | RewardFunction] = (),
+) -> Ensemble:
     """Load the config's rewards and those given in Python. Raises ConfigError if there are none."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
+    check_http_options([*wanted, *judges], config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)

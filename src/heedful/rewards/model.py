@@ -67,12 +67,19 @@ def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micr
 
 
 class ModelReward:
-    """A frozen reward model as a reward function; the arguments are those of `score_texts`."""
+    """A frozen reward model as a reward function; the arguments are those of `score_texts`.
+
+    With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
+    cut by length; without it, such a response is an error.
+    """
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
         self.model = model
         self.inputs = inputs
         self.micro_batch = micro_batch
+        self.reads_beginnings = False
+        self.beginnings = 0
+        """How many responses of the latest call were too long to be read to their end."""
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
@@ -80,14 +87,17 @@ class ModelReward:
         texts = [
             prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
         ]
-        return score_texts(
-            self.model,
-            self.inputs,
-            texts,
-            [response_text(c) for c in completions],
-            truncated,
-            micro_batch=self.micro_batch,
-        )
+        responses = [response_text(c) for c in completions]
+        if not self.reads_beginnings:
+            return score_texts(self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch)
+        rows, self.beginnings, limit = [], 0, self.model.max_length
+        for prompt, response, cut in zip(texts, responses, truncated, strict=True):
+            row = self.inputs.encode(prompt, response, truncated=cut)
+            if len(row["input_ids"]) > limit:
+                row = self.inputs.encode_beginning(prompt, response, max_length=limit)
+                self.beginnings += 1
+            rows.append(row)
+        return score_rows(self.model, rows, micro_batch=self.micro_batch)
 
 
 def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:

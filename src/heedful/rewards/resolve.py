@@ -12,6 +12,7 @@ import torch
 
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.checks import refuse
 from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
@@ -60,6 +61,21 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
         raise ConfigError(
             f"--reward-combine {options.reward_combine} combines several rewards, but there is only one; add more to "
             "--rewards, or leave it out"
+        )
+
+
+def check_http_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
+    """Refuse settings of requests if nothing is requested. Raises ConfigError.
+
+    Args:
+        wanted: every reward and judge.
+        options: the settings.
+    """
+    if not any(isinstance(reward, str) and reward.startswith(("http://", "https://")) for reward in wanted):
+        refuse(
+            options,
+            *("reward_timeout", "reward_retries"),
+            because="is about rewards over http, and there is none; leave it out, or name one: http://HOST:PORT/PATH",
         )
 
 

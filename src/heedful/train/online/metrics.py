@@ -1,5 +1,7 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,17 @@ TIED = (
     "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
 )
 """What a run says once if a step could not learn from its scores."""
+UNREAD = (
+    "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
+    "persists, lower --max-new-tokens or use a reward model that reads more"
+)
+"""What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
+
+
+def note_of(metrics: Mapping[str, float], samples_per_prompt: int) -> str | None:
+    """What a run should say of a step, if anything."""
+    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
+    return "; ".join([TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics)) or None
 
 
 def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
@@ -85,6 +98,8 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
     """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
     given, norm, clip = scored.given, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
+    if scored.unread:
+        metrics["reward/unread_frac"] = scored.unread / len(given.totals)
     if config.score_norm_running:
         metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
     if clip is not None:

@@ -20,7 +20,7 @@ from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
-from heedful.train.online.metrics import SHOWN, TIED, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
@@ -52,7 +52,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         for step in run.steps():
             scored = respond(learner, next(learner.prompts))
             metrics = learn(learner, scored)
-            run.log(step, metrics, note=TIED if metrics["reward/tied_frac"] == 1 else None)
+            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
             run.save(step)
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(scored, config))

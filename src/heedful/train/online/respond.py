@@ -13,6 +13,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.interface import Scores, score_tokens
+from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.learner import Learner
@@ -36,6 +37,8 @@ class Scored:
     """None if the reference is not needed."""
     kl: Float[Tensor, " batch"]
     """KL to the reference of each response (`response_kl`), 0 if it is not needed. Without ``old`` the update fills it in."""
+    unread: int
+    """Responses too long to be read to their end by a reward model."""
     seconds: dict[str, float]
 
     @property
@@ -54,6 +57,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     sampled = time.perf_counter()
     given = score_tokens(learner.rewards, completions)
+    unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     old = ref_logprobs = None
@@ -76,7 +80,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     if old is not None and ref_logprobs is not None:
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds)
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds)
 
 
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:

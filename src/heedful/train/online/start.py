@@ -21,7 +21,8 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_judges, load_rewards
+from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
@@ -105,6 +106,10 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    asked = [prompt.prompt for prompt in train + held_out]
+    check_room([*functions, *judges], asked, renderer, max_new_tokens=config.max_new_tokens)
+    for _, reward in model_rewards([*functions, *judges]):
+        reward.reads_beginnings = True  # of what is longer all the same; counted in a metric
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
@@ -186,6 +191,7 @@ def _wanted_rewards(
     """All rewards, and the config with those that are strings. Raises ConfigError."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
+    check_http_options([*wanted, *config.best_by], config)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
