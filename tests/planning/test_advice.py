@@ -55,6 +55,17 @@ def test_a_single_change_is_preferred_to_several():
     assert not any("micro-batch-size" in flags for flags, _ in found[1:])
 
 
+def test_several_changes_are_all_needed():
+    """Without any one of them it would not fit."""
+    config = RUNS["sft"]
+    flags, _ = what_fits(config, peak, 47 * GB)[0]
+    assert flags == "--micro-batch-size 1 --gradient-checkpointing --optimizer-device cpu"
+    needed = {"micro_batch_size": 1, "gradient_checkpointing": True, "optimizer_device": "cpu"}
+    for name in needed:
+        fewer = {other: value for other, value in needed.items() if other != name}
+        assert peak(replace(config, **fewer)) > 47 * GB
+
+
 def test_nothing_fits_into_next_to_nothing():
     assert what_fits(RUNS["grpo"], peak, 1 * GB) == []
     with pytest.raises(ConfigError, match="take a smaller model or shorter texts"):

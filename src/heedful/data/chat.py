@@ -175,10 +175,9 @@ class Renderer:
     def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
         """Return the ids of a conversation with its answer as the template renders them in one piece, ends included.
 
-        They are those of ``tokenizer.apply_chat_template(messages)``; a thought without an end is the message's text. Raises
-        CheckpointError if there is no template.
+        They are those of ``tokenizer.apply_chat_template(messages)``. Raises CheckpointError if there is no template.
         """
-        turn = _turn(response) or Message("assistant", plain_response(response))
+        turn = Message("assistant", response) if isinstance(response, str) else response
         return self.template.ids((*prompt, turn), add_generation_prompt=False)
 
     def decode(self, ids: Sequence[int]) -> str:

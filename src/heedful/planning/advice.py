@@ -57,6 +57,13 @@ def _together(config: C, start: Change, peak: Callable[[C], float], limit: float
             continue
         changed, made = better, made | change
         if peak(changed) <= limit and made:
+            for name in [
+                name for name in reversed(made) if name not in start
+            ]:  # leave out what turned out not to be needed
+                fewer = {other: value for other, value in made.items() if other != name}
+                without = _changed(config, fewer) if fewer else None
+                if without is not None and peak(without) <= limit:
+                    changed, made = without, fewer
             yield _flags(made), peak(changed)
             return
 

@@ -46,15 +46,14 @@ class CompactAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step(parameter, group)
+                    self._step(parameter, parameter.grad, group)
 
-    def _step(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+    def _step(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             zeros = torch.zeros(parameter.numel(), device=self.device or parameter.device)
             state |= {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-        assert parameter.grad is not None
-        weights, gradients = parameter.view(-1), parameter.grad.reshape(-1)
+        weights, gradients = parameter.view(-1), gradient.reshape(-1)
         for part in _parts(parameter.numel()):
             mean, square = state["exp_avg"][part], state["exp_avg_sq"][part]
             stepped = weights[part].to(mean.device, torch.float32, copy=True)
