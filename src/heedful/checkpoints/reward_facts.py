@@ -34,7 +34,7 @@ class RewardFacts:
 
 def save_facts(folder: Path, facts: RewardFacts) -> None:
     """Write the facts into a model's folder. An offset of 0 and a reading that is None are left out."""
-    content = {"offset": facts.offset} if facts.offset else {}
+    content: dict[str, float | str] = {"offset": facts.offset} if facts.offset else {}
     content |= {"reads": facts.reads} if facts.reads else {}
     if content:
         write_json(folder / FILE, content)
