@@ -466,14 +466,14 @@ MUTANTS = [
         "head_logprobs",
         (
             "the temperature is forgotten",
-            "if temperature == 1 else scaled / temperature",
+            "if options.temperature == 1 else scaled / options.temperature",
             "if True else scaled",
             "::test_golden_temperature_one_half_squares_the_odds",
         ),
         (
             "the temperature is a factor",
-            "else scaled / temperature",
-            "else scaled * temperature",
+            "else scaled / options.temperature",
+            "else scaled * options.temperature",
             "::test_golden_temperature_one_half_squares_the_odds",
         ),
         (
@@ -1375,7 +1375,12 @@ MUTANTS = [
     ),
     *in_module(
         "score_norm",
-        ("a fixed norm is forgotten", "return self\n", "return ScoreNorm()\n", "::test_a_fixed_norm_stays"),
+        (
+            "a fixed norm is forgotten",
+            'does not change."""\n        return self\n',
+            'does not change."""\n        return ScoreNorm()\n',
+            "::test_a_fixed_norm_stays",
+        ),
         (
             "the last batch alone is counted",
             "self.count = total",
@@ -1455,7 +1460,9 @@ def own_functions(namespace, module):
     for name, value in namespace.items():
         members = {f"{name}.{k}": v for k, v in vars(value).items()} if inspect.isclass(value) else {name: value}
         for qualified, member in members.items():
-            inner = inspect.unwrap(member) if callable(member) else None
+            inner = (
+                member.fget if isinstance(member, property) else inspect.unwrap(member) if callable(member) else None
+            )
             if inspect.isfunction(inner) and inner.__module__ == module:
                 found[qualified] = inner
     return found

@@ -53,7 +53,8 @@ def test_property_the_mean_is_the_number(number):
 
 
 def test_what_is_no_number_stays_what_it_is():
-    x = torch.tensor([math.inf, -math.inf, math.nan])
-    rounded = core.stochastic_round(x, torch.full((3,), 2**16 - 1, dtype=torch.int32))
+    last_nan = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)  # whose bits have no room for a carry
+    x = torch.cat([torch.tensor([math.inf, -math.inf, math.nan]), last_nan])
+    rounded = core.stochastic_round(x, torch.full((4,), 2**16 - 1, dtype=torch.int32))
     assert rounded[:2].tolist() == [math.inf, -math.inf]
-    assert rounded[2].isnan()
+    assert rounded[2:].isnan().all()

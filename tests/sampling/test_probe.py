@@ -27,7 +27,7 @@ from heedful.kernels.attention import use_attention
 from heedful.kernels.layout import hidden_states
 from heedful.models.policy import Policy
 from heedful.sampling import probe
-from heedful.sampling.decoder import Decoder
+from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import sample
 from heedful.sampling.probe import PROVEN, check_sampling
 from heedful.sampling.teacher_forced import token_outputs
@@ -96,7 +96,10 @@ def test_sampled_log_probs_are_those_of_the_whole_text(with_states):
 
 def test_padding_leaves_no_trace_in_a_state(with_states):
     """A row beside a longer one, and by itself: the same logits, first and later."""
-    batch, alone = Decoder(with_states, PROMPTS, pad_id=0), Decoder(with_states, PROMPTS[1:2], pad_id=0)
+    batch, alone = (
+        Decoder(SamplingModel(with_states), PROMPTS, pad_id=0),
+        Decoder(SamplingModel(with_states), PROMPTS[1:2], pad_id=0),
+    )
     token = torch.tensor([77])
     torch.testing.assert_close(batch.read_prompts()[1:2], alone.read_prompts(), rtol=0, atol=1e-4)
     for _ in range(6):

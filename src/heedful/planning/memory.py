@@ -32,7 +32,7 @@ MOST_SCORES = 2**22
 """That of `heedful.kernels.attention`."""
 CACHE_BLOCK = 32
 """That of `heedful.sampling.kv_cache`."""
-VALUE_HEAD = 256
+VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_head`)."""
 
 
