@@ -1460,9 +1460,8 @@ def own_functions(namespace, module):
     for name, value in namespace.items():
         members = {f"{name}.{k}": v for k, v in vars(value).items()} if inspect.isclass(value) else {name: value}
         for qualified, member in members.items():
-            inner = (
-                member.fget if isinstance(member, property) else inspect.unwrap(member) if callable(member) else None
-            )
+            getter = member.fget if isinstance(member, property) else member
+            inner = inspect.unwrap(getter) if callable(getter) else None
             if inspect.isfunction(inner) and inner.__module__ == module:
                 found[qualified] = inner
     return found

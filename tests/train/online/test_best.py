@@ -94,13 +94,13 @@ RUN = {"steps": 6, "eval_every": 1, "save_every": 1, "learning_rate": 5e-3, "lr_
 
 
 def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
-    """The score rises to the end; the price of KL, which is high here, overtakes it before."""
+    """The price of KL, which is high here, puts another model first than the score does."""
     settings = config(**RUN, response_length="fixed")
     summary = train_online(settings, rewards=[length])
     found = evaluations(settings.output)
     best = highest(found, "eval/objective")
     assert summary["best"] == {"step": best, "eval/objective": found[best]["eval/objective"]}
-    assert 0 < best < highest(found, "eval/score_mean"), "the run no longer tells the two apart"
+    assert best not in (0, highest(found, "eval/score_mean")), "the run no longer tells the two apart"
     name = "model.safetensors"
     kept = settings.output / "checkpoints" / f"step-{best:06d}" / name
     assert (settings.output / "best" / name).read_bytes() == kept.read_bytes()
