@@ -115,7 +115,7 @@ def make_rollouts(case: Case, options: argparse.Namespace) -> tuple[Rollouts, li
         stop_ids=[tokenizer.convert_tokens_to_ids(END)],
         pad_id=tokenizer.convert_tokens_to_ids(PAD),
         generator=torch.Generator().manual_seed(0),
-        micro_batch_size=options.batch,
+        micro_batch=MicroBatch(options.batch),
     )
     saved = {"ids": rollouts.batch.ids.numpy(), "lengths": rollouts.lengths.numpy(), "prompt_length": len(prompts[0])}
     np.savez(case.folder / "rollouts.npz", **saved)

@@ -183,7 +183,7 @@ class Bench:
             stop_ids=(),
             pad_id=0,
             generator=torch.Generator().manual_seed(0),
-            micro_batch_size=len(ids),
+            micro_batch=MicroBatch(len(ids)),
         )
 
     def _graph_steps(self, ids: Sequence[list[int]]) -> Callable[[], object]:

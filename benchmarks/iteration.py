@@ -23,13 +23,12 @@ def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    parser = iteration_arguments(__doc__)
+    parser = iteration_arguments(__doc__, ("auto", "float32", "bfloat16"))
     parser.add_argument("algorithm", choices=["ppo", "grpo"])
     parser.add_argument("--ppo-epochs", type=int, default=4)
     parser.add_argument("--kl-coef", type=float, default=0.05)
     parser.add_argument("--critic", choices=["separate", "shared"], default="separate")
     parser.add_argument("--group", type=int, default=8, help="responses to a prompt (grpo)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument(
         "--compile", action="store_true", help="compiled layers; what compiling takes is in the warm-up"
     )

@@ -46,5 +46,5 @@ def learner_of(
         prompts=Prompts(prompts, order, config.samples_per_prompt),
         generator=torch.Generator().manual_seed(0),
         rewards=rewards,
-        sampler=Sampler(config, renderer, tuple(stop_ids), config.rollout_micro_batch_size),
+        sampler=Sampler(config, renderer, tuple(stop_ids), config.rollout_micro_batch),
     )

@@ -1,7 +1,9 @@
-"""Sampling alone, in bf16: heedful's sampler, or transformers' `generate`, on the workload of workload.py.
+"""Sampling alone: heedful's sampler, or transformers' `generate`, on the workload of workload.py.
 
 python benchmarks/sampling.py heedful --workload runs/workload [--natural-eos]
 python benchmarks/sampling.py transformers --workload runs/workload [--natural-eos]
+
+Both in bf16, or with --dtype float32 both in that.
 
 An iteration samples one response to each prompt of one batch, all rows at once, temperature 1, no filters. heedful's figure
 includes what it gives besides the tokens, the log-prob of each; `generate` is asked for tokens alone. Prints one JSON object.
@@ -19,6 +21,13 @@ END, PADDING = 1, 0
 """Special tokens of the workload."""
 
 
+def dtype_of(options: Any) -> Any:
+    """bf16 unless float32 is asked for."""
+    import torch
+
+    return torch.float32 if options.dtype == "float32" else torch.bfloat16
+
+
 def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     """A function from prompts to the lengths of responses."""
     import torch
@@ -27,9 +36,10 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     from heedful.configs.options import SamplingOptions
     from heedful.kernels.device import resolve_device
     from heedful.sampling.generate import sample
+    from heedful.types import MicroBatch
 
     device = resolve_device("auto")
-    policy = load_policy(policy_folder(options), device=device, compute_dtype=torch.bfloat16)
+    policy = load_policy(policy_folder(options), device=device, compute_dtype=dtype_of(options))
     length = "stop" if options.natural_eos else "fixed"
     sampling = SamplingOptions(max_new_tokens=options.response_length, response_length=length)
     generator = torch.Generator().manual_seed(options.seed)
@@ -42,7 +52,7 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
             stop_ids=[END],
             pad_id=PADDING,
             generator=generator,
-            micro_batch_size=options.batch,
+            micro_batch=MicroBatch(options.batch),
         ).lengths
 
     return respond
@@ -54,7 +64,7 @@ def transformers_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(policy_folder(options), dtype=torch.bfloat16).to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(policy_folder(options), dtype=dtype_of(options)).to(device).eval()
     model.generation_config.eos_token_id = END if options.natural_eos else None
     config = GenerationConfig(
         max_new_tokens=options.response_length,

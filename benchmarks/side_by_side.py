@@ -7,13 +7,16 @@ The peers' Pythons are those of environments with trl==1.12.0 and trl==1.16.0 (b
 sampling is compared with the `generate` of the transformers that heedful itself uses. First run benchmarks/gate.py: it shows
 that both sides compute the same numbers. --only takes some of the rows:
 
-    sampling-fixed, sampling-natural    against generate, both in bf16
+    sampling-fixed, sampling-natural    against generate, both in bf16 (or in float32, see below)
     ppo-fixed-tuned, ppo-fixed-stock    the matched algorithm: a critic of its own, every response of full length
     ppo-natural-tuned                   the same, responses end at EOS
     ppo-shared-tuned                    heedful's default, a value head on the policy's trunk: less work, another algorithm
     grpo-fixed-tuned, grpo-fixed-stock
     ppo-compiled-tuned, ppo-compiled-stock, grpo-compiled-tuned
                                         of full length, heedful with --compile; what compiling takes is in the warm-up
+
+--dtype float32 is the tier of processors without bfloat16: every side computes in float32 throughout. What is tuned of the
+peers is then the rest: one batch for generation and scoring (PPO), no gradient checkpointing (GRPO).
 
 Each repetition has a seed of its own, the same for all sides. A run's figure is the median of its iterations after the
 warm-up, a row's that of its runs; ratios are the peer's over heedful's, so that above 1 heedful is faster, and for memory
@@ -114,7 +117,7 @@ def measure(side: Side, options: argparse.Namespace, *, seed: int) -> Run:
     command = [python, str(HERE / side.script), *side.arguments, "--workload", str(options.workload)]
     for name in ("iterations", "warmup", "batch", "micro-batch", "response-length", "threads"):
         command += [f"--{name}", str(getattr(options, name.replace("-", "_")))]
-    command += ["--seed", str(seed)]
+    command += ["--dtype", options.dtype, "--seed", str(seed)]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
     if side.python != "heedful":
         environment.pop("PYTHONPATH", None)
@@ -181,6 +184,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--response-length", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32"],
+        default="auto",
+        help="of every side; auto: as each chooses",
+    )
     return parser.parse_args()
 
 

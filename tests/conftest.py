@@ -1,6 +1,7 @@
 """Set-up of every test: annotations of the mathematics are checked at run time, threads are few, seeds are fixed."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,3 +72,39 @@ def checkpoints(tmp_path_factory):
 def decoder(request, checkpoints):
     """The folder of each decoder in turn."""
     return str(checkpoints[request.param])
+
+
+@pytest.fixture(scope="session")
+def thinker(tmp_path_factory):
+    """``thinker()`` is the folder of a tiny model with the tokens and the chat template of a thinking model, made once.
+
+    ``thinker(template)`` has another template. It has one token per byte, and tokens of its own for ``<think>`` and tools,
+    which are not special, as Qwen3's are not.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from heedful.checkpoints.tiny import make_tiny_model
+
+    root = tmp_path_factory.mktemp("思考")
+    folders = {}
+
+    def folder(template=None):
+        template = template or (Path(__file__).parent / "templates" / "qwen3_type.jinja").read_text(encoding="utf-8")
+        if template not in folders:
+            path = folders[template] = str(root / f"{len(folders)}")
+            make_tiny_model("qwen3", path, hidden_size=32, num_layers=2, max_length=512)
+            tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
+            tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+            tags = ("think", "tool_call", "tool_response")
+            tokenizer.add_tokens([f"<{slash}{tag}>" for tag in tags for slash in ("", "/")])
+            tokenizer.chat_template = template
+            model.resize_token_embeddings(len(tokenizer))
+            model.generation_config.eos_token_id = [
+                tokenizer.eos_token_id,
+                tokenizer.convert_tokens_to_ids("<|im_end|>"),
+            ]
+            tokenizer.save_pretrained(path)
+            model.save_pretrained(path)
+        return folders[template]
+
+    return folder

@@ -1,12 +1,14 @@
 """The same code on a CUDA device: trainers run, and sampling is that of the CPU."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from heedful.checkpoints.load import load_causal_lm, load_policy
+from heedful.checkpoints.shape import shape_of
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
@@ -14,16 +16,22 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
+from heedful.errors import ConfigError
+from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device
 from heedful.kernels.layout import positions
 from heedful.kernels.packing import can_pack
-from heedful.models.policy import freeze
+from heedful.models.policy import Policy, freeze
+from heedful.planning.memory import CUDA_CONTEXT, plan
+from heedful.planning.work import Lengths, work_of
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.compact_adamw import CompactAdamW
 from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.optimization import make_optimizer
 from heedful.train.reward import train_reward
-from heedful.train.setup import load_reference
+from heedful.train.setup import load_reference, load_trained, prepare
 from heedful.train.sft import train_sft
 from heedful.types import MicroBatch
 
@@ -126,7 +134,7 @@ def test_a_reference_on_the_cpu_answers_on_the_policys_device(tmp_path):
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=32)
     config = GRPOConfig(model=str(tmp_path / "m"), data="d", output="o", reference_device="cpu", dtype="float32")
     policy = load_policy(config.model, device=torch.device("cuda"), compute_dtype=torch.float32)
-    reference = load_reference(config, policy)
+    reference = load_reference(config, config.model, policy)
     assert reference.device.type == "cpu"
     batch = collate([[20, 21, 22], [23]], [[24, 25], [26, 27, 28]], pad_id=0).to(policy.device)
     ours, theirs = (token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(1)) for m in (policy, reference))
@@ -199,6 +207,107 @@ def test_what_bitsandbytes_does_runs(tmp_path, settings):
             **common,
         )
         assert abs(train_ppo(config)["first_evaluation"]["eval/kl"]) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frozen_weights_on_cuda_are_in_half_precision(tmp_path, dtype):
+    """The base of adapters, the reference and a reward model; what learns is in float32, and the first KL is 0."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=64, initializer_range=0.1)
+    name, device = str(tmp_path / "m"), torch.device("cuda")
+    half = "bfloat16" if dtype == torch.bfloat16 else "float16"
+    config = GRPOConfig(model=name, data="d", output="o", lora_rank=4, dtype=half)
+    policy = load_trained(config, name, device, dtype)
+    prepare(policy, config, base=name)
+    matrices = [p for p in policy.parameters() if p.dim() == 2]
+    assert {p.dtype for p in matrices if not p.requires_grad} == {dtype}
+    assert {p.dtype for p in policy.parameters() if p.requires_grad} == {torch.float32}
+    whole = load_policy(name, device=device, compute_dtype=dtype)
+    reference = load_reference(GRPOConfig(model=name, data="d", output="o", dtype=half), name, whole)
+    assert reference.lm.get_input_embeddings().weight.dtype == dtype
+    batch = collate([[20, 21, 22], [23]], [[24, 25], [26, 27, 28]], pad_id=0).to(device)
+    outputs = [token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)) for m in (whole, reference)]
+    torch.testing.assert_close(outputs[0].logprobs, outputs[1].logprobs, rtol=0, atol=0.05)  # rows of the embedding
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer_device": "cpu"},
+        {"weights_dtype": "bfloat16"},
+        {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
+    ],
+)
+def test_sft_learns_on_cuda_with_weights_and_moments_that_take_less(tmp_path, settings):
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=64, initializer_range=0.1)
+    rows = [{"prompt": f"问{i}", "completion": "好的，当然"} for i in range(16)]
+    texts = write(tmp_path / "sft.jsonl", rows)
+    common = {"model": str(tmp_path / "m"), "data": texts, "eval_data": texts, "device": "cuda", "dtype": "bfloat16"}
+    losses = []
+    for name, changes in (("plain", {}), ("less", settings)):
+        config = SFTConfig(output=tmp_path / name, max_steps=20, batch_size=8, learning_rate=1e-3, **common, **changes)
+        summary = train_sft(config)
+        losses.append([summary[f"{when}_evaluation"]["eval/loss"] for when in ("first", "last")])
+    fell = [first - last for first, last in losses]
+    assert fell[0] > 0.2 * losses[0][0]
+    assert fell[1] == pytest.approx(fell[0], rel=0.05)  # the noise of rounding
+
+
+def test_moments_in_main_memory_give_the_steps_of_the_gpu():
+    torch.manual_seed(0)
+    here = [torch.nn.Parameter(torch.randn(300, 40, device="cuda")) for _ in range(2)]
+    there = [torch.nn.Parameter(p.detach().clone()) for p in here]
+    ours = CompactAdamW([{"params": there, "lr": 1e-2, "weight_decay": 0.1}], betas=(0.9, 0.999), eps=1e-8,
+                        device=torch.device("cpu"))  # fmt: skip
+    theirs = torch.optim.AdamW(here, lr=1e-2, weight_decay=0.1, fused=True)
+    for _ in range(3):
+        for p, q in zip(here, there, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for p, q in zip(here, there, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        assert ours.state[q]["exp_avg"].device.type == "cpu"
+
+
+def test_a_run_far_too_large_is_refused_before_it_begins(tmp_path, monkeypatch):
+    """The free memory is taken to be next to nothing; without the check the same run goes through."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=64)
+    texts = write(tmp_path / "sft.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(8)])
+    config = SFTConfig(model=str(tmp_path / "m"), data=texts, output=tmp_path / "run", max_steps=1, device="cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
+    with pytest.raises(ConfigError, match="--no-memory-check"):
+        train_sft(config)
+    assert not (tmp_path / "run").exists()
+    train_sft(replace(config, memory_check=False))
+
+
+def test_the_plan_is_what_a_run_takes():
+    """Weights, moments, gradients and activations of a small model, within a tenth; the context is not counted here."""
+    config = Qwen3Config(
+        vocab_size=4096, hidden_size=768, intermediate_size=2304, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=6, head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    policy = Policy(use_attention(AutoModelForCausalLM.from_config(config)), compute_dtype=torch.bfloat16).cuda()
+    settings = SFTConfig(model="m", data="d", output="o", batch_size=8, micro_batch_size=4, dtype="bfloat16")
+    optimizer = make_optimizer([(policy, 1e-4)], settings)
+    ids = torch.randint(10, 4000, (4, 512), device="cuda")
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        for _ in range(2):
+            policy(ids, mask, mask[:, 1:]).logprobs.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    measured = torch.cuda.max_memory_allocated()
+    planned = plan(work_of(settings, lambda _: meta_shape(config), Lengths(512), device="cuda", half=True)).peak
+    assert planned - CUDA_CONTEXT == pytest.approx(measured, rel=0.1)
+
+
+def meta_shape(config):
+    with torch.device("meta"):
+        return shape_of(config)
 
 
 RAGGED = [[10, 11, 12], [40], [77, 78, 79, 80, 81], [20, 21]] * 5

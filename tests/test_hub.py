@@ -125,6 +125,25 @@ def test_adapters_find_their_base_on_modelscope(modelscope, folders, tmp_path):
         same_weights(load(str(adapters)), load(str(folders / "tiny")))
 
 
+def test_merging_does_not_replace_the_base_of_adapters_on_modelscope(modelscope, folders, tmp_path, capsys):
+    """--overwrite would delete what the model is made from."""
+    base, adapters = tmp_path / "base", tmp_path / "adapters"
+    make_tiny_model("qwen3", base, hidden_size=32, num_layers=1)
+    policy, tokenizer = load_policy(str(base), **CPU), load_tokenizer(str(base))
+    add_adapters(policy.lm, LoRAOptions(lora_rank=2), base=str(base), seed=0)
+    save_policy(policy, tokenizer, adapters, stop_ids=[tokenizer.eos_token_id])
+    modelscope.models["org/adapters"] = str(adapters)
+    before = {path.name: path.read_bytes() for path in base.iterdir()}
+    name = "modelscope:org/adapters"
+    for output, named in ((base, base), (adapters, adapters)):
+        (adapters / "config.json").write_text("{}", encoding="utf-8")
+        assert main(["merge", "--adapter", name, "--output", str(output), "--overwrite"]) == 2
+        assert f"holds {named}, which the model is made from" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in base.iterdir()} == before
+    assert main(["merge", "--adapter", name, "--output", str(tmp_path / "merged")]) == 0
+    same_weights(load_causal_lm(str(tmp_path / "merged")), load_causal_lm(name))
+
+
 def test_a_reward_model_resolves_by_itself(modelscope, folders):
     load_reward_model("modelscope:org/reward", load_tokenizer(str(folders / "reward")), **CPU)
     assert modelscope.calls == [("model", "org/reward")]

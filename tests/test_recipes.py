@@ -18,6 +18,7 @@ import yaml
 from heedful.checkpoints.adapters import adapter_chain, is_adapter
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.template import set_defaults
 from heedful.checkpoints.tiny import CHAT_TEMPLATE
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import COMMANDS, main
@@ -137,7 +138,7 @@ DATA = {
 
 QWEN2, QWEN3, GPT2 = ("--model=models/qwen2", "--model=models/qwen3", "--model=models/gpt2")
 SWAPPED = {
-    "deberta-ppo": [QWEN3, "--rewards", "model:models/deberta-v2"],
+    "deberta-ppo": [QWEN3, "--chat-template=thinking.jinja", "--rewards", "model:models/deberta-v2"],
     "digits-a2c": [GPT2],
     "digits-ppo": [GPT2],
     "digits-response-ppo": [GPT2],
@@ -253,8 +254,9 @@ def test_thinking_is_off_from_end_to_end(finished, monkeypatch, capsys):
         renderer = Renderer(load_tokenizer(f"runs/lora/{name}/final"))
         prompt = renderer.decode(renderer.prompt_ids((Message("user", "你好"),)))
         assert prompt == f"<|user|>你好<|end|><|assistant|>{NO_THOUGHT}"
+        set_defaults(renderer.tokenizer, "on", {})
         with pytest.raises(CheckpointError, match="it thinks"):
-            Renderer(renderer.tokenizer, thinking=True).prompt_ids((Message("user", "你好"),))
+            renderer.prompt_ids((Message("user", "你好"),))
     monkeypatch.setattr("sys.stdin", io.StringIO("你好\n"))
     assert main(["chat", "--model", "runs/lora/ppo/final", "--max-new-tokens", "4"]) == 0
     assert "think" not in capsys.readouterr().out

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def iteration_arguments(description: str | None) -> argparse.ArgumentParser:
+def iteration_arguments(
+    description: str | None, dtypes: Sequence[str] = ("auto", "float32")
+) -> argparse.ArgumentParser:
     """A parser with the settings that all sides of a comparison of iterations share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", required=True, help="folder made by workload.py")
@@ -21,6 +23,12 @@ def iteration_arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument(
         "--natural-eos", action="store_true", help="responses end at EOS; otherwise all have full length"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=dtypes,
+        default="auto",
+        help="what matrix products are computed in; auto: as each side chooses",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -61,6 +69,7 @@ def iteration_report(
     return {
         "side": side,
         "natural_eos": options.natural_eos,
+        "dtype": options.dtype,
         "seconds_median": round(median, 4),
         "seconds": [round(duration, 4) for duration in seconds],
         "phase_seconds": {name: round(statistics.median(each[timed]), 4) for name, each in phases.items()},

@@ -1,12 +1,12 @@
 """Peer: TRL 1.16's GRPOTrainer on the workload of workload.py.
 
-PYTHON-WITH-TRL-1.16 benchmarks/peers/trl_grpo.py --workload runs/workload [--tuned] [--natural-eos]
+PYTHON-WITH-TRL-1.16 benchmarks/peers/trl_grpo.py --workload runs/workload [--tuned] [--natural-eos] [--dtype float32]
 
 The environment: pip install torch==2.13.0 trl==1.16.0 transformers datasets accelerate. Prints one JSON object. The reward is
 the share of vowels in a completion, which costs nothing.
 
 Without --tuned it is as it comes: bf16 and gradient checkpointing. --tuned is without checkpointing, and with the fast
-float32 product of oneDNN.
+float32 product of oneDNN. With --dtype float32 both are in float32 throughout.
 """
 
 import os
@@ -34,12 +34,13 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 import_memory = peak_memory()
 torch.set_num_threads(options.threads)
 torch.manual_seed(options.seed)
-if options.tuned:
+is_float32 = options.dtype == "float32"
+if options.tuned and not is_float32:
     torch.set_float32_matmul_precision("medium")
 on_gpu = torch.cuda.is_available()
 folder = policy_folder(options)
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-weights = torch.bfloat16 if options.tuned and on_gpu else torch.float32
+weights = torch.bfloat16 if options.tuned and on_gpu and not is_float32 else torch.float32
 policy = AutoModelForCausalLM.from_pretrained(folder, dtype=weights)
 rows = [json.loads(line) for line in Path(options.workload, "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
 lengths, marks = [], []
@@ -68,6 +69,7 @@ config = GRPOConfig(
     use_cpu=not on_gpu,
     seed=options.seed,
     gradient_checkpointing=not options.tuned,
+    bf16=False if is_float32 else None,  # None is on
     max_grad_norm=0.0,
     generation_kwargs=None if options.natural_eos else {"min_new_tokens": options.response_length},
 )

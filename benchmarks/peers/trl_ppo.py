@@ -1,11 +1,12 @@
 """Peer: TRL 1.12's PPOTrainer, of the last release that has one, on the workload of workload.py.
 
-PYTHON-WITH-TRL-1.12 benchmarks/peers/trl_ppo.py --workload runs/workload [--tuned] [--natural-eos]
+PYTHON-WITH-TRL-1.12 benchmarks/peers/trl_ppo.py --workload runs/workload [--tuned] [--natural-eos] [--dtype float32]
 
 The environment: pip install torch==2.13.0 trl==1.12.0 transformers datasets accelerate. Prints one JSON object.
 
 Without --tuned it is as it comes (float32, whatever its bf16 option says). --tuned sets what its documentation offers:
-bf16 in the training forward, the fast float32 product of oneDNN, one batch for generation and scoring. Either way one
+bf16 in the training forward, the fast float32 product of oneDNN, one batch for generation and scoring; with --dtype float32
+only the last. Either way one
 optimizer step a PPO epoch, as num_mini_batches does not change their number, no gradient clipping (it has none), and a critic
 of its own.
 """
@@ -24,7 +25,8 @@ parser.add_argument("--kl-coef", type=float, default=0.05)
 parser.add_argument("--tuned", action="store_true")
 options = parser.parse_args()
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
-if options.tuned:
+is_half = options.tuned and options.dtype != "float32"
+if is_half:
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
 warnings.filterwarnings("ignore")
 
@@ -44,7 +46,7 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer  # noqa: E402
 import_memory = peak_memory()
 torch.set_num_threads(options.threads)
 torch.manual_seed(options.seed)
-if options.tuned:
+if is_half:
     torch.set_float32_matmul_precision("medium")
 on_gpu = torch.cuda.is_available()
 folder = policy_folder(options)

@@ -61,7 +61,7 @@ def measure(runs: Path) -> dict:
     renderer = Renderer(load_tokenizer(f"{runs}/sft/final"))
     reward_tokenizer = load_tokenizer(f"{runs}/reward/final")
     reward_model = load_reward_model(f"{runs}/reward/final", reward_tokenizer, **CPU)
-    inputs = RewardInputs(reward_tokenizer)
+    inputs = RewardInputs(reward_tokenizer, reward_model.reads)
 
     def scores(prompts: list[Text], responses: list[tuple[str, bool]]) -> list[float]:
         return score_texts(reward_model, inputs, prompts, [r for r, _ in responses], [cut for _, cut in responses])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
@@ -14,7 +14,9 @@ from heedful.errors import ConfigError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
+from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
+from heedful.sampling.probe import check_sampling
 from heedful.types import Message, Text
 
 
@@ -53,7 +55,7 @@ class Conversation:
             )
         uniforms = torch.rand(1, self.config.max_new_tokens, generator=self.generator, dtype=torch.float64)
         steps = decode(
-            self.policy,
+            SamplingModel(self.policy, cuda_graphs=self.config.cuda_graphs),
             [ids],
             self.config,
             uniforms=uniforms,
@@ -63,6 +65,9 @@ class Conversation:
         )
         sampled: list[int] = []
         said = ""
+        begun = "" if self.config.raw else self.renderer.opening
+        if begun:
+            yield begun
         for step in steps:
             token = int(step.tokens[0])
             if token in self.stop_ids:
@@ -76,7 +81,7 @@ class Conversation:
         if whole != said:
             yield whole[len(said) :]
         if not self.config.raw:
-            self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
+            self.messages = (*self.messages, Message("user", line), Message("assistant", begun + whole))
 
 
 def _is_text(line: str) -> bool:
@@ -94,11 +99,12 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     Raises ConfigError and CheckpointError.
     """
     device = resolve_device(config.device)
-    renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(config.model, config))
     if not config.raw and not renderer.tokenizer.chat_template:
         raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
+    check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)
     prompt = "> " if sys.stdin.isatty() else ""
     while True:

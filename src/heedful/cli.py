@@ -94,9 +94,30 @@ COMMANDS = {
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
     ),
+    **{
+        f"plan {name}": Command(
+            f"configs.plan:Plan{config}", "commands:plan_memory", f"how much memory heedful {name} needs"
+        )
+        for name, config in {
+            "sft": "SFTConfig",
+            "reward": "RewardConfig",
+            "ppo": "PPOConfig",
+            "a2c": "A2CConfig",
+            "grpo": "GRPOConfig",
+            "online-dpo": "OnlineDPOConfig",
+            "dpo": "DPOConfig",
+        }.items()
+    },
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }
+
+
+GROUPS = {
+    "evaluate": ("measure", "measures one thing at a time"),
+    "plan": ("trainer", "plans a run of one trainer"),
+}
+"""Commands of two words, by the first: what the second is called, and what the first does with it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +181,10 @@ def _message(error: Exception) -> str | None:
         return f"{type(error).__name__}: {error}"
     # torch's OutOfMemoryError is known by its name, because torch is not loaded here
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens"
+        return (
+            "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens; heedful plan "
+            "says what each part of a run takes"
+        )
     if isinstance(error, OSError):  # a full disk, a folder without permission
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return None
@@ -194,17 +218,17 @@ def _run(words: list[str]) -> int:
         print(version("heedful"))
         return 0
     name = words.pop(0)
-    groups = {group.split()[0] for group in COMMANDS if " " in group}
-    if name in groups:
+    if name in GROUPS:
+        kind, does = GROUPS[name]
         measures = [c.split()[1] for c in COMMANDS if c.startswith(f"{name} ")]
         if not words or words[0] in ("-h", "--help") or words[0] not in measures:
             listing = "\n".join(
                 f"  heedful {c:<20}  {COMMANDS[c].summary}" for c in COMMANDS if c.startswith(f"{name} ")
             )
             asked = bool(words) and words[0] in ("-h", "--help")
-            wrong = "" if not words or asked else f"heedful: {name} has no measure {words[0]!r}\n"
+            wrong = "" if not words or asked else f"heedful: {name} has no {kind} {words[0]!r}\n"
             print(
-                f"{wrong}heedful {name} measures one thing at a time:\n{listing}",
+                f"{wrong}heedful {name} {does}:\n{listing}",
                 file=sys.stdout if asked else sys.stderr,
             )
             return 0 if asked else 2
@@ -219,11 +243,22 @@ def _run(words: list[str]) -> int:
     from heedful.configs.parse import parse
 
     command = COMMANDS[name]
+    _let_threads_sleep()
     config = parse(_load(command.config), words, prog=f"heedful {name}")
     result = _load(command.function)(config)
     if command.objective is not None:
         _load("commands:report_training")(config, result, command.objective)
     return 0
+
+
+def _let_threads_sleep() -> None:
+    """Make threads sleep while they wait for each other, instead of spin, unless the user chose; before torch is loaded.
+
+    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs. On a quiet
+    machine sleeping costs next to nothing (docs/speed.md).
+    """
+    if "torch" not in sys.modules and not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _load(reference: str) -> Any:

@@ -1,5 +1,6 @@
 """The function behind each command: it calls a public function and prints the result."""
 
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
+from heedful.configs.plan import PlanConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.tiny import TinyConfig
@@ -111,6 +113,16 @@ def evaluate_perplexity(config: PerplexityConfig) -> None:
     """Print the perplexity of a model on text, and save it if ``config.output`` names a file."""
     check_result_file(config.output)
     report(policies.evaluate_perplexity(config), config)
+
+
+def plan_memory(config: PlanConfig) -> None:
+    """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
+    from heedful.checkpoints.shape import load_shape
+    from heedful.planning.report import plan_report
+    from heedful.planning.shapes import KNOWN
+
+    for line in plan_report(config, cache(lambda name: KNOWN[name] if name in KNOWN else load_shape(name))):
+        _print(line)
 
 
 def report_curves(config: ReportConfig) -> None:

@@ -78,7 +78,7 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
     """
     table = Table(title=title, title_justify="left", show_lines=True)
     for name, value in rows[0].items():
-        if isinstance(value, float | int):
+        if isinstance(value, float | int | tuple):
             table.add_column(RichText(name.replace(" ", "\n")), justify="right", no_wrap=True)
         else:
             table.add_column(RichText(name), overflow="fold", ratio=1)
@@ -91,6 +91,8 @@ def shown(value: Any, limit: int = 300) -> str:
     """Return a value as text for a table, with at most ``limit`` characters."""
     if isinstance(value, float):
         return f"{value:z.2f}"
+    if isinstance(value, tuple):  # an interval
+        return " to ".join(f"{end:z.2f}" for end in value)
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -2,7 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+THINK, THINK_END = "<think>", "</think>"
+"""What stands around a model's thinking, before its answer."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, written by the assistant."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+    id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -12,11 +25,50 @@ class Message:
     role: str
     """system, user, assistant or tool."""
     content: str
+    thinking: str | None = None
+    """What the assistant thought before, if the data has it apart from the content (``reasoning_content``)."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    """The tool that a tool message is the result of."""
+    tool_call_id: str | None = None
+    learned: bool = field(default=True, compare=False)
+    """False if the data says that this message is not to be imitated."""
+    tools: str = ""
+    """On the first message of a conversation: the tools that it offers, a JSON list as text."""
 
 
 Conversation = tuple[Message, ...]
 Text = str | Conversation
 """A prompt: raw text, or the messages so far. A string is raw text everywhere; only messages go through a chat template."""
+Response = str | Message
+"""A response: its text, or the assistant's message if it calls tools or has its thinking apart."""
+
+
+def split_thinking(response: str) -> tuple[str | None, str | None]:
+    """Split a response into ``(thinking, answer)`` at the first ``</think>``, without the line breaks around it.
+
+    A response that does not begin with ``<think>`` has no thinking (None) and is all answer. One that never closes its
+    thought, such as a response that was cut off in it, has no answer (None).
+    """
+    start = response.lstrip()
+    if not start.startswith(THINK):
+        return None, response
+    thinking, closed, answer = start.removeprefix(THINK).partition(THINK_END)
+    return thinking.strip("\n"), answer.lstrip("\n") if closed else None
+
+
+def plain_response(response: Response) -> str:
+    """Write a response as text: as it is, or a message's thinking, content and calls."""
+    if isinstance(response, str):
+        return response
+    thought = "" if response.thinking is None else f"{THINK}\n{response.thinking}\n{THINK_END}\n\n"
+    calls = [f"{call.name}({call.arguments})" for call in response.tool_calls]
+    return thought + "\n".join([response.content, *calls] if response.content else calls)
+
+
+Reading = Literal["turn-end", "template"]
+"""Where a conversation ends that a decoder reward model reads. turn-end: with the token that ends the answer's turn, as when
+a policy writes it; a response that was cut has no end. template: with all that the chat template puts behind an answer."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +88,21 @@ class Completion:
 
     prompt: Prompt
     response: str
+    """All that the model wrote, thinking included. If the prompt's rendering ended with ``<think>``, it begins with that."""
     ids: Sequence[int] = ()
-    """The response's token ids, without the token that ended it."""
+    """The token ids that the model wrote, without the token that ended it."""
     truncated: bool = False
     """True if the response was cut off by its length before the model ended it."""
+
+    @property
+    def thinking(self) -> str | None:
+        """What stands in ``<think>`` before the answer (`split_thinking`); None if the response does not think."""
+        return split_thinking(self.response)[0]
+
+    @property
+    def answer(self) -> str | None:
+        """The response without its thinking; None if its thought never ended."""
+        return split_thinking(self.response)[1]
 
 
 @dataclass(frozen=True)
@@ -47,7 +110,7 @@ class Demonstration:
     """A prompt and a response to imitate. Plain language-modelling text has an empty prompt."""
 
     prompt: Text
-    response: str
+    response: Response
     source: str
     truncated: bool = False
     """True if the response was cut off, so that no end of turn follows it and none is learned."""
@@ -58,7 +121,7 @@ class Ranking:
     """A prompt and responses in an order of preference."""
 
     prompt: Text
-    responses: tuple[str, ...]
+    responses: tuple[Response, ...]
     ranks: tuple[int, ...]
     """One per response. A lower rank is better; equal ranks tie."""
     source: str

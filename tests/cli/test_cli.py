@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -292,3 +293,28 @@ def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
     assert one == other
     saved = [yaml.safe_load((f / "config.yaml").read_text(encoding="utf-8")) for f in (tmp_path / "运行", again)]
     assert saved[0] == saved[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks GNU OpenMP, which torch brings on Linux, what it was told")
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [({}, 0), ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000), ({"GOMP_SPINCOUNT": "1000"}, 1000)],
+    ids=["nothing chosen", "policy chosen", "count chosen"],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_chose(tmp_path, chosen, spins):
+    """Spinning threads take the processor from the programs beside them, and from each other."""
+    own = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment |= {"OMP_DISPLAY_ENV": "verbose"} | chosen
+    command = [sys.executable, "-m", "heedful.cli", "tiny", "--output", str(tmp_path / "小模型")]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stderr
+    assert {int(count) for count in re.findall(r"GOMP_SPINCOUNT = '(\d+)'", told)} == {spins}
+
+
+def test_importing_heedful_leaves_threads_as_they_are():
+    code = (
+        "import os; before = dict(os.environ); import heedful; heedful.PPOConfig; heedful.train_ppo\n"
+        "changed = {name for name, value in os.environ.items() if before.get(name) != value}\n"
+        "assert not {name for name in changed if 'OMP' in name or 'KMP' in name}, changed"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,15 @@ from heedful.configs.evaluate import (
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.plan import (
+    PlanA2CConfig,
+    PlanDPOConfig,
+    PlanGRPOConfig,
+    PlanOnlineDPOConfig,
+    PlanPPOConfig,
+    PlanRewardConfig,
+    PlanSFTConfig,
+)
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
@@ -46,6 +55,13 @@ LEAST = {
     BestOfNConfig: MEASURE,
     WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
+    PlanSFTConfig: {"model": "4B"},
+    PlanRewardConfig: {"model": "4B"},
+    PlanPPOConfig: {"model": "4B"},
+    PlanA2CConfig: {"model": "4B"},
+    PlanDPOConfig: {"model": "4B"},
+    PlanGRPOConfig: {"model": "4B"},
+    PlanOnlineDPOConfig: {"model": "4B"},
 }
 
 

@@ -115,9 +115,9 @@ def _company(config_class, name):
         "kl_horizon": {"kl_target": 6.0},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
     }
-    if config_class is A2CConfig:
+    if issubclass(config_class, A2CConfig):
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
-    if config_class is GRPOConfig:
+    if issubclass(config_class, GRPOConfig):
         of_a_critic = (
             "gamma",
             "gae_lambda",

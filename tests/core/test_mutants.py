@@ -399,17 +399,81 @@ MUTANTS = [
         ),
     ),
     *in_module(
+        "intervals",
+        ("no correction for few groups", "g / (g - 1) / _count", "1 / _count", "::test_golden_mean_interval_of_pairs"),
+        (
+            "values of a group are squared one by one",
+            "math.fsum(x - mean for x in group) ** 2 for group",
+            "math.fsum((x - mean) ** 2 for x in group) for group",
+            "::test_golden_design_effect",
+        ),
+        (
+            "two groups have no interval",
+            "if len(groups) < 2:",
+            "if len(groups) < 3:",
+            "::test_golden_mean_interval_of_unequal_groups",
+        ),
+        (
+            "the variance in place of its root",
+            "Z * math.sqrt(_clust",
+            "Z * (_clust",
+            "::test_golden_mean_interval_of_pairs",
+        ),
+        (
+            "groups are taken for values",
+            "_count(groups) / max(1.0, effect)",
+            "len(groups) / max(1.0, effect)",
+            "::test_golden_share_interval_of_groups",
+        ),
+        (
+            "an effect below one narrows",
+            "/ max(1.0, effect)",
+            "/ max(1e-9, effect)",
+            "::test_values_that_even_out_within_their_group_do_not_narrow_it",
+        ),
+        (
+            "at the borders every value counts",
+            "n = len(groups) if effect is None",
+            "n = _count(groups) if effect is None",
+            "::test_golden_share_interval_at_the_borders[100-10]",
+        ),
+        (
+            "the middle is the share",
+            "middle = p + Z**2 / (2 * n)",
+            "middle = p",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "the root loses its second part",
+            "p * (1 - p) / n + Z**2 / (4 * n**2)",
+            "p * (1 - p) / n",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "no scale",
+            "scale = 1 + Z**2 / n",
+            "scale = 1",
+            "::test_golden_share_interval_of_single_values",
+        ),
+        (
+            "population variance of the values",
+            "squares / (n - 1) / n",
+            "squares / n / n",
+            "::test_golden_design_effect",
+        ),
+    ),
+    *in_module(
         "head_logprobs",
         (
             "the temperature is forgotten",
-            "if temperature == 1 else scaled / temperature",
+            "if options.temperature == 1 else scaled / options.temperature",
             "if True else scaled",
             "::test_golden_temperature_one_half_squares_the_odds",
         ),
         (
             "the temperature is a factor",
-            "else scaled / temperature",
-            "else scaled * temperature",
+            "else scaled / options.temperature",
+            "else scaled * options.temperature",
             "::test_golden_temperature_one_half_squares_the_odds",
         ),
         (
@@ -526,6 +590,35 @@ MUTANTS = [
             "size = max(1, BLOCK.get(",
             "size = max(10**9, BLOCK.get(",
             "::test_no_operation_makes_more_float32_than_a_block",
+        ),
+    ),
+    *in_module(
+        "rounding",
+        (
+            "rounded towards zero",
+            "(x.view(torch.int32) + noise) & -(2**16)",
+            "x.view(torch.int32) & -(2**16)",
+            "::test_golden_a_quarter_of_the_way",
+            "::test_property_the_mean_is_the_number",
+        ),
+        (
+            "a bit more is dropped",
+            "& -(2**16)",
+            "& -(2**17)",
+            "::test_property_what_bfloat16_holds_stays",
+        ),
+        (
+            "the bits below are kept, and rounded to the nearest once more",
+            " & -(2**16)",
+            "",
+            "::test_golden_a_quarter_of_the_way",
+            "::test_property_the_mean_is_the_number",
+        ),
+        (
+            "what is no number is rounded too",
+            "x.isfinite()",
+            "x.isfinite() | x.isnan()",
+            "::test_what_is_no_number_stays_what_it_is",
         ),
     ),
     *in_module(
@@ -1282,7 +1375,12 @@ MUTANTS = [
     ),
     *in_module(
         "score_norm",
-        ("a fixed norm is forgotten", "return self\n", "return ScoreNorm()\n", "::test_a_fixed_norm_stays"),
+        (
+            "a fixed norm is forgotten",
+            'does not change."""\n        return self\n',
+            'does not change."""\n        return ScoreNorm()\n',
+            "::test_a_fixed_norm_stays",
+        ),
         (
             "the last batch alone is counted",
             "self.count = total",
@@ -1309,8 +1407,8 @@ MUTANTS = [
         ),
         (
             "the sample standard deviation",
-            "self.sum_squares / total)",
-            "self.sum_squares / max(1, total - 1))",
+            "self.sum_squares / max(1, self.count))",
+            "self.sum_squares / max(1, self.count - 1))",
             "::test_golden_running_norm",
         ),
         (
@@ -1362,7 +1460,8 @@ def own_functions(namespace, module):
     for name, value in namespace.items():
         members = {f"{name}.{k}": v for k, v in vars(value).items()} if inspect.isclass(value) else {name: value}
         for qualified, member in members.items():
-            inner = inspect.unwrap(member) if callable(member) else None
+            getter = member.fget if isinstance(member, property) else member
+            inner = inspect.unwrap(getter) if callable(getter) else None
             if inspect.isfunction(inner) and inner.__module__ == module:
                 found[qualified] = inner
     return found

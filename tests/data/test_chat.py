@@ -201,17 +201,6 @@ def test_a_template_that_refuses_a_conversation():
         Renderer(with_template(template)).prompt_ids(CONVERSATIONS[1])
 
 
-def test_thinking_is_off_unless_asked_for():
-    """Qwen3 style: the template thinks unless told otherwise, and an empty thought switches it off."""
-    template = TOKENIZER.chat_template + (
-        "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
-        "<think>\n\n</think>\n\n{% endif %}"
-    )
-    tokenizer = with_template(template)
-    assert Renderer(tokenizer).prompt_ids(user("a")) == golden("a") + literal("<think>\n\n</think>\n\n")
-    assert Renderer(tokenizer, thinking=True).prompt_ids(user("a")) == golden("a")
-
-
 def test_decoding_shows_everything():
     assert Renderer(TOKENIZER).decode([*literal("你 好 ."), END, EOS]) == "你 好 .<|end|><|endoftext|>"
 

@@ -8,9 +8,8 @@ import pytest
 import heedful
 from heedful.cli import main
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
-from heedful.core import kl_bound
+from heedful.core import kl_bound, mean_interval, share_interval
 from heedful.errors import ConfigError, RewardError
-from heedful.evaluate.intervals import mean_and_interval, prompt_means
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(6)]
@@ -22,11 +21,11 @@ def sampled(written, cpu):
 
 
 def ascii_share(completions):
-    return [sum(c.isascii() for c in text) for text in completions]
+    return [float(sum(c.isascii() for c in text)) for text in completions]
 
 
 def parity(completions):
-    return [sum(map(ord, text)) % 2 for text in completions]
+    return [float(sum(map(ord, text)) % 2) for text in completions]
 
 
 class Recorder:
@@ -61,17 +60,17 @@ def test_the_best_of_four_by_hand(tiny, sampled):
     best = [max(group, key=lambda row: (scores[row], -row)) for group in groups]
     assert any(row not in (group[0], group[-1]) for row, group in zip(best, groups, strict=True))
     assert result["score_mean"] == pytest.approx(sum(scores[row] for row in best) / 6)
-    assert result["interval_95"] == pytest.approx(mean_and_interval([scores[row] for row in best])["interval_95"])
+    assert result["interval_95"] == pytest.approx(mean_interval([[scores[row]] for row in best]))
     assert result["plain_score_mean"] == pytest.approx(sum(scores) / 24)
     assert result["judge_score_mean"] == pytest.approx(sum(judged[row] for row in best) / 6)
-    judge_interval = mean_and_interval([judged[row] for row in best])["interval_95"]
+    judge_interval = mean_interval([[judged[row]] for row in best])
     assert result["judge_interval_95"] == pytest.approx(judge_interval)
     assert result["plain_judge_score_mean"] == pytest.approx(sum(judged) / 24)
     pairs = [(judged[row], judged[group[0]]) for row, group in zip(best, groups, strict=True)]
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs]
     assert len(set(wins)) > 1, "the seed no longer gives both ties and decisions"
     assert (result["win_rate"], result["ties"]) == (pytest.approx(sum(wins) / 6), wins.count(0.5))
-    assert result["win_interval_95"] == pytest.approx(mean_and_interval(wins)["interval_95"])
+    assert result["win_interval_95"] == share_interval([[win] for win in wins])
     assert result["kl_bound"] == kl_bound(4)
     assert result["eos_frac"] == pytest.approx(1 - sum(reward.truncated[row] for row in best) / 6)
     assert (result["prompts"], result["responses"]) == (6, 24)
@@ -95,9 +94,9 @@ def test_the_table_of_k(tiny, sampled):
     for name, interval, values in (("score", "interval_95", scores), ("judge_score", "judge_interval_95", judged)):
         of_two = [sum(values[row] for row in rows) / 3 for rows in pairs]
         assert table[1][name] == pytest.approx(sum(of_two) / 6)
-        assert table[1][interval] == pytest.approx(mean_and_interval(of_two)["interval_95"])
+        assert table[1][interval] == pytest.approx(mean_interval([[value] for value in of_two]))
     assert (table[0]["score"], table[2]["score"]) == (result["plain_score_mean"], result["score_mean"])
-    assert table[0]["interval_95"] == pytest.approx(mean_and_interval(prompt_means(scores, 3))["interval_95"])
+    assert table[0]["interval_95"] == pytest.approx(mean_interval([scores[i : i + 3] for i in range(0, 18, 3)]))
     assert (table[0]["judge_score"], table[2]["judge_score"]) == (
         result["plain_judge_score_mean"],
         result["judge_score_mean"],
@@ -113,16 +112,16 @@ def test_without_a_judge_the_rewards_judge(tiny, sampled):
 
 
 def test_several_choices_for_each_prompt(tiny, sampled, written):
-    """As in a file with every prompt twice, but for the interval, which is over prompts."""
+    """As in a file with every prompt twice; the intervals are over prompts in both."""
     config = BestOfNConfig(model=tiny(), n=3, samples_per_prompt=2, **sampled)
     result = evaluate_best_of_n(config, rewards=[ascii_share])
     twice = sampled | {"data": written([record for record in PROMPTS for _ in range(2)], "两次.jsonl")}
     repeated = evaluate_best_of_n(BestOfNConfig(model=tiny(), n=3, **twice), rewards=[ascii_share])
-    means = prompt_means([row["score"] for row in repeated["samples"]], 2)
+    scores = [row["score"] for row in repeated["samples"]]
     assert result["score_mean"] == pytest.approx(repeated["score_mean"])
-    assert result["interval_95"] == pytest.approx(mean_and_interval(means)["interval_95"])
+    assert result["interval_95"] == pytest.approx(mean_interval([scores[i : i + 2] for i in range(0, 12, 2)]))
     assert (result["win_rate"], result["ties"]) == (pytest.approx(repeated["win_rate"]), repeated["ties"])
-    assert result["win_interval_95"] != pytest.approx(repeated["win_interval_95"])
+    assert result["win_interval_95"] == pytest.approx(repeated["win_interval_95"])
     assert (result["prompts"], result["responses"]) == (6, 36)
     assert result["samples"] == repeated["samples"][::2]
 
@@ -165,7 +164,7 @@ def test_the_command(tiny, sampled, tmp_path, capsys):
     expected = heedful.evaluate_best_of_n(config)
     found = json.loads(output.read_text(encoding="utf-8"))
     assert found.pop("settings")["judge"] == [judge]
-    assert found == expected
+    assert found == json.loads(json.dumps(expected)), "intervals are lists there"
     printed = capsys.readouterr().out
     assert f"judge_score_mean: {expected['judge_score_mean']:.4f}" in printed
     assert "best_of" in printed

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from heedful.cli import main
 from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
 from heedful.configs.sft import SFTConfig
+from heedful.core import mean_interval, share_interval
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError, RewardError
-from heedful.evaluate.intervals import mean_and_interval
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
 from heedful.models.reward_model import RewardModel
@@ -37,19 +37,13 @@ def sampled(prompts, cpu):
     return {"data": prompts, "max_new_tokens": 12, "response_length": "fixed", **cpu}
 
 
-def test_interval_by_hand():
-    """Values 1, 2, 3, 6: mean 3, sample variance 14 / 3, half-width 1.96 sqrt(14 / 12)."""
-    found = mean_and_interval([1.0, 2.0, 3.0, 6.0])
-    assert found == {"mean": 3.0, "interval_95": pytest.approx(1.96 * math.sqrt(14 / 12), abs=1e-12)}
-    assert mean_and_interval([0.5, 0.5])["interval_95"] == 0.0
-
-
 def test_a_policy_ties_with_itself(tiny, sampled, reward):
     """The same seed gives both the same random numbers, so every response is the same."""
     config = WinRateConfig(model=tiny(), baseline=tiny(), rewards=(reward,), **sampled)
     result = evaluate_win_rate(config)
     rows = result["samples"]
-    assert (result["win_rate"], result["ties"], result["prompts"], result["interval_95"]) == (0.5, 12, 12, 0.0)
+    assert (result["win_rate"], result["ties"], result["prompts"]) == (0.5, 12, 12)
+    assert result["interval_95"] == share_interval([[0.5]] * 12), "twelve ties do not prove that there are no others"
     assert result["score_mean"] == result["baseline_score_mean"]
     assert all(row["response"] == row["baseline"] for row in rows)
     assert len(rows) == 4
@@ -60,7 +54,7 @@ def test_swapping_the_policies_mirrors_the_win_rate(tiny, sampled, reward):
     ours = evaluate_win_rate(WinRateConfig(model=one, baseline=other, rewards=(reward,), **sampled))
     theirs = evaluate_win_rate(WinRateConfig(model=other, baseline=one, rewards=(reward,), **sampled))
     assert ours["win_rate"] == pytest.approx(1 - theirs["win_rate"], abs=1e-12)
-    assert ours["interval_95"] == pytest.approx(theirs["interval_95"], abs=1e-12)
+    assert ours["interval_95"] == pytest.approx([1 - end for end in theirs["interval_95"][::-1]], abs=1e-12)
     assert (ours["score_mean"], ours["ties"]) == (theirs["baseline_score_mean"], theirs["ties"])
     assert any(row["response"] != row["baseline"] for row in ours["samples"])
 
@@ -80,8 +74,15 @@ def test_win_rate_by_hand(tiny, sampled, tmp_path):
     result = evaluate_win_rate(WinRateConfig(model=tiny(), baseline=tiny(seed=1), rewards=(reward,), **sampled))
     assert result["win_rate"] == pytest.approx(sum(wins) / 12)
     assert result["ties"] == wins.count(0.5)
-    variance = sum((w - sum(wins) / 12) ** 2 for w in wins) / 11
-    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(variance / 12))
+    assert result["interval_95"] == share_interval([[win] for win in wins])
+
+
+def test_winning_every_time_is_no_proof_of_winning_always(tiny, sampled, tmp_path):
+    """All of 12, whatever the prompts: from 1 / (1 + 1.96^2 / 12)."""
+    ours = iter([1.0, 0.0])
+    config = WinRateConfig(model=tiny(), baseline=tiny(seed=1), **sampled)
+    result = evaluate_win_rate(config, rewards=[lambda completions: [next(ours)] * len(completions)])
+    assert (result["win_rate"], result["interval_95"]) == (1.0, pytest.approx((1 / (1 + 3.8416 / 12), 1.0)))
 
 
 def test_scores(tiny, sampled, reward):
@@ -90,7 +91,7 @@ def test_scores(tiny, sampled, reward):
     by_hand = [sum(c.isascii() for c in row["response"]) / 10 for row in rows]
     assert [row["score"] for row in rows] == by_hand
     assert result["score_mean"] == pytest.approx(sum(by_hand) / 12)
-    assert result["interval_95"] == mean_and_interval(by_hand)["interval_95"]
+    assert result["interval_95"] == mean_interval([[score] for score in by_hand])
     assert (result["response_length"], result["eos_frac"], result["prompts"]) == (12.0, 0.0, 12)
     assert [row["prompt"] for row in rows] == [f"第{i}个问题" for i in range(12)]
 
@@ -147,6 +148,7 @@ def test_the_batch_changes_nothing(tiny, sampled, reward, size):
     config = ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled)
     one, other = evaluate_scores(config), evaluate_scores(dataclasses.replace(config, micro_batch_size=size))
     assert one.pop("samples") == other.pop("samples")
+    assert one.pop("interval_95") == pytest.approx(other.pop("interval_95"))
     assert one == pytest.approx(other)
 
 

@@ -1,7 +1,5 @@
 """Accuracy of a reward model whose every score is known by hand."""
 
-import math
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.sft import SFTConfig
+from heedful.core import share_interval
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
@@ -33,12 +32,43 @@ def pair(chosen, rejected, prompt="问"):
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
+FOUR = [("好!", "好?"), ("好!", "好好"), ("a", "?"), ("??", "!!")]
+
+
 def test_planted_pairs(measure):
-    """Three of four in the right order; the interval is 1.96 sqrt(p (1 - p) / n)."""
-    result = measure([pair("好!", "好?"), pair("好!", "好好"), pair("a", "?"), pair("??", "!!")])
+    """Three of four in the right order, each to a prompt of its own: Wilson's interval."""
+    result = measure([pair(*texts, prompt=f"第{i}问") for i, texts in enumerate(FOUR)])
     assert result["accuracy"] == 0.75
-    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(0.75 * 0.25 / 4), abs=1e-12)
+    assert result["interval_95"] == pytest.approx((0.300636, 0.954414), abs=1e-6)
     assert (result["pairs"], result["prompts"]) == (4, 4)
+
+
+def test_pairs_of_one_prompt_are_not_independent(measure):
+    """In records of their own, apart from each other, and one of them as a message: two prompts, of one opinion each."""
+    right, wrong = FOUR[0], FOUR[3]
+    message = {"prompt": [{"role": "user", "content": "甲"}], "chosen": "好!", "rejected": "好?"}
+    records = [
+        pair(*right, "甲"),
+        pair(*wrong, "乙"),
+        pair(*right, "甲"),
+        pair(*wrong, "乙"),
+        message,
+        pair(*wrong, "乙"),
+    ]
+    result = measure(records)
+    assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.5, 6, 2)
+    assert result["interval_95"] == share_interval([[1.0] * 3, [0.0] * 3])
+    alone = measure([{**record, "prompt": f"第{i}问"} for i, record in enumerate(records)])
+    assert alone["interval_95"][0] > result["interval_95"][0]
+    assert alone["interval_95"][1] < result["interval_95"][1]
+
+
+def test_all_right_is_no_proof_of_being_always_right(measure):
+    """Not 100 % plus minus 0: from 1 / (1 + 1.96^2 / prompts), the number of pairs being no matter."""
+    for pairs in (1, 3):
+        records = [pair(*FOUR[0], prompt=f"第{i}问") for i in range(5) for _ in range(pairs)]
+        result = measure(records)
+        assert (result["accuracy"], result["interval_95"]) == (1.0, pytest.approx((1 / (1 + 3.8416 / 5), 1.0)))
 
 
 def test_the_planted_scores_are_those_of_the_margin(measure):
@@ -66,12 +96,12 @@ def test_rankings_count_all_their_pairs_and_no_ties(measure):
 
 
 def test_the_pairs_of_a_ranking_are_not_independent(measure):
-    """Two rankings of three: all of one right, all of the other wrong. (3/2)^2 + (3/2)^2 under the root, over 6 pairs."""
+    """Two rankings of three: all of one right, all of the other wrong."""
     right = {"prompt": "问", "responses": ["!!", "ab", "??"], "ranks": [0, 1, 2]}
     wrong = {"prompt": "答", "responses": ["!!", "ab", "??"], "ranks": [2, 1, 0]}
     result = measure([right, wrong])
     assert (result["accuracy"], result["pairs"]) == (0.5, 6)
-    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(4.5) / 6, abs=1e-12)
+    assert result["interval_95"] == share_interval([[1.0] * 3, [0.0] * 3])
 
 
 def test_calibration_and_length(measure):
@@ -127,6 +157,7 @@ def test_the_batch_changes_nothing(measure, size, tokens):
     records = [pair("!" * (i % 4) + "长" * (i % 7), "?" * (i % 3) + "短") for i in range(1, 12)]
     one = measure(records, micro_batch_size=size, micro_batch_tokens=tokens)
     other = measure(records, micro_batch_size=2)
+    assert one.pop("interval_95") == other.pop("interval_95")
     assert one == pytest.approx(other, abs=1e-5)
 
 

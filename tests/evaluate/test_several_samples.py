@@ -5,9 +5,11 @@ import math
 import pytest
 
 from heedful.configs.evaluate import KLConfig, ScoresConfig, WinRateConfig
+from heedful.core import mean_interval, share_interval
 from heedful.errors import ConfigError
-from heedful.evaluate.intervals import mean_and_interval, prompt_means
+from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
+from heedful.types import Message, Prompt, Ranking
 
 PROMPTS = [{"prompt": f"第{i}个问题"} for i in range(5)]
 
@@ -27,17 +29,17 @@ def parity(completions):
     return [sum(map(ord, text)) % 2 for text in completions]
 
 
-def test_means_and_interval_by_hand():
-    """Prompt means 1, 3, 8: mean 4, sample variance 13, half-width 1.96 sqrt(13 / 3); six loose values give a smaller one."""
-    values = [0.0, 2.0, 3.0, 3.0, 9.0, 7.0]
-    assert prompt_means(values, 2) == [1.0, 3.0, 8.0]
-    assert prompt_means(values, 1) == values
-    assert mean_and_interval(prompt_means(values, 2)) == {
-        "mean": 4.0,
-        "interval_95": pytest.approx(1.96 * math.sqrt(13 / 3), abs=1e-12),
-    }
-    assert mean_and_interval(values)["interval_95"] < 1.96 * math.sqrt(13 / 3)
-    assert mean_and_interval(prompt_means(values, 6)) == {"mean": 4.0, "interval_95": None}
+def in_threes(values):
+    return [values[i : i + 3] for i in range(0, len(values), 3)]
+
+
+def test_values_are_grouped_by_prompt_wherever_it_stands():
+    """A question is the same as text and as a message, with another system message too; whole texts have no prompt."""
+    question = (Message("system", "短"), Message("user", "问"))
+    items = [Prompt("问", "a:1"), Prompt("答", "a:2"), Prompt(question, "a:3"), Prompt("问", "b:9")]
+    assert by_prompt([1.0, 2.0, 3.0, 4.0], items) == [[1.0, 3.0, 4.0], [2.0]]
+    texts = [Ranking("", (text, "x"), (0, 1), "c:1") for text in ("甲", "乙", "甲")]
+    assert by_prompt([1.0, 2.0, 3.0], texts) == [[1.0, 3.0], [2.0]]
 
 
 def test_scores_count_every_response(tiny, once, thrice):
@@ -52,9 +54,10 @@ def test_scores_count_every_response(tiny, once, thrice):
     assert [prompt for prompt, _ in seen] == [record["prompt"] for record in PROMPTS for _ in range(3)]
     assert len({text for _, text in seen[:3]}) == 3, "responses to one prompt must differ"
     assert result["score_mean"] == pytest.approx(sum(scores) / 15)
-    means = [sum(scores[i : i + 3]) / 3 for i in range(0, 15, 3)]
+    means = [sum(own) / 3 for own in in_threes(scores)]
     variance = sum((m - sum(means) / 5) ** 2 for m in means) / 4
-    assert result["interval_95"] == pytest.approx(1.96 * math.sqrt(variance / 5))
+    low, high = result["interval_95"]
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(variance / 5))
     assert (result["prompts"], result["responses"]) == (5, 15)
     assert [(row["prompt"], row["response"], row["score"]) for row in result["samples"]] == [
         (*seen[i], scores[i]) for i in range(0, 15, 3)
@@ -62,12 +65,12 @@ def test_scores_count_every_response(tiny, once, thrice):
     repeated = evaluate_scores(ScoresConfig(model=tiny(), **thrice), rewards=[recorded])
     assert (repeated["prompts"], "responses" in repeated) == (15, False)
     assert [row["response"] for row in repeated["samples"]] == [text for _, text in seen[:15]]
-    for name in ("score_mean", "response_length", "eos_frac", "empty_frac"):
+    for name in ("score_mean", "interval_95", "response_length", "eos_frac", "empty_frac"):
         assert result[name] == pytest.approx(repeated[name], abs=1e-12)
 
 
 def test_win_rate_compares_the_jth_with_the_jth(tiny, once, thrice):
-    """As in a file with every prompt three times; the interval is that of each prompt's mean of three."""
+    """As in a file with every prompt three times; the interval takes a prompt's three together."""
     models = {"model": tiny(), "baseline": tiny(seed=1)}
     result = evaluate_win_rate(WinRateConfig(samples_per_prompt=3, **models, **once), rewards=[parity])
     rows = evaluate_win_rate(WinRateConfig(**models, **thrice), rewards=[parity])["samples"]
@@ -75,7 +78,7 @@ def test_win_rate_compares_the_jth_with_the_jth(tiny, once, thrice):
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs]
     assert {0.5} < set(wins), "the seeds no longer give both ties and decisions"
     assert result["win_rate"] == pytest.approx(sum(wins) / 15)
-    assert result["interval_95"] == pytest.approx(mean_and_interval(prompt_means(wins, 3))["interval_95"])
+    assert result["interval_95"] == share_interval(in_threes(wins))
     assert (result["ties"], result["prompts"], result["responses"]) == (wins.count(0.5), 5, 15)
     assert result["baseline_score_mean"] == pytest.approx(sum(b for _, b in pairs) / 15)
     assert result["samples"] == rows[::3]
@@ -88,8 +91,9 @@ def test_kl_is_the_mean_over_every_response(tiny, once, thrice):
     kls = [row["kl"] for row in repeated["samples"]]
     assert result["kl"] == pytest.approx(sum(kls) / 15, rel=1e-6)
     assert result["kl_per_token"] == pytest.approx(sum(kls) / 15 / 12, rel=1e-6)
-    assert result["interval_95"] == pytest.approx(mean_and_interval(prompt_means(kls, 3))["interval_95"], rel=1e-6)
-    assert result["interval_95"] != pytest.approx(repeated["interval_95"], rel=1e-2)
+    assert result["interval_95"] == pytest.approx(mean_interval(in_threes(kls)), rel=1e-6)
+    assert result["interval_95"] == pytest.approx(repeated["interval_95"], rel=1e-6)
+    assert result["interval_95"] != pytest.approx(mean_interval([[kl] for kl in kls]), rel=1e-2)
     assert (result["prompts"], result["responses"]) == (5, 15)
     assert [row["response"] for row in result["samples"]] == [row["response"] for row in repeated["samples"]][::3]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful.errors import ConfigError
-from heedful.kernels.device import autocast, resolve_device, resolve_dtype
+from heedful.kernels.device import _say_emulated, autocast, resolve_device, resolve_dtype
 
 FAULTS = """
 import ctypes, resource
@@ -99,3 +99,18 @@ def test_autocast_changes_half_precision_alone(dtype):
     a = torch.ones(2, 2, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     with autocast(torch.device("cpu"), dtype):
         assert (a @ a).dtype is dtype
+
+
+@pytest.mark.parametrize(("fast", "device", "name", "said"), [
+    (False, "cpu", "bfloat16", 1), (True, "cpu", "bfloat16", 0), (False, "cpu", "auto", 0), (False, "cpu", "float32", 0),
+    (False, "cuda", "bfloat16", 0),
+])  # fmt: skip
+def test_a_precision_that_is_emulated_is_said_to_be_slow_once(monkeypatch, capsys, fast, device, name, said):
+    """Asked for by name, on a CPU without instructions for it; nobody who lets heedful choose gets it there."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    _say_emulated.cache_clear()
+    for _ in range(2):
+        resolve_dtype(name, torch.device(device))
+    assert capsys.readouterr().err.count("--dtype bfloat16: this processor has no instructions for it") == said

@@ -53,6 +53,20 @@ def test_golden_the_bias_is_part_of_the_logits():
     close(head_logprobs(ONE, zeros, torch.tensor([1]), bias=bias, temperature=0.5)[0], [math.log(9 / 10)])
 
 
+def test_golden_a_cap_bends_the_logits_and_their_slopes():
+    """A cap of log 3 makes log 3 tanh 1 of log 3, at a slope of 1 - tanh(1)^2; the temperature comes after it."""
+    bent = LOG3 * math.tanh(1.0)
+    logprobs, h = head_logprobs(ONE, HEAD, torch.tensor([1]), temperature=0.5, cap=LOG3, with_entropy=True)
+    p = 1 / (1 + math.exp(-2 * bent))
+    close(logprobs, [math.log(p)])
+    close(h, [-(p * math.log(p) + (1 - p) * math.log(1 - p))])
+    slope = 2 * (1 - p) * (1 - math.tanh(1.0) ** 2)
+    for_hidden, for_weight, for_bias = gradients(0.5, cap=LOG3)
+    close(for_hidden, [[slope * LOG3]])
+    close(for_bias, [-2 * (1 - p), slope])
+    close(for_weight, [[-2 * (1 - p)], [slope]])
+
+
 def test_golden_entropy():
     close(head_logprobs(ONE, HEAD, torch.tensor([0]), with_entropy=True)[1], [SURPRISE])
     uniform = head_logprobs(f64([[2.0, 1.0]]), torch.ones(7, 2).double(), torch.tensor([3]), with_entropy=True)
@@ -179,12 +193,13 @@ def test_identity_without_entropy_the_logprobs_are_the_same(chunks, temperature)
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_gradcheck(chunks):
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_gradcheck(chunks, cap):
     hidden, weight, bias, ids = head_and_states()
     leaves = [x.requires_grad_() for x in (hidden[:7], weight, bias)]
 
     def both(hidden, weight, bias):
-        return head_logprobs(hidden, weight, ids[:7], bias=bias, temperature=0.7, with_entropy=True)
+        return head_logprobs(hidden, weight, ids[:7], bias=bias, temperature=0.7, cap=cap, with_entropy=True)
 
     assert torch.autograd.gradcheck(both, leaves)
 

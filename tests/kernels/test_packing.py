@@ -5,6 +5,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DogeConfig,
+    DogeModel,
     Gemma3Config,
     Gemma3Model,
     MistralConfig,
@@ -203,6 +205,18 @@ def test_a_model_with_a_config_inside_its_config_can_be_tried():
     with torch.device("meta"):
         trunk = Gemma3Model(config)
     assert not can_pack(trunk)
+
+
+def test_a_trunk_that_asserts_something_of_its_mask_is_padded():
+    """Doge makes a mask of its own in every layer, also without padding."""
+    config = DogeConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    trunk, batch = use_attention(DogeModel(config).eval()), collate(PROMPTS, RESPONSES, pad_id=0)
+    assert not can_pack(trunk)
+    alone = [hidden_states(trunk, torch.tensor([text]))[0] for text in TEXTS]
+    torch.testing.assert_close(token_states(trunk, batch.ids, batch.attention_mask), torch.cat(alone))
 
 
 def test_memory_that_runs_out_while_trying_is_told(decoder):

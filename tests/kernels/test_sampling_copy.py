@@ -194,3 +194,17 @@ def test_packed_matrices_give_the_same_logits_and_leave_adapters_alone(decoder, 
     expects_packed = can_reorder(nn.Linear(8, 8)) and not with_adapters
     assert any(isinstance(module, PackedLinear) for module in packed.modules()) == expects_packed
     torch.testing.assert_close(logits(packed, torch.bfloat16), expected, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.skipif(not can_reorder(nn.Linear(8, 8)), reason="oneDNN packs bfloat16 with AVX-512")
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_matrix_of_a_packed_layer_can_be_read(bias):
+    """Some models multiply by ``layer.weight`` themselves. It is then held once, and the layer's results stay the same."""
+    linear = nn.Linear(40, 24, bias=bias).bfloat16()
+    packed, x = PackedLinear(linear), torch.randn(5, 40)
+    expected = packed(x)
+    assert (packed.in_features, packed.out_features) == (40, 24)
+    assert torch.equal(packed.weight, linear.weight)
+    assert packed.weight is packed.weight
+    assert packed.packed is None
+    torch.testing.assert_close(packed(x), expected, rtol=2**-7, atol=2**-7)

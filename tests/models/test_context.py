@@ -1,6 +1,7 @@
 """How many tokens a model reads, from its configuration."""
 
 import pytest
+from transformers import AutoConfig, PreTrainedConfig
 
 from heedful.checkpoints.tiny import tiny_config
 from heedful.models.context import context_length
@@ -13,4 +14,10 @@ def test_context_length(architecture):
 
 
 def test_no_limit_of_context():
-    assert context_length(object()) == 2**31
+    assert context_length(PreTrainedConfig()) == 2**31
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "mistral3", "qwen3_vl"])
+def test_a_model_of_pictures_and_text_has_the_limit_of_its_text(kind):
+    config = AutoConfig.for_model(kind, text_config={"max_position_embeddings": 77})
+    assert context_length(config) == 77

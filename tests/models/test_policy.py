@@ -10,20 +10,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from heedful import core
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.save import VALUE_HEAD, save_policy
 from heedful.checkpoints.tiny import byte_tokenizer
-from heedful.data.collate import collate
+from heedful.data.collate import collate, collate_padding_behind
 from heedful.errors import CheckpointError
 from heedful.models.policy import Policy, freeze
 
@@ -295,11 +302,68 @@ RESCALING = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("capped", (1, 30)), ("scaled", (0.0625, None)), ("divided", (0.25, None))]
+)
+@pytest.mark.parametrize("size", [1, 500])
+def test_scales_and_caps_after_the_head_are_part_of_the_log_probs(kind, expected, size):
+    """Numbers and gradients, at a temperature; with fresh weights, and with such large ones that the cap flattens."""
+    lm = RESCALING[kind]().eval()
+    with torch.no_grad():
+        lm.get_output_embeddings().weight.mul_(size)
+    policy, batch = Policy(lm), collate_padding_behind(PROMPTS, RESPONSES, pad_id=0)
+    assert policy.logit_map == expected
+    outputs = policy(batch.ids, batch.attention_mask, batch.response_mask, temperature=0.7, with_entropy=True)
+    where = torch.nn.functional.pad(batch.response_mask, (1, 0))
+    found = torch.autograd.grad(outputs.logprobs.sum() + outputs.entropy.sum(), [*lm.parameters()])
+    logits = lm(input_ids=batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1][where[:, 1:]]
+    logprobs = core.token_logprobs(logits, batch.ids[where], temperature=0.7)
+    entropy = core.entropy(logits, temperature=0.7)
+    torch.testing.assert_close(outputs.logprobs[batch.response_mask], logprobs, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(outputs.entropy[batch.response_mask], entropy, rtol=1e-5, atol=1e-4)
+    other = torch.autograd.grad(logprobs.sum() + entropy.sum(), [*lm.parameters()])
+    for x, y in zip(found, other, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * float(y.abs().max()) + 1e-12)
+
+
 @pytest.mark.parametrize("kind", RESCALING)
-def test_models_that_change_their_logits_after_the_head_are_refused(kind):
-    """With fresh weights, whose logits are so small that a cap at 30 does not yet show in the numbers."""
-    with pytest.raises(CheckpointError, match="changes its logits after the output head"):
-        Policy(RESCALING[kind]())
+def test_a_head_that_is_no_plain_layer_has_them_too(kind):
+    """As with adapters or four bits."""
+    lm = RESCALING[kind]().eval()
+    batch = collate_padding_behind(PROMPTS, RESPONSES, pad_id=0)
+    plain = Policy(lm)(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+
+    class Head(torch.nn.Linear):
+        pass
+
+    lm.get_output_embeddings().__class__ = Head
+    other = Policy(lm)(batch.ids, batch.attention_mask, batch.response_mask, with_entropy=True)
+    torch.testing.assert_close(other.logprobs, plain.logprobs)
+    torch.testing.assert_close(other.entropy, plain.entropy)
+
+
+class Shifted(LlamaForCausalLM):
+    """Adds to its logits after the head."""
+
+    def forward(self, **given):
+        output = super().forward(**given)
+        output.logits = output.logits + 0.5
+        return output
+
+
+OTHERWISE = {
+    "shifted": lambda: Shifted(LlamaConfig(**SHAPE)),
+    "a head of two layers": lambda: BertLMHeadModel(BertConfig(**SHAPE, is_decoder=True)),
+    "without bias": lambda: ModernBertDecoderForCausalLM(
+        ModernBertDecoderConfig(**SHAPE, cls_token_id=2, sep_token_id=3, decoder_bias=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_models_that_make_their_logits_in_another_way_are_refused(kind):
+    with pytest.raises(CheckpointError, match="makes its logits in another way"):
+        Policy(OTHERWISE[kind]())
 
 
 def test_half_precision_computes_in_bfloat16_and_gives_float32(decoder):

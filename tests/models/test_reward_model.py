@@ -1,5 +1,7 @@
 """Reward models: one score a row, the same in every batch and in every tool that loads the folder."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -362,7 +364,7 @@ def test_the_offset_is_subtracted_from_the_head(scored, reward_folders, tmp_path
         again, _ = load(tmp_path / f"again {offset}")
         assert again.offset == expected
         torch.testing.assert_close(again(rows), plain(rows) - expected, rtol=0, atol=1e-5)
-    assert not (tmp_path / "again 0.0" / "heedful.json").exists()
+    assert json.loads((tmp_path / "again 0.0" / "heedful.json").read_text(encoding="utf-8")) == {"reads": "turn-end"}
 
 
 def test_a_file_without_an_offset_is_none(scored):

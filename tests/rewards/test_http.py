@@ -6,11 +6,15 @@ import socket
 
 import pytest
 
+from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
+from heedful.configs.ppo import PPOConfig
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, RewardError
+from heedful.errors import ConfigError, DataError, RewardError
+from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 from heedful.rewards import Completion, Reward, http, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
+from heedful.train.online.engine import train_ppo
 from heedful.types import MicroBatch, Prompt
 
 
@@ -180,6 +184,28 @@ def test_the_settings_reach_the_request(answering, completions, cpu):
             score(rewards, completions)
         assert len(server.requests) == count
     assert len(server.bodies()[0]["completions"]) == 2
+
+
+@pytest.mark.parametrize("changes", [{"reward_timeout": 5.0}, {"reward_retries": 0}])
+def test_settings_of_requests_without_a_request_are_refused(tiny, tmp_path, changes):
+    """By training and by what evaluates, before anything is loaded; a judge over http is one too."""
+    flag = "--" + next(iter(changes)).replace("_", "-")
+    said = rf"^{flag} \S+ is about rewards over http, and there is none; leave it out, or name one"
+    common = {"model": tiny("gpt2"), "data": "none.jsonl", **changes}
+    for rewards in (("rule:digits",), ("rule:digits", "rule:json")):
+        with pytest.raises(ConfigError, match=said):
+            train_ppo(PPOConfig(**common, output=tmp_path / "run", rewards=rewards))
+        with pytest.raises(ConfigError, match=said):
+            evaluate_scores(ScoresConfig(**common, rewards=rewards))
+        with pytest.raises(ConfigError, match=said):
+            evaluate_best_of_n(BestOfNConfig(**common, rewards=rewards, judge=("rule:repetition",)))
+    here = "http://127.0.0.1:1/score"
+    with pytest.raises(DataError, match=r"none\.jsonl"):
+        train_ppo(PPOConfig(**common, output=tmp_path / "run", rewards=("rule:digits",), best_by=(here,)))
+    with pytest.raises(DataError, match=r"none\.jsonl"):
+        train_ppo(PPOConfig(**common, output=tmp_path / "run"), rewards=[here])
+    with pytest.raises(DataError, match=r"none\.jsonl"):
+        evaluate_best_of_n(BestOfNConfig(**common, rewards=("rule:digits",), judge=(here,)))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -1,7 +1,9 @@
 """What a reward function is given, what it may give back, and what is said of everything else."""
 
 import functools
+import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from heedful.errors import RewardError
 from heedful.rewards import Completion, Reward, score
-from heedful.types import Prompt
+from heedful.types import Message, Prompt, ToolCall
 
 
 def totals(function, completions):
@@ -47,9 +49,44 @@ def test_a_conversation_arrives_as_messages(chat):
     }
 
 
+def test_thinking_and_answer_arrive_apart(completions):
+    """The completion is whole. A response that was cut off in its thought has no answer."""
+    texts = ["<think>\n一加一\n</think>\n\n等于2。", "<think>\n红", "你好"]
+    thoughtful = [replace(c, response=text) for c, text in zip(completions, texts, strict=True)]
+    assert seen_by(thoughtful, "completions", "thinking_parts", "answer_parts") == {
+        "completions": texts,
+        "thinking_parts": ["一加一", "红", None],
+        "answer_parts": ["等于2。", None, "你好"],
+    }
+
+
+def test_tools_and_their_calls_arrive_as_messages():
+    """In the format of Hugging Face's templates, with the tools in the first message."""
+    tools = [{"type": "function", "function": {"name": "加", "parameters": {}}}]
+    call = ToolCall("加", '{"x": 1}', "c1")
+    turns = (
+        Message("user", "1+1?", tools=json.dumps(tools)),
+        Message("assistant", "", thinking="算", tool_calls=(call,)),
+        Message("tool", "2", name="加", tool_call_id="c1"),
+    )
+    assert seen_by([Completion(Prompt(turns, "d:1"), "二")], "prompts")["prompts"] == [
+        [
+            {"role": "user", "content": "1+1?", "tools": tools},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "算",
+                "tool_calls": [{"type": "function", "function": {"name": "加", "arguments": {"x": 1}}, "id": "c1"}],
+            },
+            {"role": "tool", "content": "2", "name": "加", "tool_call_id": "c1"},
+        ]
+    ]
+
+
 def test_kwargs_take_everything_that_is_not_named(completions):
     seen = seen_by(completions, "completions", "**kwargs")
-    assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度", "weights"}
+    parts = {"thinking_parts", "answer_parts"}
+    assert set(seen["kwargs"]) == {"prompts", "completion_ids", "truncated", "expected", "难度", "weights"} | parts
 
 
 def test_only_what_is_named_is_given(completions):
@@ -71,7 +108,9 @@ def test_defaults_stand_where_there_is_no_such_column(completions):
     assert totals(function, completions) == [2.5, 5.0, 7.5]
 
 
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "truncated"])
+@pytest.mark.parametrize(
+    "name", ["prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts"]
+)
 def test_a_column_cannot_replace_what_was_sampled(name):
     """A data file may well have a column called completions; which of the two a reward means would be a guess."""
     with pytest.raises(RewardError, match=f"column '{name}'.*rename it"):

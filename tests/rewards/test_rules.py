@@ -314,3 +314,28 @@ def test_valid_json(response, is_json, has_keys):
 def test_json_needs_names_of_keys(spec):
     with pytest.raises(ConfigError, match="rule:json:KEY,KEY: names of keys"):
         make_rule(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "answer"),
+    [("contains_expected", "4"), ("digits", "4"), ("exact_number", "4"), ("json", "4"), ("length:1-2", "4")],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_answer_is_judged_without_its_thinking(spec, answer, chat):
+    """Also where the thought would pass; a thought without an end is an empty answer."""
+    rule, columns = make_rule(spec), {"expected": ["4"], "answer": ["4"]}
+
+    def judged(text):
+        return rule(completions=[[{"role": "assistant", "content": text}] if chat else text], **columns)
+
+    for thought in ("4", "5 或 6，很长很长的思考", ""):
+        assert judged(f"<think>\n{thought}\n</think>\n\n{answer}") == judged(answer)
+        assert judged(f"<think>\n{thought}") == judged("")
+    assert judged(answer) != judged("")
+
+
+def test_form_and_repetition_are_judged_of_all_that_was_written():
+    """A format that asks for thinking must see it, and a thought may loop too."""
+    text = "<think>\n想 想 想 想 想 想\n</think>\n\n四"
+    assert make_rule("regex:</think>")(completions=[text]) == [1.0]
+    assert make_rule("repetition:1")(completions=[text])[0] < make_rule("repetition:1")(completions=["四"])[0]

@@ -1,5 +1,6 @@
 """heedful serve-reward: the same scores over HTTP as in the process, and a message for every request that is wrong."""
 
+import contextlib
 import json
 import re
 import signal
@@ -27,7 +28,7 @@ from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
 from heedful.rewards.serve import make_app
 from heedful.train.online.engine import train_ppo
-from heedful.types import Message, Prompt
+from heedful.types import Message, Prompt, ToolCall
 
 MAX_BYTES = 20_000
 COMPLETIONS = [
@@ -57,6 +58,12 @@ def reward(folder):
 @pytest.fixture(scope="module")
 def served(reward):
     """The address of the application on a real server, in a thread."""
+    with serving(reward) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(reward):
     app = make_app(reward, "评分/模型", max_bytes=MAX_BYTES)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -91,6 +98,27 @@ def test_the_documented_request_by_hand(served, reward):
     assert post(served, {"prompts": [], "completions": []}).json() == {"scores": []}
 
 
+def test_thinking_and_tools_arrive_at_the_server(thinker):
+    """What the template shows of them is read, and the scores are those of the model in this process."""
+    name = thinker()
+    tokenizer = load_tokenizer(name)
+    model = load_reward_model(name, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
+    reward = ModelReward(model.eval(), RewardInputs(tokenizer))
+    tools = json.dumps([{"type": "function", "function": {"name": "加"}}])
+    call = Message("assistant", "", thinking="想", tool_calls=(ToolCall("加", '{"x": 1}', "c1"),))
+    asked = (Message("user", "1+1?", tools=tools), call, Message("tool", "2", tool_call_id="c1"))
+    completions = [
+        Completion(Prompt(prompt, "d:1"), text, truncated=cut)
+        for prompt in (asked, (Message("user", "1+1?"), *asked[1:]), asked[:1])
+        for text, cut in (("二", False), ("<think>\n加\n</think>\n\n二", False), ("<think>\n加", True))
+    ]
+    with serving(reward) as address:
+        over_http, _ = score([Reward("http", HTTPReward(f"{address}/score"))], completions)
+    own, _ = score([Reward("model", reward)], completions)
+    assert over_http == own
+    assert len(set(own)) == len(own)
+
+
 def test_health(served):
     answer = httpx2.get(f"{served}/health", trust_env=False)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "model": "评分/模型"})
@@ -120,6 +148,8 @@ MESSAGE = {"role": "user", "content": "问"}
         ({"prompts": [["a"]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[{"role": "user"}]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[MESSAGE | {"content": 5}]], "completions": ["a"]}, "prompts[0] must be"),
+        ({"prompts": [[MESSAGE | {"tool_calls": []}]], "completions": ["a"]}, "`prompts[0][0]` is an object with role"),
+        ({"prompts": [[MESSAGE | {"tools": [5]}]], "completions": ["a"]}, "`tools[0]` is 5"),
         ({"prompts": ["a"], "completions": ["\ud800"]}, "completions[0] contains half a character"),
         ({"prompts": ["短"], "completions": ["长" * 100]}, "longer than the 128 tokens that the reward model reads"),
     ],
@@ -162,7 +192,7 @@ def run(tiny, tmp_path):
             data=str(prompts),
             output=tmp_path / name,
             rewards=(reward,),
-            reward_retries=0,
+            reward_retries=0 if reward.startswith("http") else 3,
             eval_fraction=0.3,
             steps=1,
             rollout_batch_size=4,

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
+from heedful.sampling import decoder, generate
+from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
@@ -23,7 +26,17 @@ PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么�
 PAD, EOS = 0, 1
 
 
-def roll(policy, prompts=PROMPTS, *, stop_ids=(EOS,), pad_id=PAD, seed=0, micro_batch_size=64, **options):
+def roll(
+    policy,
+    prompts=PROMPTS,
+    *,
+    stop_ids=(EOS,),
+    pad_id=PAD,
+    seed=0,
+    micro_batch_size=64,
+    micro_batch_tokens=None,
+    **options,
+):
     generator = torch.Generator().manual_seed(seed)
     return sample(
         policy,
@@ -32,7 +45,7 @@ def roll(policy, prompts=PROMPTS, *, stop_ids=(EOS,), pad_id=PAD, seed=0, micro_
         stop_ids=stop_ids,
         pad_id=pad_id,
         generator=generator,
-        micro_batch_size=micro_batch_size,
+        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
     )
 
 
@@ -88,11 +101,11 @@ def test_greedy_of_a_padded_batch_is_generates_too(policy):
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 12}, {"top_p": 0.8}])
 def test_a_row_does_not_depend_on_its_batch(policy, filters):
-    """Every row has its own uniform numbers: one at a time, in twos and all together give the same tokens."""
+    """Every row has its own uniform numbers: one at a time, in twos, within so many tokens and all together are the same."""
     stop_ids = stops_midway(policy, max_new_tokens=24, **filters)
     together = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **filters)
-    for size in (1, 2):
-        other = roll(policy, stop_ids=stop_ids, max_new_tokens=24, micro_batch_size=size, **filters)
+    for limit in ({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 70}):
+        other = roll(policy, stop_ids=stop_ids, max_new_tokens=24, **limit, **filters)
         assert responses(other) == responses(together)
         assert torch.equal(other.batch.ids, together.batch.ids)
         assert torch.equal(other.truncated, together.truncated)
@@ -177,6 +190,37 @@ def test_fixed_length_ignores_stop_tokens(policy):
     assert rollouts.responses(with_stop=False) == responses(rollouts)
 
 
+def noted(monkeypatch):
+    """The prompts of every micro-batch that is decoded from now on."""
+    seen, right = [], generate.decode
+
+    def decode(model, prompts, *arguments, **options):
+        seen.append(prompts)
+        return right(model, prompts, *arguments, **options)
+
+    monkeypatch.setattr(generate, "decode", decode)
+    return seen
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(64, 130), (3, None), (3, 90), (64, 1)])
+def test_rows_are_sampled_in_order_of_length_within_the_limits(policies, monkeypatch, rows, tokens):
+    """A prompt takes the room of the longest beside it, and max_new_tokens more; one that has too many goes by itself."""
+    seen = noted(monkeypatch)
+    asked = [[7] * length for length in (30, 2, 17, 2, 25, 3, 40, 16)]
+    roll(policies["gpt2"], asked, max_new_tokens=12, stop_ids=(), micro_batch_size=rows, micro_batch_tokens=tokens)
+    assert [len(prompt) for part in seen for prompt in part] == sorted(map(len, asked))
+    assert len(seen) > 1
+    for part in seen:
+        widest = max(map(len, part)) + 12
+        assert len(part) == 1 or (len(part) <= rows and len(part) * widest <= (tokens or math.inf))
+
+
+def test_one_micro_batch_keeps_the_order_of_its_rows(policies, monkeypatch):
+    seen = noted(monkeypatch)
+    roll(policies["gpt2"], max_new_tokens=2)
+    assert seen == [list(PROMPTS)]
+
+
 def test_drawn_lengths(policies):
     """Within the range, both ends reached, the same from the same seed, and the tokens those of a fixed length."""
     prompts = PROMPTS * 8
@@ -225,6 +269,15 @@ def test_the_batch_holds_prompts_and_responses(policy):
         assert 1 <= len(responses(rollouts)[row]) <= 6
 
 
+def test_the_weights_are_copied_once_for_all_micro_batches(policies, monkeypatch):
+    """In half precision a copy converts every matrix."""
+    copies, right = [], decoder.inference_copy
+    monkeypatch.setattr(decoder, "inference_copy", lambda *a: copies.append(1) or right(*a))
+    roll(policies["llama"], max_new_tokens=4, micro_batch_size=2)
+    assert len(PROMPTS) > 2
+    assert len(copies) == 1
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     """Also in the middle of the loop."""
@@ -235,7 +288,7 @@ def test_dropout_is_off_and_the_policys_mode_is_left_alone(policies, training):
     assert torch.equal(first.sampler_logprobs, again.sampler_logprobs)
     assert policy.training == dropout.training == training
     steps = decode(
-        policy,
+        SamplingModel(policy),
         PROMPTS,
         SamplingOptions(max_new_tokens=8),
         uniforms=torch.rand(len(PROMPTS), 8),
@@ -268,11 +321,11 @@ def test_a_sampler_reads_responses_as_text(policies):
     """Without the stop token that ended them; every end that config, tokenizer and template know is a stop."""
     policy, renderer = policies["qwen3"], Renderer(TOKENIZER)
     prompts = [EncodedPrompt(Prompt(str(i), "x:1"), ids) for i, ids in enumerate(PROMPTS)]
-    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch_size=2)
+    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
     assert sampler.stop_ids == (EOS, TOKENIZER.convert_tokens_to_ids("<|end|>"))
     policy = copy.deepcopy(policy)
     policy.lm.generation_config.eos_token_id = list(stops_midway(policy, max_new_tokens=12))
-    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch_size=2)
+    sampler = make_sampler(SamplingOptions(max_new_tokens=12), renderer, policy, micro_batch=MicroBatch(2))
     rollouts, completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(0))
     assert responses(rollouts) == responses(roll(policy, stop_ids=sampler.stop_ids, max_new_tokens=12))
     for row, (completion, ids) in enumerate(zip(completions, rollouts.responses(with_stop=False), strict=True)):

@@ -19,9 +19,10 @@ from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.kernels.attention import use_attention
 from heedful.models.policy import Policy
-from heedful.sampling.decoder import Decoder
+from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import decode, sample
 from heedful.sampling.kv_cache import BLOCK, InPlaceLayer, capacity, make_cache
+from heedful.types import MicroBatch
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! ", "再见，")]
@@ -175,7 +176,7 @@ def generate_one(lm, prompt, new_tokens):
     return output[0, len(prompt) :].tolist()
 
 
-def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, **options):
+def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, micro_batch_tokens=None, **options):
     return sample(
         policy,
         prompts,
@@ -183,7 +184,7 @@ def roll(policy, prompts=PROMPTS, *, stop_ids=(), seed=0, micro_batch_size=64, *
         stop_ids=stop_ids,
         pad_id=PAD,
         generator=torch.Generator().manual_seed(seed),
-        micro_batch_size=micro_batch_size,
+        micro_batch=MicroBatch(micro_batch_size, micro_batch_tokens),
     )
 
 
@@ -222,7 +223,7 @@ def reads_of(policy, run):
 def steps_of(policy, prompts, lengths, **options):
     return list(
         decode(
-            policy,
+            SamplingModel(policy),
             prompts,
             SamplingOptions(max_new_tokens=max(lengths), **options),
             uniforms=torch.rand(len(prompts), max(lengths), dtype=torch.float64),
@@ -296,7 +297,7 @@ def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_d
     """Left padding, rows selected and repeated on the way, and more tokens than a block, one given token at a time."""
     policy = Policy(copy.deepcopy(policies["qwen3"].lm), compute_dtype=compute_dtype).eval()
     policy.lm.set_attn_implementation(implementation)
-    decoder = Decoder(policy, [*PROMPTS[:3], PROMPTS[0]], pad_id=PAD)
+    decoder = Decoder(SamplingModel(policy), [*PROMPTS[:3], PROMPTS[0]], pad_id=PAD)
     assert decoder.in_place == (implementation == "heedful")
     texts = [list(prompt) for prompt in [*PROMPTS[:3], PROMPTS[0]]]
     tolerance = 1e-4 if compute_dtype == torch.float32 else 0.05
@@ -319,14 +320,14 @@ def test_logits_after_each_token_are_those_of_the_whole_text(policies, compute_d
 
 def test_padding_in_a_prompt_changes_nothing(policies):
     """What stands to the left of a short prompt beside a long one: another padding token, the same logits."""
-    found = [Decoder(policies["gpt2"], PROMPTS, pad_id=pad).read_prompts() for pad in (0, 99)]
+    found = [Decoder(SamplingModel(policies["gpt2"]), PROMPTS, pad_id=pad).read_prompts() for pad in (0, 99)]
     assert torch.equal(*found)
 
 
 def test_the_weights_are_those_of_the_moment(policies):
     """A decoder made after an optimizer step reads with the new weights, in half precision too."""
     policy = Policy(copy.deepcopy(policies["llama"].lm), compute_dtype=torch.bfloat16).eval()
-    before = Decoder(policy, PROMPTS, pad_id=PAD).read_prompts()
+    before = Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts()
     with torch.no_grad():
         policy.lm.model.layers[0].self_attn.q_proj.weight.add_(0.1)
-    assert (Decoder(policy, PROMPTS, pad_id=PAD).read_prompts() - before).abs().max() > 0.01
+    assert (Decoder(SamplingModel(policy), PROMPTS, pad_id=PAD).read_prompts() - before).abs().max() > 0.01

@@ -40,6 +40,8 @@ PROMPTS = [
     Prompt("x", "p:4"),
 ]
 A2C = {"policy_loss": "a2c", "ppo_epochs": 1}
+TWICE = {"ppo_epochs": 2}
+"""So that old log-probs are kept: with one update its own pass gives them."""
 VARIANTS = {
     "ppo": (PPOConfig, {"entropy_coef": 0.01}),
     "separate": (PPOConfig, {"critic": "separate", "entropy_coef": 0.01}),
@@ -53,11 +55,11 @@ VARIANTS = {
     "separate-response": (PPOConfig, {"action": "response", "critic": "separate"}),
     "cispo": (PPOConfig, {"policy_loss": "cispo", "clip_range_high": 0.05}),
     "reinforce++": (PPOConfig, {"advantage": "reinforce++"}),
-    "grpo": (GRPOConfig, {}),
-    "dr-grpo": (GRPOConfig, {"advantage": "group-mean", "aggregate": "fixed"}),
-    "dapo": (GRPOConfig, {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
+    "grpo": (GRPOConfig, TWICE),
+    "dr-grpo": (GRPOConfig, {**TWICE, "advantage": "group-mean", "aggregate": "fixed"}),
+    "dapo": (GRPOConfig, {**TWICE, "aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0}),
     "rloo": (GRPOConfig, {"advantage": "leave-one-out", "ratio": "sequence", "kl_in": "reward"}),
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "clip_range": 0.02, "kl_coef": 0.0}),
+    "gspo": (GRPOConfig, {**TWICE, "ratio": "sequence-mean", "clip_range": 0.02, "kl_coef": 0.0}),
     "reinforce": (GRPOConfig, {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"}),
 }
 """Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""

@@ -428,7 +428,9 @@ def test_no_adapters_are_merged_into_4_bit_weights(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     adapters = tmp_path / "adapters"
     adapters.mkdir()
-    (adapters / "adapter_config.json").write_text("{}", encoding="utf-8")
+    config = {"peft_type": "LORA", "base_model_name_or_path": "m"}
+    (adapters / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (adapters / "adapter_model.safetensors").touch()
     settings = {"data": "d", "output": "o", "lora_rank": 4, "quantize": "4bit"}
     plain = SFTConfig(model="m", **settings)
     check_bitsandbytes(plain, ["m"], torch.device("cuda"))

@@ -53,6 +53,11 @@ KINDS = {
     "grpo": (GRPOConfig, UPDATES),
     "reinforce++": (PPOConfig, {**UPDATES, "advantage": "reinforce++"}),
     "online-dpo": (OnlineDPOConfig, {"minibatch_size": 4}),
+    "sft-bfloat16-weights": (SFTConfig, {"dtype": "bfloat16", "weights_dtype": "bfloat16"}),
+    "bfloat16-weights": (
+        PPOConfig,
+        {**UPDATES, "critic": "separate", "dtype": "bfloat16", "weights_dtype": "bfloat16"},
+    ),
     "everything": (PPOConfig, EVERYTHING),
 }
 WEIGHTS = ("model", "policy", "critic", "average")

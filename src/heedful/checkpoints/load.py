@@ -8,11 +8,14 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from heedful.checkpoints.adapters import merge_adapters
+from heedful.checkpoints.generation import mend_generation_config
 from heedful.checkpoints.quantize import FourBit
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
 from heedful.checkpoints.source import Source, explained, resolve
+from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.stored import store_matrices
 from heedful.models.heads import check_causal
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
@@ -31,9 +34,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
-        lm, info = AutoModelForCausalLM.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        lm, info = read_weights(AutoModelForCausalLM, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(lm, source.folder)
         lm = merge_adapters(lm, source.adapters)
         for folder in source.adapters:
@@ -44,6 +45,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
             f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
+    mend_generation_config(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
@@ -54,9 +56,7 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
     """
     source = resolve(model)
     with explained(source.folder, "model"):
-        trunk, info = AutoModel.from_pretrained(
-            source.base, dtype=torch.float32, output_loading_info=True, **(four_bit.arguments() if four_bit else {})
-        )
+        trunk, info = read_weights(AutoModel, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(trunk, source.folder)
         trunk = merge_adapters(trunk, source.adapters)
     if info["missing_keys"]:
@@ -89,6 +89,7 @@ def load_policy(
     compute_dtype: torch.dtype,
     with_value_head: bool = False,
     four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> Policy:
     """Load a policy, with its saved value head if it has one and ``with_value_head`` asks for it.
 
@@ -98,6 +99,7 @@ def load_policy(
         compute_dtype: dtype of its matrix products.
         with_value_head: add a value head, zero unless one was saved.
         four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the matrices in memory, which is also how they arrive on the device.
 
     Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
     """
@@ -106,6 +108,7 @@ def load_policy(
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
+    store_matrices(policy.lm, stored)
     return policy.to(device)
 
 
@@ -116,6 +119,7 @@ def load_value_model(
     compute_dtype: torch.dtype,
     trunk: PreTrainedModel | None = None,
     four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> ValueModel:
     """Load a value model on the trunk of any causal model, with its saved value head if it has one.
 
@@ -123,18 +127,22 @@ def load_value_model(
         model: a folder, an adapter folder, a name on the Hub, or a `Source`.
         device: where to put it.
         compute_dtype: dtype of its matrix products.
-        trunk: the trunk of ``model``, if it is already in memory.
+        trunk: the trunk of ``model``, if it is already in memory; it stays as it is.
         four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the matrices of a trunk that is loaded.
 
     Raises CheckpointError if the model is missing, incomplete or looks ahead.
     """
     source = resolve(model)
+    is_new = trunk is None
     trunk = load_trunk(source, four_bit) if trunk is None else trunk
     check_causal(trunk, source.name)
-    value_model = ValueModel(trunk, trunk.config.hidden_size, compute_dtype=compute_dtype)
+    value_model = ValueModel(trunk, trunk.config.get_text_config(decoder=True).hidden_size, compute_dtype=compute_dtype)
     head_file = Path(source.folder) / VALUE_HEAD
     if head_file.is_file():
         load_head(value_model.value_head, head_file)
+    if is_new:
+        store_matrices(trunk, stored)
     return value_model.to(device)
 
 

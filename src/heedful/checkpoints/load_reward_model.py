@@ -6,11 +6,15 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from heedful.checkpoints.adapters import attach_adapter, merge_adapters, whole_weights
 from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
 from heedful.checkpoints.quantize import FourBit
-from heedful.checkpoints.score_offset import load_offset
+from heedful.checkpoints.reward_facts import load_facts
 from heedful.checkpoints.source import Source, explained, resolve
+from heedful.checkpoints.text_part import read_weights
+from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, score_head
+from heedful.types import Reading
 
 
 def load_reward_model(
@@ -22,6 +26,7 @@ def load_reward_model(
     seed: int | None = None,
     merged: bool = False,
     four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
@@ -34,10 +39,14 @@ def load_reward_model(
         merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
             so that scores are bit for bit those of the run that trained them.
         four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the trunk's matrices in memory; the head stays in float32.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
-    2020). A padding token is added if the tokenizer has none of its own, because the score is read at the last token
-    that is not padding.
+    2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
+    that is not padding. A trained model keeps the one it has, so it is read at the same token as before.
+
+    What it reads of a conversation (``reads``) is what its `heedful.json` says. Without one it is somebody else's, and
+    reads all that its chat template writes; a fresh head learns from texts that end with the turn.
 
     Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
@@ -45,11 +54,11 @@ def load_reward_model(
     name, adapters = source.folder, source.adapters
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
-        classifier, info = AutoModelForSequenceClassification.from_pretrained(
-            source.base,
-            dtype=torch.float32,
+        classifier, info = read_weights(
+            AutoModelForSequenceClassification,
+            source,
+            "sequence classifier",
             num_labels=1,
-            output_loading_info=True,
             ignore_mismatched_sizes=True,
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )
@@ -75,14 +84,30 @@ def load_reward_model(
         raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
     if head_missing and seed is not None:
         _init_head(classifier, seed)
-    if seed is not None or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
+    if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
     elif classifier.config.pad_token_id is None:
-        if tokenizer.pad_token_id is None:
+        if tokenizer.pad_token_id is None and seed is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
-        classifier.config.pad_token_id = tokenizer.pad_token_id
+        # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding
+        ensure_distinct_pad(tokenizer, classifier)
+    facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
-    return RewardModel(classifier, compute_dtype=compute_dtype, offset=load_offset(name)).to(device)
+    reads = "turn-end" if head_missing else facts.reads or _template_or_turn(tokenizer)
+    loaded = RewardModel(
+        classifier,
+        compute_dtype=compute_dtype,
+        offset=facts.offset,
+        reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
+    )
+    store_matrices(classifier, stored, but=score_head(classifier))
+    return loaded.to(device)
+
+
+def _template_or_turn(tokenizer: PreTrainedTokenizerBase) -> Reading:
+    """What somebody else's model reads: its template, unless that is our own, which it was not trained on."""
+    own = tokenizer.chat_template or PLAIN_TEMPLATE
+    return "turn-end" if PLAIN_TEMPLATE in own else "template"
 
 
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:

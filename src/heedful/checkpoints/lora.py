@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from heedful.checkpoints.adapters import ADAPTER
 from heedful.configs.lora import LoRAOptions
 from heedful.errors import ConfigError
+from heedful.kernels.device import HALF
 
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
@@ -47,6 +48,9 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
         warnings.simplefilter("ignore")  # PEFT warns of fan_in_fan_out if a model has both kinds of layer
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
+    for parameter in model.parameters():  # PEFT makes adapters in the dtype of the matrices below them
+        if parameter.requires_grad and parameter.dtype in HALF:
+            parameter.data = parameter.data.float()
     heads = [name for name, _ in model.named_parameters() if _is_head(model, name) and _task(model) == "SEQ_CLS"]
     for name in heads:
         model.get_parameter(name).requires_grad_(True)

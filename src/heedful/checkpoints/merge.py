@@ -4,16 +4,15 @@ from pathlib import Path
 
 import torch
 
-from heedful.checkpoints.adapters import adapter_chain, is_adapter, read_adapter_config, whole_weights
+from heedful.checkpoints.adapters import read_adapter_config, whole_weights
 from heedful.checkpoints.load import load_causal_lm, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors, save_reward_model, save_tensors, save_value_model
-from heedful.checkpoints.source import resolve
+from heedful.checkpoints.source import Source, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.merge import MergeConfig
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import blocking_file, complete_or_absent
-from heedful.hub import local_model
 from heedful.models.reward_model import HEADS
 
 CPU = torch.device("cpu")
@@ -26,25 +25,24 @@ def merge_model(config: MergeConfig) -> None:
 
     Raises ConfigError and CheckpointError before anything is written.
     """
-    folder = local_model(config.adapter)
-    if not is_adapter(folder):
-        resolve(folder)
+    source = resolve(config.adapter)
+    if not source.adapters:
         raise CheckpointError(f"{config.adapter} holds no adapters (adapter_config.json), so there is nothing to merge")
-    _check_output(config)
-    tokenizer = load_tokenizer(folder)
+    _check_output(config, source)
+    tokenizer, folder = load_tokenizer(source), Path(source.folder)
     with complete_or_absent(config.output) as partial:
-        match _kind(Path(folder)):
+        match _kind(folder):
             case "SEQ_CLS":
-                model = load_reward_model(folder, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True)
+                model = load_reward_model(source, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True)
                 save_reward_model(model, tokenizer, partial)
             case "FEATURE_EXTRACTION":
-                critic = load_value_model(folder, device=CPU, compute_dtype=torch.float32)
+                critic = load_value_model(source, device=CPU, compute_dtype=torch.float32)
                 save_value_model(critic, tokenizer, partial)
             case _:
-                load_causal_lm(folder).save_pretrained(partial)
+                load_causal_lm(source).save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                if (Path(folder) / VALUE_HEAD).is_file():
-                    save_tensors(load_tensors(Path(folder) / VALUE_HEAD), partial / VALUE_HEAD)
+                if (folder / VALUE_HEAD).is_file():
+                    save_tensors(load_tensors(folder / VALUE_HEAD), partial / VALUE_HEAD)
 
 
 def _kind(folder: Path) -> str:
@@ -55,11 +53,8 @@ def _kind(folder: Path) -> str:
     return str(task or "CAUSAL_LM")
 
 
-def _check_output(config: MergeConfig) -> None:
-    """Refuse an output folder that is in use, or that the model is made from.
-
-    Raises ConfigError and CheckpointError.
-    """
+def _check_output(config: MergeConfig, source: Source) -> None:
+    """Refuse an output folder that is in use, or that the model is made from. Raises ConfigError."""
     output = config.output
     blocking = output if output.is_file() else blocking_file(output)
     if blocking is not None:
@@ -70,7 +65,6 @@ def _check_output(config: MergeConfig) -> None:
         raise ConfigError(f"--output {output} exists; choose another folder, or add --overwrite to replace it")
     if not (output / "config.json").is_file():
         raise ConfigError(f"--output {output} holds no model, so it is left alone; choose another folder")
-    base, adapters = adapter_chain(config.adapter)
-    for path in (Path(base), *adapters):
+    for path in (Path(source.base), *source.adapters):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise ConfigError(f"--output {output} holds {path}, which the model is made from; choose another folder")

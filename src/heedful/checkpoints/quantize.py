@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig
 
-from heedful.checkpoints.adapters import is_adapter
+from heedful.checkpoints.source import resolve
 from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
-from heedful.hub import local_model
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ def check_bitsandbytes(options: MemoryOptions, models: Sequence[str], device: to
         models: names of the models to load in 4 bits.
         device: where the run is.
 
-    Raises ConfigError.
+    Raises ConfigError, and CheckpointError for a model that is not there.
     """
     if options.quantize == "4bit":
         _check(f"--quantize {options.quantize}", device)
         for model in models:
-            if is_adapter(local_model(model)):
+            if resolve(model).adapters:
                 raise ConfigError(
                     f"--quantize 4bit: {model} holds adapters, which cannot be merged into 4-bit weights without loss; write "
                     f"a plain model first: heedful merge --adapter {model} --output FOLDER"

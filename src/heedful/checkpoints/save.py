@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from heedful.checkpoints.adapters import has_adapters, save_model
-from heedful.checkpoints.score_offset import save_offset
+from heedful.checkpoints.reward_facts import RewardFacts, save_facts
 from heedful.checkpoints.source import explained
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
@@ -49,7 +49,7 @@ def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, fold
 def save_reward_model(
     model: RewardModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, offset: float | None = None
 ) -> None:
-    """Write a reward model as a folder that ``AutoModelForSequenceClassification`` loads.
+    """Write a reward model as a folder that ``AutoModelForSequenceClassification`` loads, and what it reads beside it.
 
     Args:
         model: the reward model; if it has adapters, only they and the head are written.
@@ -60,7 +60,7 @@ def save_reward_model(
     """
     save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
-    save_offset(folder, model.offset if offset is None else offset)
+    save_facts(folder, RewardFacts(model.offset if offset is None else offset, model.reads))
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

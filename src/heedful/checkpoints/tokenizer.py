@@ -5,6 +5,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from heedful.checkpoints.source import Source, explained, load_config, resolve
+from heedful.checkpoints.template import set_defaults
+from heedful.configs.template import TemplateOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.context import context_length
 
@@ -43,6 +45,16 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
     return tokenizer
 
 
+def load_chat_tokenizer(model: str | Source, options: TemplateOptions) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model with the chat template, and the values for it, that settings ask for.
+
+    Raises CheckpointError and ConfigError as `load_tokenizer` and `set_defaults` do.
+    """
+    tokenizer = load_tokenizer(model, chat_template=options.chat_template)
+    set_defaults(tokenizer, options.thinking, options.template_variables)
+    return tokenizer
+
+
 def _tokenizer_home(source: Source) -> str:
     """The model's folder; for adapters saved without a tokenizer, the folder of the nearest base that has one."""
     with_one = [str(folder) for folder in source.adapters if (folder / "tokenizer_config.json").is_file()]
@@ -76,7 +88,6 @@ def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrained
         raise ConfigError(
             f"{flag} {name} reads {context_length(config)} tokens, but prompts and responses need {longest}"
         )
-    if getattr(config, "vocab_size", len(own)) <= max(own.values()):
-        raise ConfigError(
-            f"{flag} {name} has {config.vocab_size} embeddings, fewer than the policy's {len(own)} tokens"
-        )
+    embeddings = getattr(config.get_text_config(decoder=True), "vocab_size", len(own))
+    if embeddings <= max(own.values()):
+        raise ConfigError(f"{flag} {name} has {embeddings} embeddings, fewer than the policy's {len(own)} tokens")

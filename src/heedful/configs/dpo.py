@@ -15,8 +15,6 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    chat_template: str = ""
-    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
     """sigmoid: DPO. ipo: a squared distance to a margin, which does not push certain pairs for ever. hinge: SLiC."""
     beta: Annotated[float, POSITIVE] = 0.1

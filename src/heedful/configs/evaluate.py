@@ -19,13 +19,12 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope."""
     eval_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 uses all."""
-    chat_template: str = ""
-    """Chat template in place of the models' own: plain, or a Jinja file."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens in memory at a time, besides micro-batch-size: rows times the longest one, so padding counts. A row (pair,
-    ranking) that has more is processed by itself. Sampling counts only rows. None is no limit."""
+    ranking) that has more is processed by itself. In sampling a row is as long as its prompt and max-new-tokens. None is no
+    limit."""
     output: Path | None = None
     """JSON file for the result. None only prints it."""
 
@@ -41,7 +40,8 @@ class EvaluationOptions(RecordOptions, MachineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(EvaluationOptions):
-    """Share of preference pairs that a reward model puts in the right order."""
+    """Share of preference pairs that a reward model puts in the right order, and its 95 % interval: prompts are independent,
+    pairs of one prompt are not."""
 
     reward_model: str
     """The reward model."""

@@ -43,6 +43,12 @@ class MemoryOptions(LoRAOptions):
     """Keep only each layer's input and recompute the rest in the backward pass: less memory, about a third slower."""
     optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
     """adamw-8bit keeps Adam's two moments in 8 bits: needs a GPU and pip install "heedful[gpu]"."""
+    optimizer_device: Literal["same", "cpu"] = "same"
+    """cpu keeps the optimizer's moments in main memory and makes its steps there: slower, for 8 bytes less on the GPU per
+    trained weight. For a run on a GPU."""
+    weights_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 stores trained matrices, and their gradients, in half the memory. Steps are rounded at random, so that small
+    ones count on average; results are a little noisier. Needs products in bfloat16 (--dtype)."""
     quantize: Literal["none", "4bit"] = "none"
     """4bit keeps the frozen weights under the adapters in 4 bits (QLoRA): needs a GPU and pip install "heedful[gpu]"."""
 
@@ -51,6 +57,19 @@ class MemoryOptions(LoRAOptions):
         if self.quantize != "none" and not self.lora_rank:
             raise ConfigError(
                 f"--quantize {self.quantize} freezes the model's weights: add --lora-rank, such as --lora-rank 16"
+            )
+        if self.optimizer != "adamw":
+            for field, default in (("optimizer_device", "same"), ("weights_dtype", "float32")):
+                if getattr(self, field) != default:
+                    raise ConfigError(
+                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, whose steps "
+                        "are made on the GPU and rounded to the nearest number; leave out one of the two"
+                    )
+        if self.weights_dtype != "float32" and self.lora_rank:
+            raise ConfigError(
+                f"--weights-dtype {self.weights_dtype} is about trained matrices, and with --lora-rank these are small "
+                "adapters, which stay in float32; leave out one of the two (on a GPU the frozen weights are in half "
+                "precision anyway)"
             )
 
 

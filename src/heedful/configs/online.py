@@ -12,6 +12,7 @@ from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
+from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,15 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    chat_template: str = ""
-    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     temperature: Annotated[float, POSITIVE] = 1.0
     """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
+
+    max_prompt_tokens: Annotated[int | None, POSITIVE] = None
+    """Longest prompt, in tokens; what happens to longer ones is what too-long says. Raise it for long documents, lower it if
+    memory runs out. None is a quarter of what the model can read, but at least 256 and at most 1024."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
+    keeps BOS and the system message; it loses its oldest turns, then the beginning of its last user message."""
 
     steps: Annotated[int, POSITIVE] = 100
     """Rollout batches: each is sampled, scored, and learned from."""
@@ -67,8 +73,15 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
     rollout_micro_batch_size: Annotated[int, POSITIVE] = 64
     """Responses sampled at a time. It changes memory and speed, never the responses."""
+    rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
+    """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
+    bounds the key-value cache, never the responses; a row that has more is sampled by itself. None is no limit."""
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
+    best_by: tuple[str, ...] = ()
+    """Rewards that judge held-out responses to choose best/, in the forms of rewards, which may not have them; several are
+    summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. Raising the
+    training reward further and further ends in responses that only it likes; a judge that the policy never saw notices."""
     adam_eps: Annotated[float, POSITIVE] = 1e-5
     """Adam's epsilon; 1e-5 is what RL implementations use."""
     learning_rate: Annotated[float, POSITIVE] = 3e-6
@@ -78,12 +91,47 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """The command, and the name of its runs."""
 
     @property
+    def rollout_micro_batch(self) -> MicroBatch:
+        return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the reference's log-probs of each rollout batch have a part in what is learned."""
         return True
 
+    @property
+    def loads_reference(self) -> bool:
+        """Whether anything reads the reference: what is learned, or evaluations, if it is named."""
+        return self.needs_reference or self.reference is not None
+
+    @property
+    def makes_one_update(self) -> bool:
+        """Whether a rollout batch is learned from in one optimizer step: the policy that learns is the one that sampled."""
+        return self.ppo_epochs == 1 and self.minibatch_size == self.rollout_batch_size
+
+    @property
+    def needs_old_pass(self) -> bool:
+        """Whether the policy reads a rollout batch before it learns from it. If not, the update's own pass is the first."""
+        return True
+
+    @property
+    def kl_price(self) -> float:
+        """What a nat of KL to the reference costs in the comparison of models for ``best/``, in units of the reward."""
+        return 0.0
+
+    @property
+    def best_metric(self) -> str:
+        """The metric of evaluations whose highest value makes ``best/``."""
+        return "eval/judge_mean" if self.best_by else "eval/objective"
+
     def check(self) -> None:
         super().check()
+        learned_from = sorted(set(self.best_by) & set(self.rewards))
+        if learned_from:
+            raise ConfigError(
+                f"--best-by {learned_from[0]} is one of --rewards: what the policy is trained on cannot judge it; leave it "
+                "out of one of the two"
+            )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
         if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
@@ -92,6 +140,11 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
             raise ConfigError(
                 f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
                 "responses never end by themselves; leave out one of the two"
+            )
+        if self.ema_decay and self.weights_dtype != "float32":
+            raise ConfigError(
+                f"--ema-decay {self.ema_decay} does not go with --weights-dtype {self.weights_dtype}, in which an average "
+                "would not move: its steps are smaller than the distance between numbers; leave out one of the two"
             )
         if self.score_norm_samples == 1:
             raise ConfigError("--score-norm-samples must be 0 or at least 2: one sample has no standard deviation")
@@ -105,9 +158,24 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
 class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
 
+    reference: str | None = None
+    """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
+    kl-coef 0 a named one is read only at evaluations, for eval/kl."""
+
     @property
     def needs_reference(self) -> bool:
         return self.kl_coef > 0
+
+    @property
+    def needs_old_pass(self) -> bool:
+        """In more than one update the ratio is to the policy before the first; advantages may need KL or values."""
+        has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
+        has_value_head = self.estimator.critic and self.critic == "shared"
+        return not self.makes_one_update or has_kl_in_reward or has_value_head or self.critic_warmup_steps > 0
+
+    @property
+    def kl_price(self) -> float:
+        return self.kl_coef
 
     @property
     def critic_learning_rate(self) -> float:
@@ -144,8 +212,25 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
                 f"--critic-warmup-steps {self.critic_warmup_steps} leaves the policy none of --steps {self.steps} to learn "
                 "in; lower it, or raise --steps"
             )
+        self._check_reference()
         if self.quantize != "none" and self.estimator.critic and self.critic == "reward":
             raise ConfigError(
                 f"--quantize {self.quantize} does not reach a critic that starts as a reward model; use --critic shared or "
                 "--critic separate"
+            )
+
+    def _check_reference(self) -> None:
+        """Refuse to load or to move a reference that nothing reads. Raises ConfigError."""
+        if self.needs_reference:
+            return
+        if self.reference is None and self.reference_device != "same":
+            raise ConfigError(
+                f"--reference-device {self.reference_device} moves nothing: --kl-coef 0 needs no reference, so none is "
+                "loaded; leave it out, or set --kl-coef above 0"
+            )
+        holds_out = self.eval_data is not None or self.eval_fraction > 0
+        if self.reference is not None and not holds_out and not self.score_norm_samples:
+            raise ConfigError(
+                f"--reference {self.reference} would be read by nothing: --kl-coef 0 puts no price on KL, and nothing is "
+                "held out to measure it on; leave it out, set --kl-coef above 0, or set --eval-fraction or --eval-data"
             )

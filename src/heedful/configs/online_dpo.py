@@ -25,6 +25,15 @@ class OnlineDPOConfig(RolloutConfig):
     beta: Annotated[float, POSITIVE] = 0.1
     """Price of leaving the reference. Raising it keeps the policy closer."""
 
+    @property
+    def needs_old_pass(self) -> bool:
+        """The loss has no ratio: only metrics need it, and only the first update's pass can give them."""
+        return not self.makes_one_update
+
+    @property
+    def kl_price(self) -> float:
+        return self.beta
+
     def check(self) -> None:
         super().check()
         if self.samples_per_prompt < 2:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from heedful.configs.lora import MemoryOptions
 from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
 from heedful.configs.settings import Settings
+from heedful.configs.template import TemplateOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 
@@ -20,7 +21,8 @@ class MachineOptions(Settings):
     device: str = "auto"
     """auto, cpu, mps, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute precision; weights stay float32. auto: bfloat16 if the hardware is fast at it, float16 on older GPUs."""
+    """Precision of matrix products; what is trained stays float32 (but see weights-dtype). auto: bfloat16 if the hardware is
+    fast at it, float16 on older GPUs, else float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class RunOptions(MachineOptions):
     """Rows in such a table."""
     patience: Annotated[int, NOT_NEGATIVE] = 0
     """Stop after this many evaluations in a row without improvement. 0 never stops early."""
+    memory_check: bool = True
+    """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
+    anything is written. Turn it off if the plan is wrong for your model."""
 
     def check(self) -> None:
         super().check()
@@ -52,7 +57,7 @@ class RunOptions(MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions(Settings):
+class RecordOptions(TemplateOptions):
     """How records are read."""
 
     columns: str = ""

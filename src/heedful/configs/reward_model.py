@@ -13,8 +13,6 @@ class RewardConfig(TrainingOptions):
 
     model: str
     """Model to start from: the SFT model, any language model, or an encoder."""
-    chat_template: str = ""
-    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Pairs, or rankings, per optimizer step."""
     epochs: Annotated[float, POSITIVE] = 1

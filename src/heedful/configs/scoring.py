@@ -25,9 +25,10 @@ class RewardOptions(Settings):
     reward_std_coef: Annotated[float, NOT_NEGATIVE] = 1.0
     """Standard deviations of the rewards that mean-std takes off their mean. Raising it trusts only what all agree on."""
     reward_timeout: Annotated[float, POSITIVE] = 60.0
-    """Seconds to wait for an http reward's answer."""
+    """Seconds to wait for an http reward's answer. Refused without such a reward."""
     reward_retries: Annotated[int, NOT_NEGATIVE] = 3
-    """How often an http reward is asked again when it does not answer or is overloaded, after 0.5, 1, 2, ... seconds."""
+    """How often an http reward is asked again when it does not answer or is overloaded, after 0.5, 1, 2, ... seconds.
+    Refused without such a reward."""
 
     def check(self) -> None:
         super().check()

@@ -13,8 +13,6 @@ class SFTConfig(TrainingOptions):
 
     model: str
     """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    chat_template: str = ""
-    """Chat template in place of the model's own: plain, or a Jinja file. Saved with the model."""
     batch_size: Annotated[int, POSITIVE] = 16
     """Demonstrations per optimizer step."""
     epochs: Annotated[float, POSITIVE] = 3

@@ -22,6 +22,11 @@ class ScoreNorm:
     mean: float = 0.0
     std: float = 1.0
 
+    @property
+    def current(self) -> "ScoreNorm":
+        """This norm."""
+        return self
+
     def including(self, scores: Sequence[float]) -> "ScoreNorm":  # noqa: ARG002
         """The same norm: it was measured before training and does not change."""
         return self
@@ -53,7 +58,12 @@ class RunningScoreNorm:
         self.sum_squares += math.fsum((s - mean) ** 2 for s in scores) + shift**2 * self.count * n / total
         self.mean += shift * n / total
         self.count = total
-        std = math.sqrt(self.sum_squares / total)
+        return self.current
+
+    @property
+    def current(self) -> ScoreNorm:
+        """The norm of all scores so far. Before the first it leaves scores as they are."""
+        std = math.sqrt(self.sum_squares / max(1, self.count))
         return ScoreNorm(self.mean, std if std >= SMALLEST_STD else 1.0)
 
     def state_dict(self) -> dict[str, Any]:

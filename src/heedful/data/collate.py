@@ -21,6 +21,10 @@ class Batch:
     response_mask: Bool[Tensor, "batch time"]
     """True = a response token. Its columns are the last ``time`` columns of ``ids``."""
 
+    def select(self, rows: Tensor) -> "Batch":
+        """Return the rows at these indices, in this order."""
+        return Batch(self.ids[rows], self.attention_mask[rows], self.response_mask[rows])
+
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
         return Batch(self.ids.to(device), self.attention_mask.to(device), self.response_mask.to(device))

@@ -6,6 +6,8 @@ from typing import Literal
 from heedful.errors import ConfigError, DataError
 
 TooLong = Literal["error", "drop", "truncate"]
+PROMPT_TOKENS = (256, 1024)
+"""Least and most that a quarter of the context is taken for if ``--max-prompt-tokens`` is not set."""
 
 CAUSE_FLAGS = {
     "dropped_too_long": "--too-long",
@@ -41,7 +43,36 @@ def prompt_room(max_new_tokens: int, context: int) -> int:
     return context - max_new_tokens
 
 
-def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, action: TooLong, what: str) -> list[int]:
+def prompt_limit(wanted: int | None, max_new_tokens: int, context: int) -> int:
+    """Return the most tokens that a prompt may have in training on a policy's own responses.
+
+    Args:
+        wanted: the setting ``--max-prompt-tokens``; None means a quarter of the context, within `PROMPT_TOKENS`,
+            or what the longest response leaves if that is less.
+        max_new_tokens: the longest response.
+        context: the most tokens that the model can read.
+
+    Raises ConfigError if the longest prompt and the longest response do not fit together.
+    """
+    room = prompt_room(max_new_tokens, context)
+    if wanted is not None and wanted > room:
+        raise ConfigError(
+            f"--max-prompt-tokens {wanted} and --max-new-tokens {max_new_tokens} together exceed the {context} tokens that "
+            f"the model can read; make --max-prompt-tokens at most {room}, or lower --max-new-tokens"
+        )
+    least, most = PROMPT_TOKENS
+    return wanted or min(max(context // 4, least), most, room)
+
+
+def too_long(
+    lengths: Sequence[int],
+    sources: Sequence[str],
+    *,
+    limit: int,
+    action: TooLong,
+    what: str,
+    remedy: str = "a model with a longer context",
+) -> list[int]:
     """Return the indices of the records that are longer than ``limit`` tokens, for the caller to drop or truncate.
 
     Args:
@@ -50,6 +81,7 @@ def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, acti
         limit: the most tokens per record.
         action: what happens to longer records.
         what: what the records are called in messages, such as "pairs".
+        remedy: what else the message advises.
 
     Raises DataError, with the count and the first records, if there are any and ``action`` is "error".
     """
@@ -59,7 +91,7 @@ def too_long(lengths: Sequence[int], sources: Sequence[str], *, limit: int, acti
         more = ", ..." if len(offenders) > 5 else ""
         raise DataError(
             f"{len(offenders)} of {len(lengths)} {what} are longer than {limit} tokens: {first}{more}. "
-            "Use --too-long drop or --too-long truncate, or a model with a longer context"
+            f"Use --too-long drop or --too-long truncate, or {remedy}"
         )
     return offenders
 

@@ -6,11 +6,14 @@ from typing import TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.cutting import cut_prompt
 from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
 from heedful.data.rankings import Row, encode_rankings
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
+from heedful.data.template import naming
+from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import DataError
-from heedful.types import Demonstration, Prompt, Ranking
+from heedful.types import Demonstration, Message, Prompt, Ranking
 
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
@@ -40,7 +43,7 @@ class PairRows:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt and its token ids."""
+    """A prompt and its token ids. If it was cut, the ids are what is left; rewards see the whole ``prompt``."""
 
     prompt: Prompt
     ids: list[int]
@@ -146,17 +149,22 @@ def encode_demonstrations(
             not learned; a prompt that leaves no room for a response is dropped.
         learn_prompt: learn the prompt too, except its first token.
 
-    Raises DataError if a demonstration is too long and ``action`` is "error".
+    Raises DataError if a demonstration is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
     """
     texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
     pieces = [piece for cut in texts for piece in cut]
     prompted = [d for d in demonstrations if d.prompt]
-    pairs = [
-        Example(
-            renderer.prompt_ids(d.prompt), renderer.response_ids(d.response, prompt=d.prompt, truncated=d.truncated)
-        )
-        for d in prompted
+    masked = [
+        d.source for d in prompted if learn_prompt and any(not m.learned for m in d.prompt if isinstance(m, Message))
     ]
+    if masked:
+        raise DataError(
+            f"{masked[0]}: a message has the weight 0, but --loss-on all learns prompts too, and with them this message. Use "
+            "--loss-on response"
+        )
+    pairs = [_encoded(d, renderer) for d in prompted]
+    whole = (Sample(d.prompt, d.response, d.source) for d in prompted if not d.truncated)
+    check_rendering(renderer, whole)
     lengths = [len(pair.prompt) + len(pair.response) for pair in pairs]
     sources = [d.source for d in prompted]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="demonstrations"))
@@ -201,7 +209,12 @@ def encode_pairs(
 
 
 def encode_prompts(
-    prompts: Sequence[Prompt], renderer: Renderer, *, max_length: int, action: TooLong
+    prompts: Sequence[Prompt],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    action: TooLong,
+    remedy: str = "a model with a longer context",
 ) -> tuple[list[EncodedPrompt], Counts]:
     """Encode prompts as token ids, and count what was dropped or truncated.
 
@@ -209,21 +222,38 @@ def encode_prompts(
         prompts: the prompts to encode.
         renderer: of the policy's tokenizer.
         max_length: the most tokens per prompt.
-        action: what to do with longer prompts. Truncation keeps the end of a prompt, which the response continues.
+        action: what to do with longer prompts. `cut_prompt` truncates them.
+        remedy: what else to advise if a prompt is too long.
 
-    Raises DataError if a prompt is too long and ``action`` is "error".
+    Raises DataError if a prompt is too long and ``action`` is "error", or if it cannot be truncated; CheckpointError as
+    `check_rendering` does.
     """
-    encoded = [EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+    encoded = []
+    for prompt in prompts:
+        with naming(prompt.source):
+            encoded.append(EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)))
+    answer = renderer.opening + ("some thought\n</think>\n\n" if renderer.opening else "") + "an answer"
+    check_rendering(renderer, (Sample(p.prompt, answer, p.source) for p in prompts))
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts"))
+    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy))
     counts = {
         "dropped_too_long": len(offenders) if action == "drop" else 0,
         "truncated": len(offenders) if action == "truncate" else 0,
     }
     if action == "drop":
         return [e for i, e in enumerate(encoded) if i not in offenders], counts
-    return [EncodedPrompt(e.prompt, e.ids[-max_length:]) for e in encoded], counts
+    for i in offenders:
+        cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=sources[i])
+        encoded[i] = EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
+    return encoded, counts
+
+
+def _encoded(demonstration: Demonstration, renderer: Renderer) -> Example:
+    prompt = demonstration.prompt
+    with naming(demonstration.source):
+        response = renderer.response_ids(demonstration.response, prompt=prompt, truncated=demonstration.truncated)
+        return Example(renderer.prompt_ids(prompt), response)
 
 
 def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: int) -> list[Example]:

@@ -1,6 +1,6 @@
 """Split items into micro-batches with a limited number of rows and tokens."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from heedful.types import MicroBatch
@@ -29,3 +29,17 @@ def in_micro_batches(
         part.append(item)
     if part:
         yield part
+
+
+def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
+    """Return the rows of each micro-batch. A micro-batch is as wide as its longest row.
+
+    If one holds all rows, they keep their order; else they are sorted by length first, so that little is padding.
+
+    Args:
+        lengths: tokens of each row.
+        limit: the most rows and tokens per micro-batch.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
+    return parts if len(parts) > 1 else [list(range(len(lengths)))]

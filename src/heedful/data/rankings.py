@@ -7,6 +7,8 @@ from typing import Any
 
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, TooLong, too_long
+from heedful.data.template import naming
+from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import DataError
 from heedful.types import Ranking
 
@@ -56,10 +58,13 @@ def encode_rankings(
         equal_pairs: what to do with a ranking that prefers a response to an equal one, before or after truncation: "error"
             or "drop".
 
-    Raises DataError for what ``action`` or ``equal_pairs`` calls an error.
+    Raises DataError for what ``action`` or ``equal_pairs`` calls an error, CheckpointError as `check_rendering` does.
     """
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
+    if inputs.renderer is not None:
+        samples = (Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses)
+        check_rendering(inputs.renderer, samples, read=not inputs.written)
     lengths = [one.longest for one in encoded]
     sources = [ranking.source for ranking in rankings]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what=what))
@@ -98,11 +103,12 @@ def best_first(ranking: Ranking) -> Ranking:
 
 
 def _encode(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> RankingRows:
-    rows = (
-        inputs.encode(ranking.prompt, response, truncated=ranking.truncated, max_length=max_length)
-        for response in ranking.responses
-    )
-    return RankingRows(ranking, tuple(rows))
+    with naming(ranking.source):
+        rows = tuple(
+            inputs.encode(ranking.prompt, response, truncated=ranking.truncated, max_length=max_length)
+            for response in ranking.responses
+        )
+    return RankingRows(ranking, rows)
 
 
 def _contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:

@@ -19,14 +19,24 @@ given for raw text; `read_records` and `parse_columns` say what else is raised.
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from heedful.data.messages import read_conversation, read_tools, shown, text, wrong
 from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, parse_columns, read_records
 from heedful.errors import ConfigError, DataError
-from heedful.types import Conversation, Demonstration, Message, Prompt, Ranking, Text
+from heedful.types import (
+    Conversation,
+    Demonstration,
+    Message,
+    Prompt,
+    Ranking,
+    Response,
+    Text,
+    plain_response,
+    split_thinking,
+)
 
-ROLES = ("system", "user", "assistant", "tool")
 HH_MARKER = "\n\nAssistant:"
 
 Shape = tuple[str, ...]
@@ -76,10 +86,10 @@ def read_demonstrations(
 ) -> list[Demonstration]:
     """Read demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
-    Every assistant turn of ``messages`` becomes one demonstration, whose prompt is the conversation before it. With
-    ``text`` the prompt is empty. ``completion`` is a string, one assistant message, or the prompt's conversation again
-    followed by one assistant message. A boolean ``truncated`` says that the (last) response was cut off. The module explains
-    the arguments.
+    Every assistant turn of ``messages``, except those with ``weight: 0`` or ``train: false``, becomes one demonstration,
+    whose prompt is the conversation before it. With ``text`` the prompt is empty. ``completion`` is a string, one assistant
+    message, or the prompt's conversation again followed by one assistant message. A boolean ``truncated`` says that the
+    (last) response was cut off. The module explains the arguments.
     """
     mapping = parse_columns(columns)
     turns = _each(
@@ -154,32 +164,38 @@ def _each(records: Sequence[Record], refused: list[DataError] | None, convert: C
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
     shape = _shape(record, mapping, DEMONSTRATIONS)
     truncated = _truncated(record)
+    prompt: Text = ""
     if shape == ("messages",):
-        return _assistant_turns(record, system_prompt, truncated)
-    if shape == ("text",):
-        response = _text(record, "text", record.fields["text"])
-        return [Demonstration(_with_system("", system_prompt, record), response, record.source, truncated)]
-    prompt = _prompt_text(record)
-    response = _response(record, "completion", record.fields["completion"], prompt)
-    return [Demonstration(_with_system(prompt, system_prompt, record), response, record.source, truncated)]
+        turns = _turns_to_learn(record)
+    elif shape == ("text",):
+        turns = [("", text(record.source, "text", record.fields["text"]))]
+    else:
+        prompt = _prompt_text(record)
+        turns = [(prompt, _response(record, "completion", record.fields["completion"], prompt))]
+    learned = []
+    for i, (prompt, response) in enumerate(turns):
+        cut = truncated and i == len(turns) - 1
+        if prompt and not cut and split_thinking(plain_response(response))[1] is None:
+            raise wrong(
+                record.source, "a response that begins with <think> and has no </think>", "both, or truncated: true"
+            )
+        learned.append(Demonstration(_with_system(prompt, system_prompt, record), response, record.source, cut))
+    return learned
 
 
-def _assistant_turns(record: Record, system_prompt: str | None, truncated: bool) -> list[Demonstration]:
-    turns = _conversation(record, "messages", record.fields["messages"])
-    ends = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
+    turns = read_conversation(record.source, "messages", record.fields["messages"])
+    ends = [index for index, turn in enumerate(turns) if turn.role == "assistant" and turn.learned]
     if not ends:
-        raise _wrong(record, f"`messages` has no assistant turn, only {_roles(turns)}", "at least one to learn from")
+        masked = " with the weight 0" if "assistant" in _roles(turns) else ""
+        raise wrong(
+            record.source,
+            f"`messages` has no assistant turn, only {_roles(turns)}{masked}",
+            "at least one to learn from",
+        )
     for end in ends:
         _require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
-    return [
-        Demonstration(
-            _with_system(turns[:end], system_prompt, record),
-            turns[end].content,
-            record.source,
-            truncated and end == ends[-1],
-        )
-        for end in ends
-    ]
+    return [(turns[:end], _reply(turns[end])) for end in ends]
 
 
 def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Ranking:
@@ -187,26 +203,31 @@ def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | No
     if "ranks" in shape:
         return _k_wise(record, system_prompt)
     prompt = _ranked_prompt(record) if "prompt" in shape else _shared_prompt(record)
-    if "prompt" not in shape and isinstance(prompt, str):
-        responses = tuple(_text(record, name, record.fields[name][len(prompt) :]) for name in ("chosen", "rejected"))
-    else:
-        responses = tuple(_response(record, name, record.fields[name], prompt) for name in ("chosen", "rejected"))
+    responses: list[Response] = []
+    for name in ("chosen", "rejected"):
+        value = record.fields[name]
+        if "prompt" not in shape and isinstance(prompt, str):
+            responses.append(text(record.source, name, value[len(prompt) :]))
+        else:
+            responses.append(_response(record, name, value, prompt))
     prompt = _with_system(prompt, system_prompt, record)
-    return Ranking(prompt, responses, (0, 1), record.source, _margin(record), _truncated(record))
+    return Ranking(prompt, tuple(responses), (0, 1), record.source, _margin(record), _truncated(record))
 
 
 def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
     prompt, responses, ranks = _ranked_prompt(record), record.fields["responses"], record.fields["ranks"]
     if not isinstance(responses, list) or len(responses) < 2:
-        raise _wrong(record, f"`responses` is {_shown(responses)}", "a list of two or more responses")
+        raise wrong(record.source, f"`responses` is {shown(responses)}", "a list of two or more responses")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-        raise _wrong(record, f"`ranks` is {_shown(ranks)}", "a list of integers, 0 the best; equal ranks tie")
+        raise wrong(record.source, f"`ranks` is {shown(ranks)}", "a list of integers, 0 the best; equal ranks tie")
     if len(ranks) != len(responses):
-        raise _wrong(record, f"{len(responses)} `responses` but {len(ranks)} `ranks`", "one rank for each response")
+        raise wrong(
+            record.source, f"{len(responses)} `responses` but {len(ranks)} `ranks`", "one rank for each response"
+        )
     if len(set(ranks)) < 2:
-        raise _wrong(record, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
+        raise wrong(record.source, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
     if record.fields.get("margin") is not None:
-        raise _wrong(record, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
+        raise wrong(record.source, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
     texts = tuple(_response(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
     prompt = _with_system(prompt, system_prompt, record)
     return Ranking(prompt, texts, tuple(ranks), record.source, truncated=_truncated(record))
@@ -216,14 +237,14 @@ def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | Non
     if _shape(record, mapping, PROMPTS) == ("prompt",):
         columns = {name: value for name, value in record.fields.items() if name != "prompt"}
         return Prompt(_with_system(_prompt_text(record), system_prompt, record), record.source, columns)
-    turns = _conversation(record, "messages", record.fields["messages"])
+    turns = read_conversation(record.source, "messages", record.fields["messages"])
     columns = {name: value for name, value in record.fields.items() if name != "messages"}
     if turns[-1].role == "assistant":
         if columns.get("completion") is not None:
-            raise _wrong(
-                record, "two reference answers: `messages` ends with one and `completion` is another", "only one"
+            raise wrong(
+                record.source, "two reference answers: `messages` ends with one and `completion` is another", "only one"
             )
-        turns, columns["completion"] = turns[:-1], turns[-1].content
+        turns, columns["completion"] = turns[:-1], plain_response(turns[-1])
     _require_question(record, "`messages`, without a last assistant turn,", turns)
     return Prompt(_with_system(turns, system_prompt, record), record.source, columns)
 
@@ -255,35 +276,6 @@ def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
     return next(iter(known + difflib.get_close_matches(name, others, n=1, cutoff=0.75)), None)
 
 
-def _text(record: Record, name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong(record, f"`{name}` is {_shown(value)}", "a string")
-    if not value.strip():
-        raise _wrong(record, f"`{name}` is empty or only white space ({value[:20]!r})", "text; remove the record")
-    return value
-
-
-def _conversation(record: Record, name: str, value: Any) -> Conversation:
-    if not isinstance(value, list) or not value:
-        raise _wrong(record, f"`{name}` is {_shown(value)}", "a list of messages, each {role, content}")
-    return tuple(_message(record, f"{name}[{index}]", item) for index, item in enumerate(value))
-
-
-def _message(record: Record, name: str, item: Any) -> Message:
-    # Parquet writes null for a key that a message does not have. Any other key would be lost, so it is refused.
-    fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
-    if set(fields) != {"role", "content"}:
-        found = f"an object with {', '.join(fields) or 'no keys'}" if isinstance(item, dict) else _shown(item)
-        raise _wrong(record, f"`{name}` is {found}", "an object with exactly role and content")
-    role, content = fields["role"], fields["content"]
-    if role not in ROLES:
-        raise _wrong(record, f"`{name}.role` is {_shown(role)}", f"one of {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise _wrong(record, f"`{name}.content` is {_shown(content)}", "a string")
-    # A tool may return nothing, and an empty system message keeps a template from adding its own.
-    return Message(role, _text(record, f"{name}.content", content) if role in ("user", "assistant") else content)
-
-
 def _ranked_prompt(record: Record) -> Text:
     """Return the prompt as `_prompt_text` does, or ``""`` if whole texts are compared."""
     return "" if record.fields["prompt"] == "" else _prompt_text(record)
@@ -292,39 +284,50 @@ def _ranked_prompt(record: Record) -> Text:
 def _prompt_text(record: Record) -> Text:
     value = record.fields["prompt"]
     if isinstance(value, str):
-        return _text(record, "prompt", value)
+        return text(record.source, "prompt", value)
     if not isinstance(value, list):
-        raise _wrong(record, f"`prompt` is {_shown(value)}", "a string or a list of messages")
-    turns = _conversation(record, "prompt", value)
+        raise wrong(record.source, f"`prompt` is {shown(value)}", "a string or a list of messages")
+    turns = read_conversation(record.source, "prompt", value)
     _require_question(record, "`prompt`", turns)
     return turns
 
 
-def _response(record: Record, name: str, value: Any, prompt: Text) -> str:
+def _response(record: Record, name: str, value: Any, prompt: Text) -> Response:
     if isinstance(value, str):
-        return _text(record, name, value)
+        return text(record.source, name, value)
     if isinstance(prompt, str):
-        raise _wrong(
-            record, f"`prompt` is a string but `{name}` is {_shown(value)}", "both strings, or both lists of messages"
+        raise wrong(
+            record.source,
+            f"`prompt` is a string but `{name}` is {shown(value)}",
+            "both strings, or both lists of messages",
         )
-    turns = _conversation(record, name, value)
+    turns = read_conversation(record.source, name, value)
     if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
-        raise _wrong(
-            record,
+        raise wrong(
+            record.source,
             f"`{name}` has the turns {_roles(turns)} after a prompt of {_roles(prompt)}",
             "a string, one assistant message, or the prompt's messages again followed by one assistant message",
         )
-    return turns[-1].content
+    if not turns[-1].learned:
+        raise wrong(
+            record.source, f"`{name}` has the weight 0, but it is what is learned", "the weight 1; or remove the record"
+        )
+    return _reply(turns[-1])
+
+
+def _reply(message: Message) -> Response:
+    """Return an assistant's message as a response: as text, unless it calls tools or has its thinking apart."""
+    return message.content if message.thinking is None and not message.tool_calls else message
 
 
 def _shared_prompt(record: Record) -> Text:
     chosen, rejected = record.fields["chosen"], record.fields["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
         return _shared_dialogue(record, chosen, rejected)
-    before = [_conversation(record, name, record.fields[name])[:-1] for name in ("chosen", "rejected")]
+    before = [read_conversation(record.source, name, record.fields[name])[:-1] for name in ("chosen", "rejected")]
     if before[0] != before[1]:
-        raise _wrong(
-            record,
+        raise wrong(
+            record.source,
             "without `prompt`, and `chosen` and `rejected` differ before their last message",
             "two conversations that share all but the last message, or a `prompt`",
         )
@@ -336,9 +339,9 @@ def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
     (prompt, marker, _), (other, *_) = chosen.rpartition(HH_MARKER), rejected.rpartition(HH_MARKER)
     if not marker or HH_MARKER not in rejected or prompt != other:
         fault = "differ before their last Assistant turn" if marker and HH_MARKER in rejected else "are not dialogues"
-        raise _wrong(
-            record,
-            f"without `prompt`, and the strings `chosen` {_shown(chosen)} and `rejected` {_shown(rejected)} {fault}",
+        raise wrong(
+            record.source,
+            f"without `prompt`, and the strings `chosen` {shown(chosen)} and `rejected` {shown(rejected)} {fault}",
             "Anthropic HH dialogues (\\n\\nHuman: ...\\n\\nAssistant: ...) that agree up to and including the last "
             "\\n\\nAssistant:, or a `prompt`. Repair or remove the record",
         )
@@ -347,26 +350,32 @@ def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
 
 def _require_question(record: Record, what: str, turns: Conversation) -> None:
     if not turns or turns[-1].role not in ("user", "tool"):
-        raise _wrong(
-            record, f"{what} has the turns {_roles(turns)}", "a conversation that ends with a user or tool turn"
+        raise wrong(
+            record.source, f"{what} has the turns {_roles(turns)}", "a conversation that ends with a user or tool turn"
         )
 
 
 def _with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text:
-    if system_prompt is None:
-        return prompt
+    """Return a prompt with the system message of ``--system-prompt`` if it has none, and with the record's tools."""
+    tools = read_tools(record.source, record.fields.get("tools"))
     if isinstance(prompt, str):
-        raise ConfigError(
-            f"--system-prompt is set, but {record.source} is raw text, which has no place for one. Leave "
-            "--system-prompt out, or write the prompt as messages: [{role: user, content: ...}]"
-        )
-    return prompt if prompt[0].role == "system" else (Message("system", system_prompt), *prompt)
+        if system_prompt is not None:
+            raise ConfigError(
+                f"--system-prompt is set, but {record.source} is raw text, which has no place for one. Leave "
+                "--system-prompt out, or write the prompt as messages: [{role: user, content: ...}]"
+            )
+        if tools:
+            raise wrong(record.source, "`tools` beside raw text, which has no place for them", "`tools` with messages")
+        return prompt
+    if system_prompt is not None and prompt[0].role != "system":
+        prompt = (Message("system", system_prompt), *prompt)
+    return (replace(prompt[0], tools=tools), *prompt[1:]) if tools else prompt
 
 
 def _truncated(record: Record) -> bool:
     value = record.fields.get("truncated")
     if value is not None and not isinstance(value, bool):
-        raise _wrong(record, f"`truncated` is {_shown(value)}", "true or false")
+        raise wrong(record.source, f"`truncated` is {shown(value)}", "true or false")
     return bool(value)
 
 
@@ -376,17 +385,8 @@ def _margin(record: Record) -> float | None:
         return None
     largest = sys.float_info.max  # an integer may be too large for a float
     if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
-        raise _wrong(record, f"`margin` is {_shown(value)}", "a finite number")
+        raise wrong(record.source, f"`margin` is {shown(value)}", "a finite number")
     return float(value)
-
-
-def _wrong(record: Record, found: str, accepted: str) -> DataError:
-    return DataError(f"{record.source}: {found}. Accepted: {accepted}.")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kind_of(value)})"
 
 
 def _roles(turns: Text) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Ranking, Text
+from heedful.types import Demonstration, Ranking, Text, plain_response
 
 
 class HasPrompt(Protocol):
@@ -50,17 +50,18 @@ def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[I
     train: list[Item] = []
     held_out: list[Item] = []
     for item in items:
-        (held_out if _position(_item_key(item)) < eval_fraction else train).append(item)
+        (held_out if _position(item_key(item)) < eval_fraction else train).append(item)
     if eval_fraction > 0 and not (train and held_out):
         raise _one_sided(train, held_out, eval_fraction)
     return train, held_out
 
 
-def _item_key(item: HasPrompt) -> str:
+def item_key(item: HasPrompt) -> str:
+    """Return the `prompt_key` of a record; of one with an empty prompt, such as plain text, its first response."""
     key = prompt_key(item.prompt)
     if key or not isinstance(item, Demonstration | Ranking):
         return key
-    return item.response if isinstance(item, Demonstration) else item.responses[0]
+    return plain_response(item.response if isinstance(item, Demonstration) else item.responses[0])
 
 
 def _position(key: str) -> float:
@@ -68,7 +69,7 @@ def _position(key: str) -> float:
 
 
 def _one_sided(train: list[Item], held_out: list[Item], eval_fraction: float) -> DataError:
-    prompts = len({_item_key(item) for item in train + held_out})
+    prompts = len({item_key(item) for item in train + held_out})
     return DataError(
         f"--eval-fraction {eval_fraction} leaves {len(train)} records to train on and {len(held_out)} to evaluate on: "
         f"the data have {prompts} different prompts, and all records of a prompt stay together. Give more prompts, "

@@ -41,9 +41,16 @@ def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
     for name, value in result.items():
         if name in tables:
             continue
-        console.print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}", highlight=False)
+        console.print(f"{name}: {_written(value)}", highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in vars(config).items()}
         write_json(output, {**result, "settings": settings})
         console.print(f"written to {output}", highlight=False, markup=False)
+
+
+def _written(value: Any) -> str:
+    """A number, or the two of an interval."""
+    if isinstance(value, tuple):
+        return " to ".join(map(_written, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

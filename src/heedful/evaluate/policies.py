@@ -10,7 +10,7 @@ import torch
 from heedful import core
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.source import load_config
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
@@ -20,20 +20,22 @@ from heedful.configs.evaluate import (
     WinRateConfig,
 )
 from heedful.core.best_of_n import best_row, expected_best, kl_bound
+from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError, RewardError
-from heedful.evaluate.intervals import mean_and_interval, prompt_means
+from heedful.errors import ConfigError, DataError
+from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_rewards, resolve_rewards
+from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.room import check_room
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
@@ -47,6 +49,11 @@ class Answered:
     policy: Policy
     rollouts: Rollouts
     completions: list[Completion]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt of each response."""
+        return [completion.prompt for completion in self.completions]
 
     def select(self, rows: list[int]) -> "Answered":
         """Return the responses at these indices, in this order."""
@@ -63,13 +70,12 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model])
+    prompts, counts = _prompts(config, [config.model], functions)
     answered = _answer(config, config.model, prompts)
     scores, _ = score(functions, answered.completions)
-    interval = mean_and_interval(prompt_means(scores, config.samples_per_prompt))
     return {
-        "score_mean": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "score_mean": sum(scores) / len(scores),
+        "interval_95": mean_interval(by_prompt(scores, answered.prompts)),
         **_shape(answered),
         **_counted(prompts, answered.completions),
         **left_out(counts),
@@ -102,8 +108,8 @@ def evaluate_best_of_n(
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions, judges = _functions(config, rewards), _judges(config, judge)
-    prompts, counts = _prompts(config, [config.model])
+    functions, judges = _functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
+    prompts, counts = _prompts(config, [config.model], [*functions, *judges])
     answered = _answer(config, config.model, prompts, best_of=config.n)
     scores, _ = score(functions, answered.completions)
     judged = score(judges, answered.completions)[0] if judges else None
@@ -111,8 +117,8 @@ def evaluate_best_of_n(
     best = [first + best_row(scores[first : first + config.n]) for first in firsts]
     decisive = scores if judged is None else judged
     wins = [_win(decisive[row], decisive[first]) for row, first in zip(best, firsts, strict=True)]
-    won = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
-    table = _best_of(scores, judged, config)
+    chosen = answered.select(best)
+    table = _best_of(scores, judged, chosen.prompts, config.n)
     plain, of_n = table[0], table[-1]
     under_judge = {}
     if judged is not None:
@@ -126,11 +132,11 @@ def evaluate_best_of_n(
         "interval_95": of_n["interval_95"],
         "plain_score_mean": plain["score"],
         **under_judge,
-        "win_rate": won["mean"],
-        "win_interval_95": won["interval_95"],
+        "win_rate": sum(wins) / len(wins),
+        "win_interval_95": share_interval(by_prompt(wins, chosen.prompts)),
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
-        **_shape(answered.select(best)),
+        **_shape(chosen),
         **_counted(prompts, answered.completions),
         **left_out(counts),
         "best_of": table,
@@ -155,14 +161,13 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
     functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model, config.baseline])
+    prompts, counts = _prompts(config, [config.model, config.baseline], functions)
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
     our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
     wins = [_win(a, b) for a, b in zip(our_scores, their_scores, strict=True)]
-    interval = mean_and_interval(prompt_means(wins, config.samples_per_prompt))
     return {
-        "win_rate": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "win_rate": sum(wins) / len(wins),
+        "interval_95": share_interval(by_prompt(wins, [completion.prompt for completion in ours])),
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores) / len(wins),
         "baseline_score_mean": sum(their_scores) / len(wins),
@@ -204,10 +209,9 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         for model in (answered.policy, reference)
     )
     per_response = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1).tolist()
-    interval = mean_and_interval(prompt_means(per_response, config.samples_per_prompt))
     return {
-        "kl": interval["mean"],
-        "interval_95": interval["interval_95"],
+        "kl": sum(per_response) / len(per_response),
+        "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
         **_shape(answered),
         **_counted(prompts, answered.completions),
@@ -225,7 +229,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
     device = resolve_device(config.device)
-    renderer = Renderer(load_tokenizer(config.model, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(config.model, config))
     records, counts = held_out(read_demonstrations, config)
     policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
@@ -258,13 +262,18 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     }
 
 
-def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt], Counts]:
-    """Read the prompts that every model can read with room for a response, and count what was left out or truncated."""
+def _prompts(
+    config: SampledOptions, models: Sequence[str], rewards: Sequence[Reward] = ()
+) -> tuple[list[Prompt], Counts]:
+    """Read the prompts that every model can read with room for a response, and count what was left out or truncated.
+
+    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
+    """
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
     for name in models:
-        renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+        renderer = Renderer(load_chat_tokenizer(name, config))
         too_long_for |= set(
             too_long(
                 [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
@@ -280,19 +289,22 @@ def _prompts(config: SampledOptions, models: Sequence[str]) -> tuple[list[Prompt
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
+    for name in models:
+        renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+        check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     return prompts, counts
 
 
 def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     device = resolve_device(config.device)
-    renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(name, config))
     policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
-    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.micro_batch_size)
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
     return Answered(policy, rollouts, completions)
 
@@ -307,17 +319,22 @@ def _win(ours: float, theirs: float) -> float:
     return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
 
 
-def _best_of(scores: Sequence[float], judged: Sequence[float] | None, config: BestOfNConfig) -> list[dict[str, Any]]:
-    """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge."""
-    table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, config.n + 1)]
+def _best_of(
+    scores: Sequence[float], judged: Sequence[float] | None, prompts: Sequence[Prompt], n: int
+) -> list[dict[str, Any]]:
+    """Return a row for each k from 1 to n: the KL bound, and the expected score of the best of k, also under the judge.
+
+    ``prompts`` has one for each n scores.
+    """
+    table: list[dict[str, Any]] = [{"k": k, "kl_bound": kl_bound(k)} for k in range(1, n + 1)]
     for prefix, values in (("", scores), ("judge_", judged)):
         if values is None:
             continue
-        groups = [slice(start, start + config.n) for start in range(0, len(scores), config.n)]
+        groups = [slice(start, start + n) for start in range(0, len(scores), n)]
         expected = zip(*(expected_best(scores[group], values[group]) for group in groups), strict=True)
         for row, of_k in zip(table, expected, strict=True):
-            interval = mean_and_interval(prompt_means(of_k, config.samples_per_prompt))
-            row |= {f"{prefix}score": interval["mean"], f"{prefix}interval_95": interval["interval_95"]}
+            interval = mean_interval(by_prompt(of_k, prompts))
+            row |= {f"{prefix}score": sum(of_k) / len(of_k), f"{prefix}interval_95": interval}
     return table
 
 
@@ -330,23 +347,19 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
     """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    try:
-        return resolve_rewards(
-            [*config.judge, *judge],
-            device=device,
-            compute_dtype=dtype,
-            micro_batch=config.micro_batch,
-            timeout=config.reward_timeout,
-            retries=config.reward_retries,
-        )
-    except (ConfigError, RewardError) as error:
-        raise type(error)(f"--judge: {str(error).removeprefix('--rewards: ')}") from error
+    wanted = [*config.judge, *judge]
+    return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
 
 
-def _functions(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction]) -> Ensemble:
+def _functions(
+    config: ScoresConfig,
+    rewards: Sequence[str | Reward | RewardFunction],
+    judges: Sequence[str | Reward | RewardFunction] = (),
+) -> Ensemble:
     """Load the config's rewards and those given in Python. Raises ConfigError if there are none."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
+    check_http_options([*wanted, *judges], config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.core.agreement import ordered_pairs
+from heedful.core.intervals import share_interval
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, check_dropped
 from heedful.data.loading import read_usable
@@ -14,7 +15,7 @@ from heedful.data.rankings import encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
-from heedful.evaluate.intervals import clustered_interval
+from heedful.evaluate.intervals import by_prompt
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.policy import freeze
 from heedful.rewards.model import agreement_with, score_rows
@@ -26,8 +27,8 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     """Measure the share of pairs whose better response scores strictly higher.
 
     The result has this ``accuracy`` with its 95 % interval, the numbers of `heedful.core.agreement.agreement`, and counts.
-    A ranking of more than two responses counts all its pairs; responses of equal rank make no pair. Pairs of one ranking are
-    not independent, so the interval takes them together (`clustered_interval`).
+    A ranking of more than two responses counts all its pairs; responses of equal rank make no pair. Pairs of one prompt are
+    not independent, so the interval takes them together (`heedful.core.intervals.share_interval`).
 
     ``config.too_long`` says what happens to responses that the model cannot read in full. Rankings that prefer a response to
     an equal one are left out and counted.
@@ -36,13 +37,17 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     """
     device = resolve_device(config.device)
     rankings, counts = held_out(read_rankings, config)
-    tokenizer = load_tokenizer(config.reward_model, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(config.reward_model, config)
     model = load_reward_model(
         config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
     )
     freeze(model)
     encoded, left = encode_rankings(
-        rankings, RewardInputs(tokenizer), max_length=model.max_length, action=config.too_long, equal_pairs="drop"
+        rankings,
+        RewardInputs(tokenizer, model.reads),
+        max_length=model.max_length,
+        action=config.too_long,
+        equal_pairs="drop",
     )
     counts |= left
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
@@ -60,18 +65,20 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     measured = agreement_with(rankings, by_ranking)
     accuracy, pairs = measured.pop("accuracy"), measured.pop("pairs")
     margins = [
-        [better - worse for better, worse in ordered_pairs(ranking.ranks, own)]
+        (ranking, better - worse)
         for ranking, own in zip(rankings, by_ranking, strict=True)
+        for better, worse in ordered_pairs(ranking.ranks, own)
     ]
+    right = by_prompt([float(margin > 0) for _, margin in margins], [ranking for ranking, _ in margins])
     all_scores = [score for own in by_ranking for score in own]
     return {
         "accuracy": accuracy,
-        "interval_95": clustered_interval([[float(margin > 0) for margin in own] for own in margins]),
-        "margin_mean": sum(margin for own in margins for margin in own) / pairs,
+        "interval_95": share_interval(right),
+        "margin_mean": sum(margin for _, margin in margins) / pairs,
         "score_mean": sum(all_scores) / len(all_scores),
         **measured,
         "pairs": pairs,
-        "prompts": len(rankings),
+        "prompts": len(right),
         **left_out(counts),
     }
 

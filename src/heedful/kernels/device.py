@@ -1,8 +1,10 @@
-"""Where models run and in which precision. Trained weights are always float32; only the compute dtype varies."""
+"""Where models run and in which precision."""
 
 import contextlib
 import ctypes
+import functools
 import os
+import sys
 from typing import Literal
 
 import torch
@@ -69,12 +71,33 @@ def _device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device) -> torch.dtype:
-    """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32."""
+    """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32.
+
+    bfloat16 on a CPU that emulates it is said to be slow, on standard error, once.
+    """
+    if name == "bfloat16" and device.type == "cpu" and not _fast_bfloat16(device):
+        _say_emulated()
     if name != "auto":
         return DTYPES[name]
     if _fast_bfloat16(device):
         return torch.bfloat16
     return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def frozen_dtype(device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which matrices that never change arrive on a device: on a GPU, that of the products."""
+    return compute_dtype if device.type != "cpu" and compute_dtype in HALF else torch.float32
+
+
+@functools.cache
+def _say_emulated() -> None:
+    """Say once that the precision asked for costs time here."""
+    print(
+        "heedful: --dtype bfloat16: this processor has no instructions for it, so it is emulated, several times slower than "
+        "float32; --dtype auto takes what is fast here",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _fast_bfloat16(device: torch.device) -> bool:

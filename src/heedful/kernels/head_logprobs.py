@@ -31,6 +31,7 @@ def head_logprobs(
     *,
     bias: Float[Tensor, " vocab"] | None = None,
     temperature: float = 1.0,
+    cap: float | None = None,
     with_entropy: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
@@ -38,10 +39,14 @@ def head_logprobs(
 
         x = (h W^T + b) / temperature        log p = x[id] - logsumexp(x)        H = -sum_v p_v log p_v
 
+    With a cap c, as Gemma 2 has it, c tanh((h W^T + b) / c) takes the place of h W^T + b.
+
     The numbers are those of `token_logprobs` and `entropy` applied to the logits. But the logits exist only for a chunk
     of tokens at a time, also in the backward pass, which with upstream gradients g and g_H is
 
         dx_v = g ([v = id] - p_v) - g_H p_v (log p_v + H)
+
+    times the cap's slope 1 - tanh((h W^T + b) / c)^2.
 
     Args:
         hidden: last hidden state before each token.
@@ -49,16 +54,18 @@ def head_logprobs(
         ids: the tokens.
         bias: bias of the output head.
         temperature: part of the policy, as in `token_logprobs`.
+        cap: the largest absolute value of a logit before it is divided by the temperature; None caps nothing.
         with_entropy: compute the entropy; otherwise it is zeros.
         compute_dtype: dtype of the matrix products; None is that of ``hidden``. All else is in at least float32.
     """
-    options = _Options(temperature, with_entropy, compute_dtype or hidden.dtype)
+    options = _Options(temperature, cap, with_entropy, compute_dtype or hidden.dtype)
     numbers: tuple[Tensor, Tensor] = _HeadLogprobs.apply(hidden, weight, bias, ids, options)
     return numbers
 
 
 class _Options(NamedTuple):
     temperature: float
+    cap: float | None
     with_entropy: bool
     compute_dtype: torch.dtype
 
@@ -82,20 +89,22 @@ class _HeadLogprobs(torch.autograd.Function):
         for chunk in _chunks(ids, weight.shape[0]):
             logits = nn.functional.linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
-                logp = _log_softmax(logits[block], options.temperature)
+                logp = _log_softmax(logits[block], options)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
                 if options.with_entropy:
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
             if is_kept:
                 kept.append(logits)
+        ctx.set_materialize_grads(False)  # entropy that only a metric reads has no gradient to compute
         ctx.save_for_backward(states, matrix, shift, ids, entropy, *kept)
         ctx.options, ctx.dtypes = options, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor, upstream_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None, upstream_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         states, matrix, shift, ids, entropy, *kept = ctx.saved_tensors
+        upstream = torch.zeros_like(entropy) if upstream is None else upstream
         like = [
             torch.zeros_like(x, dtype=dtype) if wanted else None
             for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
@@ -105,15 +114,16 @@ class _HeadLogprobs(torch.autograd.Function):
             logits = kept[i] if kept else nn.functional.linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
             for block in _blocks(logits):
-                logp = _log_softmax(logits[block], ctx.options.temperature)
+                logp = _log_softmax(logits[block], ctx.options)
                 g = (upstream[chunk][block] / ctx.options.temperature).unsqueeze(-1)
                 d = logp.exp()
-                if ctx.options.with_entropy:
+                if ctx.options.with_entropy and upstream_entropy is not None:
                     g_entropy = (upstream_entropy[chunk][block] / ctx.options.temperature).unsqueeze(-1)
                     d.mul_((_finite(logp) + entropy[chunk][block].unsqueeze(-1)).mul_(g_entropy).add_(g)).neg_()
                 else:
                     d.mul_(-g)
-                d_logits[block] = d.scatter_add_(-1, ids[chunk][block].unsqueeze(-1), g)
+                d.scatter_add_(-1, ids[chunk][block].unsqueeze(-1), g)
+                d_logits[block] = d if ctx.options.cap is None else d * _slope(logits[block], ctx.options.cap)
             if d_hidden is not None:
                 d_hidden[chunk] = d_logits @ matrix
             if d_weight is not None:
@@ -139,9 +149,15 @@ def _blocks(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+def _log_softmax(logits: Tensor, options: _Options) -> Tensor:
     scaled = at_least_float32(logits)
-    return (scaled if temperature == 1 else scaled / temperature).log_softmax(-1)
+    if options.cap is not None:
+        scaled = options.cap * torch.tanh(scaled / options.cap)
+    return (scaled if options.temperature == 1 else scaled / options.temperature).log_softmax(-1)
+
+
+def _slope(logits: Tensor, cap: float) -> Tensor:
+    return 1 - torch.tanh(at_least_float32(logits) / cap).square()
 
 
 def _finite(logp: Tensor) -> Tensor:

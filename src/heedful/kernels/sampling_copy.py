@@ -39,8 +39,10 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = linear.weight.dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.plain: Tensor | None = None
+        self.packed: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = None if linear.bias is None else linear.bias.detach().to(self.dtype)
 
     @staticmethod
@@ -54,7 +56,17 @@ class PackedLinear(nn.Module):
             and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         )
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix in its usual order, for the few models that read it themselves; from then on it is the only copy."""
+        if self.plain is None:
+            assert self.packed is not None
+            self.plain, self.packed = self.packed.to_dense(), None
+        return self.plain
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            return nn.functional.linear(x.to(self.dtype), self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
 
 

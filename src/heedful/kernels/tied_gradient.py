@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from heedful.kernels.stored import in_float32
+
 
 class TiedMatrix:
     """While entered, a model's embedding and its output head share one gradient of the matrix that they share.
@@ -35,10 +37,11 @@ class TiedMatrix:
             return None
         if embedding.padding_idx is not None or embedding.max_norm is not None or embedding.scale_grad_by_freq:
             return None
-        if embedding.sparse or len(embedding._forward_hooks) > 1:  # another hook may change the rows
+        hooks = list(embedding._forward_hooks.values())
+        if embedding.sparse or any(hook not in (self._read, in_float32) for hook in hooks):  # it may change the rows
             return None
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
-        return rows
+        return rows.float() if in_float32 in hooks else rows
 
 
 class _TiedRows(torch.autograd.Function):

@@ -1,10 +1,13 @@
-"""Scalar heads, dropout, gradient checkpointing, and the parts of a causal language model."""
+"""Scalar heads, dropout, gradient checkpointing, and how a causal language model makes its logits."""
+
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError, ConfigError
+from heedful.kernels.device import autocast
 from heedful.kernels.layout import hidden_states
 
 
@@ -43,32 +46,69 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def split_language_model(lm: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    """The trunk and the output head of a causal language model, after a check that together they give its logits.
+class LogitMap(NamedTuple):
+    """What a language model makes of its trunk's states h by its head W: ``logits = scale cap tanh(h W^T / cap)``.
 
-    Some architectures rescale or cap the logits after the head. Log-probs computed from trunk and head would then be
-    silently wrong, so CheckpointError is raised for them.
+    Without a cap (None), ``scale h W^T``. Llama and Qwen have neither; Granite and Cohere scale, Gemma 2 and 4 cap.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, output: Tensor) -> Tensor:
+        """The logits, of the head's output."""
+        capped = output if self.cap is None else self.cap * torch.tanh(output / self.cap)
+        return capped if self.scale == 1 else self.scale * capped
+
+
+@torch.no_grad()
+def logit_map(lm: PreTrainedModel) -> LogitMap:
+    """Find out how a causal language model makes its logits.
+
+    Its head is tried on four states, and what follows the head on numbers from 2^-10 to 2^20. Raises CheckpointError if that
+    is more than a scale and a cap: log-probs computed from trunk and head would then be silently wrong.
     """
     trunk, head = lm.base_model, lm.get_output_embeddings()
     if head is None or trunk is lm:
         raise CheckpointError(f"{type(lm).__name__}: it has no separate trunk and output head")
-    device = next(lm.parameters()).device
-    ids = torch.arange(1, 5, device=device).unsqueeze(0)
+    ids = torch.arange(1, 5, device=next(lm.parameters()).device).unsqueeze(0)
+    seen: dict[str, Tensor] = {}
+
+    def replace(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        seen["states"] = inputs[0].float()
+        powers = 2.0 ** (torch.arange(output.numel(), device=output.device) % 31 - 10)  # exact in half precision
+        seen["output"] = powers.where(powers.frexp().exponent % 3 > 0, -powers).view(output.shape)
+        return seen["output"].to(output.dtype)
+
     was_training = lm.training
     lm.eval()
-    # Make logits a thousand times larger, so that a cap also shows with fresh weights.
-    hook = head.register_forward_hook(lambda _module, _inputs, output: 1000 * output)
-    with torch.no_grad():
-        whole = lm(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
-        parts = head(hidden_states(trunk, ids)).float()
+    hook = head.register_forward_hook(replace)
+    logits = lm(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     hook.remove()
+    states = hidden_states(trunk, ids).float()
     lm.train(was_training)
-    if not torch.allclose(whole, parts, rtol=1e-3, atol=1.0):
-        raise CheckpointError(
-            f"{type(lm).__name__} changes its logits after the output head (scaling or capping), which heedful does not "
-            "support yet; gpt2, llama, qwen2 and qwen3 shapes work"
-        )
-    return trunk, head
+    rtol = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 2e-2
+    if seen and seen["output"].shape == logits.shape and seen["states"].shape == states.shape:
+        before = _factor(seen["states"], states)
+        output, logits = seen["output"], logits.float()
+        small, largest = output.abs() <= 2.0**-8, float(logits.abs().max())
+        after = _factor(logits[small], output[small])
+        is_capped = largest < 0.5 * abs(after) * 2.0**20
+        found = LogitMap(after, largest / abs(after) if is_capped and after else None)
+        is_known = torch.allclose(seen["states"], before * states, rtol=rtol, atol=rtol * float(states.abs().max()))
+        has_bias = getattr(head, "bias", None) is not None
+        if is_known and not (has_bias and before != 1) and torch.allclose(found(output), logits, rtol=rtol):
+            return LogitMap(after * before, found.cap and found.cap / before)
+    raise CheckpointError(
+        f"{type(lm).__name__} makes its logits in another way than by an output head whose results it scales or caps, which "
+        "heedful does not support; docs/architectures.md lists the architectures that work"
+    )
+
+
+def _factor(numbers: Tensor, of: Tensor) -> float:
+    """The number that ``of`` is multiplied by; exactly 1 if it is about that."""
+    factor = float((numbers.double() * of.double()).sum() / of.double().square().sum())
+    return 1.0 if abs(factor - 1) < 1e-6 else factor
 
 
 def check_causal(trunk: PreTrainedModel, name: str) -> None:
@@ -83,7 +123,7 @@ def check_causal(trunk: PreTrainedModel, name: str) -> None:
     ids = torch.arange(1, 5, device=trunk.device).unsqueeze(0)
     changed = ids.clone()
     changed[0, -1] = 1
-    with torch.no_grad():
+    with torch.no_grad(), autocast(trunk.device, trunk.get_input_embeddings().weight.dtype):
         before = hidden_states(trunk.eval(), ids)[:, :-1]
         after = hidden_states(trunk, changed)[:, :-1]
     if not torch.allclose(before, after, atol=1e-4):

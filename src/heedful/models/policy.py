@@ -17,7 +17,7 @@ from heedful.kernels.layout import scatter
 from heedful.kernels.packing import response_tokens, token_states
 from heedful.kernels.row_filling import filling
 from heedful.kernels.tied_gradient import TiedMatrix
-from heedful.models.heads import split_language_model
+from heedful.models.heads import logit_map
 from heedful.models.value_head import ValueHead
 
 
@@ -48,12 +48,14 @@ class Policy(nn.Module):
         self, lm: PreTrainedModel, *, with_value_head: bool = False, compute_dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        split_language_model(lm)
+        self.logit_map = logit_map(lm)
         self.lm = lm
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
         hidden_size = lm.get_output_embeddings().weight.shape[1]
-        self.value_head = ValueHead(hidden_size).to(lm.dtype) if with_value_head else None
+        self.value_head: ValueHead | None = None
+        if with_value_head:
+            self.value_head = ValueHead(hidden_size).to(torch.promote_types(lm.dtype, torch.float32))
         self.train(lm.training)
 
     @property
@@ -116,13 +118,14 @@ class Policy(nn.Module):
                 weight,
                 tokens,
                 bias=head.bias,
-                temperature=temperature,
+                temperature=temperature / self.logit_map.scale,
+                cap=self.logit_map.cap,
                 with_entropy=with_entropy,
                 compute_dtype=self.compute_dtype if self.compute_dtype in HALF else None,
             )
             return logprobs[:count], entropy[:count]
         # The head is no plain linear layer: it is quantised or has adapters.
-        logits = head(hidden)
+        logits = self.logit_map(head(hidden))
         logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
         entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)
         return logprobs, entropy

@@ -15,6 +15,7 @@ from heedful.kernels.device import autocast, scale_gradient
 from heedful.kernels.layout import hidden_states
 from heedful.kernels.packing import can_pack, is_worth_packing, packed_states
 from heedful.models.context import context_length
+from heedful.types import Reading
 
 HEADS = ("score", "classifier")
 """Names of the last linear layer of sequence classifiers: of decoders, and of encoders."""
@@ -27,12 +28,21 @@ class RewardModel(nn.Module):
         classifier: the Hugging Face model.
         compute_dtype: dtype of the trunk's matrix products. The head is computed in float32; in half precision, scores
             near 5 would come in steps of 1/32.
-        offset: subtracted from the head's output to give the score; see `heedful.checkpoints.score_offset`.
+        offset: subtracted from the head's output to give the score; see `heedful.checkpoints.reward_facts`.
+        reads: where the text of a conversation ends, for `heedful.data.chat.RewardInputs`; None for an encoder.
     """
 
-    def __init__(self, classifier: PreTrainedModel, *, compute_dtype: torch.dtype, offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        classifier: PreTrainedModel,
+        *,
+        compute_dtype: torch.dtype,
+        offset: float = 0.0,
+        reads: Reading | None = None,
+    ) -> None:
         super().__init__()
         self.offset = offset
+        self.reads = reads
         self.classifier = classifier
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None

@@ -26,7 +26,7 @@ class ValueModel(nn.Module):
         self.trunk = trunk
         self.compute_dtype = compute_dtype
         self.grad_scaler: torch.amp.GradScaler | None = None
-        self.value_head = scalar_head(hidden_size, std=0.0).to(trunk.dtype)
+        self.value_head = scalar_head(hidden_size, std=0.0).to(torch.promote_types(trunk.dtype, torch.float32))
 
     def forward(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
         """Values ``[batch, time]``, zero outside the mask. The arguments are laid out as in `Policy.forward`."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from heedful.errors import ConfigError, RewardError
+from heedful.rewards.interface import RESERVED
 
 LONGEST_WAIT = 30.0
 """The most seconds between two tries of a request."""
@@ -77,9 +78,10 @@ class HTTPReward:
         prompts: Sequence[Any],
         completions: Sequence[Any],
         truncated: Sequence[bool],
-        completion_ids: Sequence[Any] = (),  # noqa: ARG002, the policy's ids mean nothing to the server
         **columns: Sequence[Any],
     ) -> list[float | None]:
+        # The policy's ids mean nothing to the server, and the parts of a completion are in it.
+        columns = {name: values for name, values in columns.items() if name not in RESERVED}
         scores: list[float | None] = []
         for start in range(0, len(completions), self.micro_batch_size):
             rows = slice(start, start + self.micro_batch_size)

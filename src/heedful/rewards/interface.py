@@ -2,12 +2,14 @@
 
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
 score per response; this is the signature of TRL's reward functions. Prompts and completions are strings if the prompt is raw
-text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``columns`` are the other fields of the prompt's
-record. A function needs to name only the arguments that it uses. The score None means "does not apply to this response". A
-list of numbers, one for each of a response's ``completion_ids``, is a dense score.
+text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``thinking_parts`` and ``answer_parts`` are what
+stands in ``<think>`` and after it. ``columns`` are the other fields of the prompt's record. A function needs to name only the
+arguments that it uses. The score None means "does not apply to this response". A list of
+numbers, one for each of a response's ``completion_ids``, is a dense score.
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from numbers import Real
 from typing import Any, overload
 
 from heedful.configs.scoring import Combination
+from heedful.data.messages import as_dict
 from heedful.errors import RewardError
 from heedful.rewards.combine import combine_scores, shares
 from heedful.types import Completion, Text
@@ -22,7 +25,7 @@ from heedful.types import Completion, Text
 OneScore = float | list[float] | None
 """A reward's score of a response: a number, one number per token, or None if the reward does not apply."""
 RewardFunction = Callable[..., Sequence[OneScore]]
-RESERVED = ("prompts", "completions", "completion_ids", "truncated")
+RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
 """Arguments that every reward function may have; no column may have one of these names."""
 
 
@@ -118,8 +121,13 @@ def _total(one: OneScore) -> float:
 
 
 def as_messages(prompt: Text) -> Any:
-    """Return a prompt as reward functions see it: a string, or a list of dictionaries with role and content."""
-    return prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
+    """Return a prompt as reward functions see it: a string, or a list of dictionaries with role and content.
+
+    Tools that the conversation offers are in the first one.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return [as_dict(m) | ({"tools": json.loads(m.tools)} if m.tools else {}) for m in prompt]
 
 
 def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[OneScore]:
@@ -202,6 +210,8 @@ def _call(reward: Reward, completions: Sequence[Completion]) -> Any:
         ],
         "completion_ids": [list(c.ids) for c in completions],
         "truncated": [c.truncated for c in completions],
+        "thinking_parts": [c.thinking for c in completions],
+        "answer_parts": [c.answer for c in completions],
     }
     parameters = inspect.signature(reward.function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -8,11 +8,12 @@ import torch
 
 from heedful.core.agreement import agreement
 from heedful.data.chat import RewardInputs
+from heedful.data.messages import from_dict
 from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.rules import response_text
-from heedful.types import Message, MicroBatch, Ranking, Text
+from heedful.types import MicroBatch, Ranking, Text, plain_response
 
 MICRO_BATCH = MicroBatch(32)
 
@@ -66,28 +67,37 @@ def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micr
 
 
 class ModelReward:
-    """A frozen reward model as a reward function; the arguments are those of `score_texts`."""
+    """A frozen reward model as a reward function; the arguments are those of `score_texts`.
+
+    With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
+    cut by length; without it, such a response is an error.
+    """
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
         self.model = model
         self.inputs = inputs
         self.micro_batch = micro_batch
+        self.reads_beginnings = False
+        self.beginnings = 0
+        """How many responses of the latest call were too long to be read to their end."""
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
     ) -> list[float]:
         texts = [
-            prompt if isinstance(prompt, str) else tuple(Message(m["role"], m["content"]) for m in prompt)
-            for prompt in prompts
+            prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
         ]
-        return score_texts(
-            self.model,
-            self.inputs,
-            texts,
-            [response_text(c) for c in completions],
-            truncated,
-            micro_batch=self.micro_batch,
-        )
+        responses = [response_text(c) for c in completions]
+        if not self.reads_beginnings:
+            return score_texts(self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch)
+        rows, self.beginnings, limit = [], 0, self.model.max_length
+        for prompt, response, cut in zip(texts, responses, truncated, strict=True):
+            row = self.inputs.encode(prompt, response, truncated=cut)
+            if len(row["input_ids"]) > limit:
+                row = self.inputs.encode_beginning(prompt, response, max_length=limit)
+                self.beginnings += 1
+            rows.append(row)
+        return score_rows(self.model, rows, micro_batch=self.micro_batch)
 
 
 def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -105,5 +115,5 @@ def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]
                 f"{ranking.source}: the reward model gives {own}; scores must be finite. The cause is its weights or "
                 "the precision: try --dtype float32, or train it with a lower --learning-rate"
             )
-    lengths = [[len(response) for response in ranking.responses] for ranking in rankings]
+    lengths = [[len(plain_response(response)) for response in ranking.responses] for ranking in rankings]
     return agreement([ranking.ranks for ranking in rankings], scores, lengths)

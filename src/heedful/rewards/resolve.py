@@ -12,9 +12,11 @@ import torch
 
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.checks import refuse
 from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
+from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
 from heedful.models.policy import freeze
 from heedful.models.reward_model import score_head
@@ -62,6 +64,21 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
         )
 
 
+def check_http_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
+    """Refuse settings of requests if nothing is requested. Raises ConfigError.
+
+    Args:
+        wanted: every reward and judge.
+        options: the settings.
+    """
+    if not any(isinstance(reward, str) and reward.startswith(("http://", "https://")) for reward in wanted):
+        refuse(
+            options,
+            *("reward_timeout", "reward_retries"),
+            because="is about rewards over http, and there is none; leave it out, or name one: http://HOST:PORT/PATH",
+        )
+
+
 def load_rewards(
     wanted: Sequence[AnyReward],
     options: RewardOptions,
@@ -87,6 +104,29 @@ def load_rewards(
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
     return Ensemble(tuple(rewards), options.reward_combine, options.reward_std_coef)
+
+
+def load_judges(
+    flag: str,
+    wanted: Sequence[AnyReward],
+    options: RewardOptions,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch: MicroBatch,
+) -> list[Reward]:
+    """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
+    try:
+        return resolve_rewards(
+            wanted,
+            device=device,
+            compute_dtype=compute_dtype,
+            micro_batch=micro_batch,
+            timeout=options.reward_timeout,
+            retries=options.reward_retries,
+        )
+    except (ConfigError, RewardError) as error:
+        raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
 
 
 def resolve_rewards(
@@ -158,10 +198,12 @@ def load_model_reward(
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
         tokenizer = load_tokenizer(name, chat_template="plain")
-    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype)
+    stored = frozen_dtype(device, compute_dtype)
+    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
     freeze(model)
-    halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer), micro_batch=micro_batch)
+    if device.type == "cpu":
+        halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
+    return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
 
 
 def _from_string(

@@ -1,4 +1,4 @@
-"""Rewards that are rules. Each reads only the response, not the prompt."""
+"""Rewards that are rules. None reads the prompt; most read only the answer, not the thinking before it."""
 
 import difflib
 import json
@@ -10,6 +10,7 @@ from typing import Any
 from heedful.errors import ConfigError
 from heedful.rewards.interface import RewardFunction
 from heedful.rewards.numbers import final_number
+from heedful.types import split_thinking
 
 PUNCTUATION = str.maketrans("", "", " \n\t。，、；：！？“”,.!?:\"'")
 NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
@@ -23,6 +24,11 @@ UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 def response_text(completion: Any) -> str:
     """Return the text of a completion, which is a string or a list with the assistant's message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def answer_text(completion: Any) -> str:
+    """Return the answer in a completion, without its thinking: ``""`` if its thought never ended."""
+    return split_thinking(response_text(completion))[1] or ""
 
 
 def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: Any) -> list[float | None]:
@@ -42,7 +48,7 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
         if wanted is None:
             scores.append(None)
             continue
-        response, searched = _normalised(response_text(completion)), _normalised(str(wanted))
+        response, searched = _normalised(answer_text(completion)), _normalised(str(wanted))
         if not searched:
             raise ValueError(f"the expected text {wanted!r} is nothing but spaces and punctuation")
         scores.append((1.0 if searched in response else -1.0) - 0.002 * len(response))
@@ -51,7 +57,7 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
 
 def digits(completions: Sequence[Any], **_: Any) -> list[float]:
     """Score ``min(0.2 n, 1)`` for n whole numbers in the response, -0.2 if there are none."""
-    counts = [len(NUMBER.findall(response_text(completion))) for completion in completions]
+    counts = [len(NUMBER.findall(answer_text(completion))) for completion in completions]
     return [min(0.2 * n, 1.0) if n else -0.2 for n in counts]
 
 
@@ -69,7 +75,7 @@ def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
         expected = None if wanted is None else final_number(str(wanted))
         if wanted is not None and expected is None:
             raise ValueError(f"the answer {wanted!r} contains no number")
-        scores.append(None if expected is None else float(final_number(response_text(completion)) == expected))
+        scores.append(None if expected is None else float(final_number(answer_text(completion)) == expected))
     return scores
 
 
@@ -77,7 +83,7 @@ def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
 
 def matches(pattern: re.Pattern[str], /, completions: Sequence[Any], **_: Any) -> list[float]:
-    """Score 1 if the pattern is found anywhere in the response (``re.search``), else 0."""
+    """Score 1 if the pattern is found anywhere in the response (``re.search``), thinking included, else 0."""
     return [float(pattern.search(response_text(completion)) is not None) for completion in completions]
 
 
@@ -89,7 +95,7 @@ def length_window(shortest: int, longest: int, /, completions: Sequence[Any], **
     """
     scores = []
     for completion in completions:
-        n = len(response_text(completion))
+        n = len(answer_text(completion))
         scores.append(n / shortest if n < shortest else max(0.0, 2 - n / longest) if n > longest else 1.0)
     return scores
 
@@ -114,7 +120,7 @@ def valid_json(keys: frozenset[str], /, completions: Sequence[Any], **_: Any) ->
 
     Space around the value is allowed, a Markdown fence or any other text is not. NaN and Infinity are not JSON.
     """
-    return [float(_is_json(response_text(completion), keys)) for completion in completions]
+    return [float(_is_json(answer_text(completion), keys)) for completion in completions]
 
 
 RULES: dict[str, RewardFunction] = {

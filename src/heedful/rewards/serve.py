@@ -6,7 +6,7 @@ import math
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.errors import ConfigError, HeedfulError
+from heedful.data.messages import read_message, read_tools
+from heedful.errors import ConfigError, DataError, HeedfulError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward
@@ -135,19 +136,27 @@ def _check_text(place: str, text: Any) -> None:
         raise RequestError(
             f'{place} must be a string or a list of messages {{"role": "...", "content": "..."}}, got {text!r:.80}'
         )
-    parts: Sequence[str] = [text] if isinstance(text, str) else [part for m in text for part in m.values()]
     try:
-        "".join(parts).encode()
+        json.dumps(text, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise RequestError(f"{place} contains half a character (a lone surrogate), which is not text") from error
+    for i, message in enumerate(text if isinstance(text, list) else []):
+        _check_extras(f"{place}[{i}]", message)
 
 
 def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and message.keys() == {"role", "content"}
-        and all(isinstance(part, str) for part in message.values())
-    )
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _check_extras(place: str, message: dict[str, Any]) -> None:
+    """Raise RequestError if a message has thinking, tools or calls of another form than heedful sends."""
+    more = {key: value for key, value in message.items() if key != "tools"}
+    try:
+        read_tools("the request", message.get("tools"))
+        if more.keys() != {"role", "content"}:
+            read_message("the request", place, more)
+    except DataError as error:
+        raise RequestError(str(error)) from error
 
 
 async def _body(request: Request, max_bytes: int) -> bytes | None:

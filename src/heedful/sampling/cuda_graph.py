@@ -172,7 +172,7 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
     cache = DynamicCache(config=lm.config)
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         return "some of its layers do not read all positions, or keep something other than keys and values"
-    ids = torch.arange(1, 11, device=lm.device).view(2, 5) % lm.config.vocab_size
+    ids = torch.arange(1, 11, device=lm.device).view(2, 5) % lm.config.get_text_config(decoder=True).vocab_size
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     prompt = {"attention_mask": mask[:, :4], "position_ids": positions(mask[:, :4])}
@@ -192,7 +192,8 @@ def obstacle(lm: PreTrainedModel, compute_dtype: torch.dtype) -> str | None:
 
 def _uncached_autocast(lm: PreTrainedModel, compute_dtype: torch.dtype) -> torch.autocast:
     """Return autocast without a cache of cast weights, which a graph would read for ever. Half-precision models need none."""
-    casts = compute_dtype in (torch.bfloat16, torch.float16) and lm.dtype != compute_dtype
+    is_half = compute_dtype in (torch.bfloat16, torch.float16)
+    casts = is_half and any(parameter.dtype != compute_dtype for parameter in lm.parameters())
     return torch.autocast(lm.device.type, dtype=compute_dtype if casts else None, enabled=casts, cache_enabled=False)
 
 

@@ -15,38 +15,44 @@ from heedful.kernels.layout import positions
 from heedful.kernels.sampling_copy import inference_copy, pack_linears, refresh
 from heedful.models.policy import Policy
 from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
-from heedful.sampling.kv_cache import capacity, make_cache
+from heedful.sampling.kv_cache import KEYS_AND_VALUES, cache_argument, capacity, make_cache
+
+
+class SamplingModel:
+    """The copy of a policy that decodes, with the policy's weights at this moment; any number of batches can use it.
+
+    Args:
+        policy: the model to sample from.
+        cuda_graphs: record the kernels of a step and replay them, on a CUDA device (`heedful.sampling.cuda_graph`).
+    """
+
+    def __init__(self, policy: Policy, *, cuda_graphs: bool = False) -> None:
+        self.device, self.compute_dtype = policy.device, policy.compute_dtype
+        self.graph: GraphDecoder | None = None
+        if cuda_graphs and self.device.type == "cuda":
+            self.lm, self.graph = _recorded(policy)
+        else:
+            self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
 
 
 class Decoder:
     """The model and the cache for decoding a batch of rows, one row per prompt. Equal prompts are read only once.
 
     Args:
-        policy: the model to sample from, with its weights at this moment.
+        model: the copy of the policy that decodes.
         prompts: token ids of each row's prompt.
         pad_id: the token that fills padding.
         max_new_tokens: the most tokens that will be read after the prompts; only CUDA graphs need it.
-        cuda_graphs: record the kernels of a step and replay them, on a CUDA device (`heedful.sampling.cuda_graph`).
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        *,
-        pad_id: int,
-        max_new_tokens: int = 0,
-        cuda_graphs: bool = False,
+        self, model: SamplingModel, prompts: Sequence[Sequence[int]], *, pad_id: int, max_new_tokens: int = 0
     ) -> None:
-        self.device, self.compute_dtype = policy.device, policy.compute_dtype
+        self.lm, self.graph, self.device, self.compute_dtype = model.lm, model.graph, model.device, model.compute_dtype
         self.max_new_tokens = max_new_tokens
         half = self.compute_dtype if self.compute_dtype in HALF else None
-        self.graph: GraphDecoder | None = None
-        if cuda_graphs and self.device.type == "cuda":
-            self.lm, self.graph = _recorded(policy)
-        else:
-            self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
         self.cache, self.in_place = make_cache(self.lm, half)
+        self.cache_argument = cache_argument(self.lm)
         self.mask_dtype = half or self.lm.dtype
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         self.prompt = collate(list(place), [[]] * len(place), pad_id=pad_id).to(self.device)
@@ -86,7 +92,7 @@ class Decoder:
         if self.graph is not None:
             self.graph.keep(rows)
         else:
-            self.cache.batch_select_indices(rows)
+            self.cache.reorder_cache(rows)  # which layers with states have too
             self.position_ids, self.mask = self.position_ids[rows], self.mask[rows]
 
     def _additive(self, mask: Tensor) -> Tensor:
@@ -96,14 +102,15 @@ class Decoder:
         return additive.masked_fill_(~places, -math.inf)[:, None, None]
 
     def _forward(self, ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        has_states_only = self.cache_argument != KEYS_AND_VALUES
         with autocast(self.device, self.compute_dtype):
             output = self.lm(
                 input_ids=ids,
-                attention_mask=attention_mask,
+                attention_mask=None if has_states_only and ids.shape[1] == 1 else attention_mask,
                 position_ids=position_ids,
-                past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{self.cache_argument: self.cache},
             )
         return at_least_float32(output.logits[:, -1])
 

@@ -9,12 +9,15 @@ from torch import Tensor
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.collate import collate
+from heedful.data.micro_batches import rows_by_length
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
-from heedful.sampling.decoder import Decoder
+from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.draw import draw, draw_from, filter_logits
 from heedful.sampling.rollouts import Rollouts
+from heedful.types import MicroBatch
 
+MICRO_BATCH = MicroBatch(64)
 CHECK_EVERY = 16
 """On a GPU, steps between two checks of which rows have ended, because each check waits for the device."""
 ROWS = 8
@@ -29,12 +32,13 @@ def sample(
     stop_ids: Sequence[int],
     pad_id: int,
     generator: torch.Generator,
-    micro_batch_size: int = 64,
+    micro_batch: MicroBatch = MICRO_BATCH,
 ) -> Rollouts:
     """Sample one response to each prompt.
 
     Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
-    depend only on the seed and the row, not on the micro-batch size or the device.
+    depend only on the seed and the row, not on the device or on which rows are sampled together. Those have prompts of
+    similar length, as all of them are padded to the longest.
 
     Args:
         policy: the model to sample from.
@@ -43,7 +47,8 @@ def sample(
         stop_ids: the tokens that end a response.
         pad_id: the token that fills padding.
         generator: the source of random numbers, on the CPU.
-        micro_batch_size: the most rows that are sampled at a time.
+        micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
+            ``max_new_tokens`` together.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -54,19 +59,20 @@ def sample(
     tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
     logprobs = torch.zeros(tokens.shape, device=policy.device)
     counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
-    for start in range(0, rows, micro_batch_size):
-        part = slice(start, start + micro_batch_size)
+    model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
+    for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], micro_batch):
         steps = decode(
-            policy,
-            prompts[part],
+            model,
+            [prompts[row] for row in part],
             sampling,
             uniforms=uniforms[part],
             lengths=lengths[part],
             stop_ids=stops,
             pad_id=pad_id,
         )
+        where = torch.tensor(part, device=policy.device)
         for i, step in enumerate(steps):
-            places = start + step.rows
+            places = where[step.rows]
             tokens[places, i] = step.tokens
             logprobs[places, i] = step.logprobs.to(logprobs.dtype)
             counts[places] += step.active
@@ -93,7 +99,7 @@ class Step(NamedTuple):
 
 @torch.inference_mode()
 def decode(
-    policy: Policy,
+    model: SamplingModel,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingOptions,
     *,
@@ -108,7 +114,7 @@ def decode(
     of them stay, so that the number of rows is a multiple of `ROWS`.
 
     Args:
-        policy: the model to sample from.
+        model: the copy of the policy that samples.
         prompts: token ids of each row's prompt.
         sampling: temperature and filters.
         uniforms: ``[rows, steps]`` numbers in [0, 1), one for each token.
@@ -116,13 +122,13 @@ def decode(
         stop_ids: the tokens that end a response.
         pad_id: the token that fills padding.
     """
-    device = policy.device
-    multiple = ROWS if policy.compute_dtype in HALF else 1
+    device = model.device
+    multiple = ROWS if model.compute_dtype in HALF else 1
     stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
     lengths = lengths.to(device)
     uniforms = uniforms if device.type == "mps" else uniforms.to(device)  # MPS has no float64
     most = int(lengths.max())
-    decoder = Decoder(policy, prompts, pad_id=pad_id, max_new_tokens=most, cuda_graphs=sampling.cuda_graphs)
+    decoder = Decoder(model, prompts, pad_id=pad_id, max_new_tokens=most)
     rows = torch.arange(len(prompts), device=device)
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()

@@ -1,5 +1,6 @@
 """A key-value cache for sampling that is written in place."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from heedful.kernels.attention import ATTENTION
 
 BLOCK = 32
 """The cache grows by this many tokens: rarely enough to cost nothing, and with few unused places to read."""
+
+KEYS_AND_VALUES, STATES = "past_key_values", "cache_params"
+"""Names under which models take a cache: those with attention, and those with recurrent states only."""
 
 
 def capacity(length: int) -> int:
@@ -76,3 +80,8 @@ def make_cache(lm: PreTrainedModel, dtype: torch.dtype | None) -> tuple[DynamicC
     if in_place:
         cache.layers = [InPlaceLayer(dtype) for _ in cache.layers]
     return cache, in_place
+
+
+def cache_argument(lm: PreTrainedModel) -> str:
+    """Return the name of the argument under which a model takes its cache. It would ignore a cache under another name."""
+    return STATES if STATES in inspect.signature(lm.forward).parameters else KEYS_AND_VALUES

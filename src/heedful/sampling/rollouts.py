@@ -32,8 +32,7 @@ class Rollouts:
 
     def select(self, rows: Tensor) -> "Rollouts":
         """Return the rows at these indices, in this order."""
-        batch = Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows])
-        return Rollouts(batch, self.lengths[rows], self.truncated[rows], self.sampler_logprobs[rows])
+        return Rollouts(self.batch.select(rows), self.lengths[rows], self.truncated[rows], self.sampler_logprobs[rows])
 
     def to(self, device: torch.device) -> "Rollouts":
         """Return the rollouts on another device."""

@@ -9,9 +9,10 @@ from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import Policy
-from heedful.sampling.generate import sample
+from heedful.sampling.generate import MICRO_BATCH, sample
+from heedful.sampling.probe import check_sampling
 from heedful.sampling.rollouts import Rollouts
-from heedful.types import Completion
+from heedful.types import Completion, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Sampler:
     renderer: Renderer
     stop_ids: tuple[int, ...]
     """The tokens that end a response."""
-    micro_batch_size: int
-    """The most rows that are sampled at a time."""
+    micro_batch: MicroBatch
+    """The most rows and tokens that are sampled at a time."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
@@ -36,15 +37,35 @@ class Sampler:
             stop_ids=self.stop_ids,
             pad_id=self.renderer.pad_id,
             generator=generator,
-            micro_batch_size=self.micro_batch_size,
+            micro_batch=self.micro_batch,
         )
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
-        return rollouts, [Completion(p.prompt, self.renderer.decode(ids), ids, cut) for p, ids, cut in rows]
+        return rollouts, [
+            Completion(p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt), ids, cut)
+            for p, ids, cut in rows
+        ]
 
 
 def make_sampler(
-    options: SamplingOptions, renderer: Renderer, policy: Policy, *, micro_batch_size: int = 64
+    options: SamplingOptions,
+    renderer: Renderer,
+    policy: Policy,
+    *,
+    micro_batch: MicroBatch = MICRO_BATCH,
+    is_used: bool = True,
 ) -> Sampler:
-    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response."""
+    """Make a sampler that stops where the policy's generation config, tokenizer or chat template ends a response.
+
+    Args:
+        options: temperature, filters and lengths.
+        renderer: that of the policy.
+        policy: what will be sampled from, as it is now or with other weights.
+        micro_batch: the most rows and tokens that are sampled at a time.
+        is_used: whether anything will be sampled; the policy is then checked (`check_sampling`).
+
+    Raises CheckpointError if the policy cannot be sampled from.
+    """
+    if is_used:
+        check_sampling(policy, pad_id=renderer.pad_id)
     stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
-    return Sampler(options, renderer, stops, micro_batch_size)
+    return Sampler(options, renderer, stops, micro_batch)

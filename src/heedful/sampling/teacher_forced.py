@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from heedful.data.collate import Batch
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import rows_by_length
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.types import MicroBatch
@@ -15,14 +15,11 @@ from heedful.types import MicroBatch
 def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
     """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
 
-    If there are several parts, rows are sorted by length first, because a part is as long as its longest row.
+    If there are several parts, rows are sorted by length first (`rows_by_length`).
     """
-    lengths: list[int] = batch.attention_mask.sum(dim=1).tolist()
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
-    for part in parts if len(parts) > 1 else [list(range(len(lengths)))]:
+    for part in rows_by_length(batch.attention_mask.sum(dim=1).tolist(), limit):
         rows = torch.tensor(part, device=batch.ids.device)
-        yield rows, Batch(batch.ids[rows], batch.attention_mask[rows], batch.response_mask[rows])
+        yield rows, batch.select(rows)
 
 
 @torch.no_grad()

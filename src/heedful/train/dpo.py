@@ -10,7 +10,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batch_order import BatchOrder
@@ -22,14 +22,16 @@ from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
-from heedful.types import Prompt
+from heedful.types import Prompt, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 SAMPLED_TOKENS = 64
@@ -85,16 +87,18 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     train, held_out, counts = encode_split(
         lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
     )
-    check_companion("--reference", config.reference, tokenizer, max(pair.length for pair in train + held_out))
+    longest = max(pair.length for pair in train + held_out)
+    check_companion("--reference", config.reference, tokenizer, longest)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
+    check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu"
@@ -106,7 +110,9 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     prepare(policy, config, base=config.model)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(
+        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    )
     shown = _shown(held_out or train, config.num_samples, room=context - new_tokens)
     learner = PolicyLearner(
         model=policy,
@@ -136,8 +142,8 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
     return [
         {
             "prompt": plain_text(pair.ranking.prompt),
-            "chosen": pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))],
-            "rejected": pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))],
+            "chosen": plain_response(pair.ranking.responses[pair.ranking.ranks.index(min(pair.ranking.ranks))]),
+            "rejected": plain_response(pair.ranking.responses[pair.ranking.ranks.index(max(pair.ranking.ranks))]),
             "response": completion.response,
         }
         for pair, completion in zip(data.shown, completions, strict=True)

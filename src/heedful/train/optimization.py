@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.core.policy_losses import Metrics
 from heedful.errors import TrainingError
+from heedful.train.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
 """Devices on which torch has AdamW as one kernel, several times as fast as one operation after another."""
@@ -43,6 +44,9 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
 
         eight_bit: torch.optim.Optimizer = AdamW8bit(parameter_groups, betas=betas, eps=options.adam_eps)
         return eight_bit
+    if options.weights_dtype == "bfloat16" or options.optimizer_device == "cpu":
+        device = torch.device("cpu") if options.optimizer_device == "cpu" else None
+        return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device)
     is_fused = all(p.device.type in FUSED_ON for module, _ in groups if module for p in module.parameters())
     return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=is_fused)
 

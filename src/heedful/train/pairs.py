@@ -42,7 +42,7 @@ def encode_preferences(
 
     Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
     """
-    inputs = RewardInputs(renderer.tokenizer)
+    inputs = RewardInputs(renderer.tokenizer, written=True)
     if inputs.renderer is None:
         raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
     rows, counts = encode_pairs(

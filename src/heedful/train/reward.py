@@ -15,7 +15,7 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import four_bit
 from heedful.checkpoints.save import save_reward_model
 from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
@@ -26,14 +26,16 @@ from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
+from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
+from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
-from heedful.train.setup import prepare, resolve_machine
-from heedful.types import MicroBatch, Ranking
+from heedful.train.setup import prepare, resolve_machine, stored_dtype
+from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
@@ -94,7 +96,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     model = load_reward_model(
         source,
         tokenizer,
@@ -102,10 +104,11 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         compute_dtype=dtype,
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
+        stored=stored_dtype(config, device, dtype),
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
-    inputs = RewardInputs(tokenizer)
+    inputs = RewardInputs(tokenizer, model.reads)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records: encode_rankings(
@@ -114,6 +117,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         load_split(read_rankings, config),
         config,
     )
+    check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)
     )
@@ -147,9 +151,9 @@ def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[d
     return [
         {
             "prompt": plain_text(one.ranking.prompt),
-            "chosen": one.ranking.responses[0],
+            "chosen": plain_response(one.ranking.responses[0]),
             "chosen score": scores[2 * i],
-            "rejected": one.ranking.responses[-1],
+            "rejected": plain_response(one.ranking.responses[-1]),
             "rejected score": scores[2 * i + 1],
         }
         for i, one in enumerate(rankings)

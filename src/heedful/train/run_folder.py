@@ -60,7 +60,7 @@ def _inputs(config: RunOptions) -> list[Path]:
     """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
     names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
     paths = [getattr(config, name, None) for name in names]
-    for reward in getattr(config, "rewards", ()):
+    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
         kind, _, rest = reward.partition(":")
         paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
     return [Path(part) for path in paths if path for part in _with_bases(path)]

@@ -11,8 +11,9 @@ from heedful.configs.dpo import DPOConfig
 from heedful.configs.online import RolloutConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
+from heedful.errors import ConfigError
 from heedful.kernels.compiled import check_compiler, compile_layers
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.sampling_copy import halve_frozen, same_weights
 from heedful.models.heads import checkpoint_layers
 from heedful.models.policy import Policy, freeze
@@ -29,7 +30,26 @@ def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)
-    return device, resolve_dtype(config.dtype, device)
+    if config.optimizer_device == "cpu" and device.type == "cpu":
+        raise ConfigError("--optimizer-device cpu moves nothing: the run is on the CPU; leave it out")
+    dtype = resolve_dtype(config.dtype, device)
+    if config.weights_dtype == "bfloat16" and dtype != torch.bfloat16:
+        how = "add --dtype bfloat16, or leave it out" if config.dtype == "auto" else "leave out one of the two"
+        raise ConfigError(
+            f"--weights-dtype bfloat16 needs products in bfloat16, and here they are in {str(dtype).removeprefix('torch.')} "
+            f"(--dtype {config.dtype} on {device.type}); {how}"
+        )
+    return device, dtype
+
+
+def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the matrices of what a run trains.
+
+    Under adapters they are frozen, and on a GPU kept as the products read them; on a CPU they stay in float32.
+    """
+    if config.lora_rank:
+        return frozen_dtype(device, compute_dtype)
+    return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
 
 
 def quantized(config: Config) -> list[str]:
@@ -50,6 +70,7 @@ def load_trained(
         compute_dtype=dtype,
         with_value_head=with_value_head,
         four_bit=four_bit(config, device, dtype),
+        stored=stored_dtype(config, device, dtype),
     )
 
 
@@ -90,8 +111,15 @@ def load_reference(config: RolloutConfig | DPOConfig, source: Source, policy: Po
         device = reference_device(config, policy.device)
         dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
-        reference = load_policy(config.reference or source, device=device, compute_dtype=dtype, four_bit=smaller)
-        halve_reference(reference)
+        reference = load_policy(
+            config.reference or source,
+            device=device,
+            compute_dtype=dtype,
+            four_bit=smaller,
+            stored=frozen_dtype(device, dtype),
+        )
+        if device.type == "cpu":
+            halve_reference(reference)
     freeze(reference)
     return reference
 

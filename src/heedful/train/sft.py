@@ -11,7 +11,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.batch_order import BatchOrder
@@ -23,13 +23,15 @@ from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_trained, prepare, resolve_machine
-from heedful.types import Demonstration, MicroBatch, Prompt
+from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
 SAMPLED_TOKENS = 64
@@ -85,7 +87,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    tokenizer = load_tokenizer(source, chat_template=config.chat_template)
+    tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
@@ -99,11 +101,14 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     )
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
+    check_memory(config, Lengths(max(example.length for example in train + held_out)), device, dtype)
     policy = load_trained(config, source, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
-    sampler = make_sampler(SamplingOptions(max_new_tokens=new_tokens), renderer, policy)
+    sampler = make_sampler(
+        SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
+    )
     shown = _shown(split[1] or split[0], renderer, config.num_samples, room=context - new_tokens)
     learner = PolicyLearner(
         model=policy,
@@ -134,7 +139,11 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
         return []
     _, completions = data.sampler.respond(learner.model, data.prompts, learner.generator)
     return [
-        {"prompt": plain_text(record.prompt), "demonstration": record.response, "response": completion.response}
+        {
+            "prompt": plain_text(record.prompt),
+            "demonstration": plain_response(record.response),
+            "response": completion.response,
+        }
         for record, completion in zip(data.shown, completions, strict=True)
     ]
 

@@ -1,5 +1,7 @@
 """The critic: it warms up and learns by itself; one that starts as the reward model values responses as that scores them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -168,6 +170,20 @@ def test_what_cannot_be_the_critic_is_refused(from_reward, tiny, reward_folder, 
     with pytest.raises(ConfigError, match=r"--critic reward: .*rm has another vocabulary than the policy: 1 of"):
         train_ppo(from_reward(f"model:{other}", model=str(tmp_path / "policy")))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_critic_that_would_read_another_text_than_is_scored_is_refused(from_reward, reward_folder, write):
+    """The reward model's template is not the policy's. Raw text goes through neither."""
+    folder = Path(reward_folder("gpt2"))
+    chat = write("chat", [{"prompt": [{"role": "user", "content": f"第{i}问"}]} for i in range(8)])
+    start(from_reward(f"model:{folder}", data=chat), [])
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8").replace("{% for", "Be kind.{% for", 1), encoding="utf-8")
+    start(from_reward(f"model:{folder}"), [])
+    with pytest.raises(
+        ConfigError, match=r"--critic reward: model:.* reads the prompt at .*chat\.jsonl:1 in another form"
+    ):
+        start(from_reward(f"model:{folder}", data=chat), [])
 
 
 # -------------------------------------------------------------------------------------------------------- any critic

@@ -20,7 +20,7 @@ from heedful.types import MicroBatch
 CRITICS = {
     "shared": (PPOConfig, {}),
     "separate": (PPOConfig, {"critic": "separate"}),
-    "none": (GRPOConfig, {}),
+    "none": (GRPOConfig, {"ppo_epochs": 2}),
 }
 
 
@@ -162,7 +162,7 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward_and_is_told(config, make_lea
 @pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
 def test_without_a_price_on_kl_the_reference_has_no_pass(config, make_learner, experience_of, kind):
     """And no KL is made up among the metrics."""
-    learner = make_learner(config(kind, kl_coef=0.0), noise=0.05)
+    learner = make_learner(config(kind, kl_coef=0.0, ppo_epochs=2), noise=0.05)
     passes = []
     learner.reference.register_forward_hook(lambda *_: passes.append(1))
     without = experience_of(learner)

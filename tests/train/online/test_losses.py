@@ -39,6 +39,8 @@ def formula(learner, e):
             if values is not None:
                 v, old, target = (x[row, action.start] for x in (values, e.old_values, e.returns))
                 errors.append(torch.max((v - target) ** 2, (old + (v - old).clamp(-0.2, 0.2) - target) ** 2))
+        if e.ref_logprobs is None:
+            continue
         d = (out.logprobs - e.ref_logprobs)[row, :n]
         kls.append(0.5 * d**2 if config.kl_kind == "k2" else (-d).exp() - 1 + d)
 
@@ -52,7 +54,7 @@ def formula(learner, e):
     loss = surrogate
     if values is not None:
         loss = loss + (1.0 if learner.critic is not None else config.value_coef) * 0.5 * torch.stack(errors).mean()
-    if config.kl_in == "loss":
+    if kls and config.kl_in == "loss":
         loss = loss + config.kl_coef * mean(kls, config.aggregate)
     return loss - config.entropy_coef * out.entropy[mask].mean(), float(surrogate.detach())
 
@@ -98,7 +100,7 @@ def test_ranges_and_coefficients_reach_the_loss(
 
 def test_the_loss_is_that_of_core_on_the_whole_minibatch(config, make_learner, experience_of, moved, gradient):
     """Also that temperature, ranges, penalty and the three ways to average reach it."""
-    learner = make_learner(config(GRPOConfig, temperature=0.7), noise=0.02)
+    learner = make_learner(config(GRPOConfig, temperature=0.7, ppo_epochs=2), noise=0.02)
     e = moved(experience_of(learner))
     batch, mask = e.batch, e.batch.response_mask
     now = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.7).logprobs.detach()
@@ -154,7 +156,9 @@ OPTIONS = {
 def test_every_option_of_the_loss_changes_the_gradient(
     config, make_learner, experience_of, moved, gradient, distance, preset
 ):
-    settings = config(value_coef=0.0, kl_coef=0.1) if preset == "ppo" else config(GRPOConfig, temperature=0.7)
+    settings = (
+        config(value_coef=0.0, kl_coef=0.1) if preset == "ppo" else config(GRPOConfig, temperature=0.7, ppo_epochs=2)
+    )
     learner = make_learner(settings, noise=0.05)
     experience = moved(experience_of(learner))
     standard, _, _ = gradient(learner, experience)

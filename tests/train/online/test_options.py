@@ -92,6 +92,7 @@ OPTIONS = {
     "ptx-data": Option({"ptx_data": ..., "ptx_coef": 1.0}),
     "ema-decay": Option({"ema_decay": 0.5}),
     "reference": Option({"reference": ...}, KL),
+    "max-prompt-tokens": Option({"max_prompt_tokens": 4, "too_long": "truncate"}),
     "beta": Option({"beta": 0.9}),
     "loss": Option({"loss": "ipo"}),
 }

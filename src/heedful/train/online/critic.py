@@ -12,14 +12,16 @@ from heedful.checkpoints.quantize import four_bit
 from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
-from heedful.data.chat import RewardInputs
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError
 from heedful.kernels.sampling_copy import same_weights
 from heedful.models.policy import Policy
 from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
-from heedful.train.setup import prepare
+from heedful.rewards.model import ModelReward
+from heedful.train.setup import prepare, stored_dtype
 
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
@@ -56,7 +58,11 @@ def load_critic(
     """
     if config.critic == "shared":
         return None
-    machine: Any = {"device": device, "compute_dtype": compute_dtype}
+    machine: Any = {
+        "device": device,
+        "compute_dtype": compute_dtype,
+        "stored": stored_dtype(config, device, compute_dtype),
+    }
     if config.critic == "reward":
         start = first_reward_model(config)
         critic = value_model_from(load_reward_model(start, load_tokenizer(start), merged=True, **machine), start)
@@ -66,6 +72,28 @@ def load_critic(
         critic = load_value_model(start, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
     prepare(critic, config, base=start)
     return critic
+
+
+def check_same_text(
+    config: OnlineConfig, rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer
+) -> None:
+    """Refuse a critic that starts as a reward model, if the two would not read the same text before a response.
+
+    The critic reads what the policy wrote, the reward model what its own chat template writes. Raises ConfigError.
+    """
+    if config.critic != "reward":
+        return
+    name = f"model:{first_reward_model(config)}"
+    scores = next(reward.function for reward in rewards if reward.name == name)
+    assert isinstance(scores, ModelReward)
+    for prompt in prompts:
+        written = renderer.prompt_ids(prompt.prompt.prompt)
+        if scores.inputs.encode(prompt.prompt.prompt, "a")["input_ids"][: len(written)] != written:
+            raise ConfigError(
+                f"--critic reward: {name} reads the prompt at {prompt.prompt.source} in another form than the policy "
+                "(another chat template), so the values would not be those of the text it scores; use --critic separate, "
+                "or give the policy the reward model's template with --chat-template"
+            )
 
 
 def start_from_scores(

@@ -15,7 +15,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.rewards import Reward, RewardFunction
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.experience import collect
-from heedful.train.online.metrics import SHOWN, TIED
+from heedful.train.online.metrics import SHOWN, note_of
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
 from heedful.train.run import Run
@@ -36,7 +36,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         learner,
         config.algorithm,
         config.steps,
-        objective="eval/score_mean",
+        objective=config.best_metric,
         higher_is_better=True,
         shown=SHOWN,
         can_evaluate=bool(held_out),
@@ -46,8 +46,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         for step in run.steps():
             experience = collect(learner, next(learner.prompts))
             metrics = learn(learner, experience)
-            is_tied = config.samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
-            run.log(step, metrics, note=TIED if is_tied else None)
+            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
             run.save(step)
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(experience, config))

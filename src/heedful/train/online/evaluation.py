@@ -14,13 +14,20 @@ from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
-from heedful.train.online.respond import Scored
+from heedful.train.online.respond import Scored, shape
 
 
 def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
-    """Mean score, KL, length and share of ended responses, with the same random numbers each time.
+    """Mean score, objective, KL (if there is a reference), length and share of ended responses.
+
+    The random numbers are the same each time.
 
     Of the averaged weights, if there is an average. Nothing if nothing is held out. Raises RewardError.
+
+        objective = mean + std (mean of shaped scores - kl_price * KL)
+
+    is what training maximises, in the unit of the score: the scores are shaped as in training (`respond.shape`), where
+    they have been shifted by mean and divided by std. If there are judges, their mean score is measured too.
     """
     if not held_out:
         return {}
@@ -29,16 +36,24 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     with averaged(learner.average):
         rollouts, completions = learner.sampler.respond(learner.policy, held_out[: config.eval_prompts], generator)
         scores, _ = score(learner.rewards, completions)
-        logprobs, ref_logprobs = (
+        models = [] if learner.reference is None else [learner.policy, learner.reference]
+        logprobs = [
             token_outputs(
                 model, rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
             ).logprobs
-            for model in (learner.policy, learner.reference)
-        )
-    kl = core.kl_estimate(logprobs, ref_logprobs, kind="k1").sum(dim=1)
+            for model in models
+        ]
+    kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
+    judged = {}
+    if learner.judges:
+        judged["eval/judge_mean"] = sum(score(learner.judges, completions)[0]) / len(completions)
+    norm = learner.score_norm.current
+    shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts.truncated, norm, config)
     return {
         "eval/score_mean": sum(scores) / len(scores),
-        "eval/kl": float(kl.mean()),
+        "eval/objective": norm.mean + norm.std * (float(shaped.mean()) - config.kl_price * (kl or 0.0)),
+        **judged,
+        **({} if kl is None else {"eval/kl": kl}),
         "eval/response_length": float(rollouts.lengths.float().mean()),
         "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }

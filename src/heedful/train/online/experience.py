@@ -25,14 +25,17 @@ class Experience:
     """A rollout batch with all that an update holds constant; ``[batch, time]`` unless said."""
 
     batch: Batch
-    old_logprobs: Float[Tensor, "batch time"]
-    ref_logprobs: Float[Tensor, "batch time"]
+    old_logprobs: Float[Tensor, "batch time"] | None
+    """None if the update's own pass gives them: it makes one step, before which the policy has not moved."""
+    ref_logprobs: Float[Tensor, "batch time"] | None
+    """None if the reference is not needed."""
     advantages: Float[Tensor, "batch time"]
     old_values: Float[Tensor, "batch time"] | None
     """None without a critic, as are ``returns``."""
     returns: Float[Tensor, "batch time"] | None
     kl: Float[Tensor, " batch"]
-    """KL to the reference of each response: k1 summed over its tokens. Zero if KL has no price: it is not measured then."""
+    """KL to the reference of each response: k1 summed over its tokens. Zero if KL has no price: it is not measured then.
+    Without ``old_logprobs`` the update fills it in."""
     kl_coef: float
     """The coefficient of the KL penalty in this step."""
     completions: list[Completion]
@@ -41,23 +44,30 @@ class Experience:
     metrics: dict[str, float]
     states: Float[Tensor, "batch time hidden"] | None
     """What the policy's value head read; None if it has none."""
+    sampler_logprobs: Float[Tensor, "batch time"] | None = None
+    """What sampling saw; only for metrics, and only without ``old_logprobs``."""
 
     def select(self, rows: Tensor) -> "Experience":
         """The given rows, in the given order, without texts and metrics."""
         return replace(
             self,
-            batch=Batch(self.batch.ids[rows], self.batch.attention_mask[rows], self.batch.response_mask[rows]),
-            old_logprobs=self.old_logprobs[rows],
-            ref_logprobs=self.ref_logprobs[rows],
+            batch=self.batch.select(rows),
+            old_logprobs=_rows(self.old_logprobs, rows),
+            ref_logprobs=_rows(self.ref_logprobs, rows),
             advantages=self.advantages[rows],
-            old_values=None if self.old_values is None else self.old_values[rows],
-            returns=None if self.returns is None else self.returns[rows],
+            old_values=_rows(self.old_values, rows),
+            returns=_rows(self.returns, rows),
             kl=self.kl[rows],
             completions=[],
             scores=[],
             metrics={},
-            states=None if self.states is None else self.states[rows],
+            states=_rows(self.states, rows),
+            sampler_logprobs=_rows(self.sampler_logprobs, rows),
         )
+
+
+def _rows(numbers: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if numbers is None else numbers[rows]
 
 
 def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) -> Experience:
@@ -65,16 +75,20 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     config, started = learner.config, time.perf_counter()
     scored = respond(learner, prompts)
     old, ref_logprobs, batch = scored.old, scored.ref_logprobs, scored.rollouts.batch
+    sampler_logprobs = scored.rollouts.sampler_logprobs
     mask, actions = batch.response_mask, action_mask(batch.response_mask, config)
-    values = old.values
+    values = None if old is None else old.values
     if learner.critic is not None:
         values = token_values(learner.critic, batch, micro_batch=config.micro_batch)
 
     kl_coef, kind = (learner.kl.coef if config.kl_in == "reward" else 0.0), config.kl_estimate
     placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)
-    penalty = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind=kind), 0.0).sum(dim=1)
+    logprobs = references = torch.zeros_like(sampler_logprobs)  # where neither is needed: the reward has no penalty
+    if old is not None:
+        logprobs, references = old.logprobs, old.logprobs if ref_logprobs is None else ref_logprobs
+    penalty = torch.where(mask, core.kl_estimate(logprobs, references, kind=kind), 0.0).sum(dim=1)
     rewards = Rewards(
-        per_token=core.kl_shaped_rewards(placed, old.logprobs, ref_logprobs, mask, kl_coef=kl_coef, kind=kind),
+        per_token=core.kl_shaped_rewards(placed, logprobs, references, mask, kl_coef=kl_coef, kind=kind),
         per_response=scored.shaped - kl_coef * penalty,
         values=values,
         response_mask=mask,
@@ -92,7 +106,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     metrics["time/score"] = time.perf_counter() - started - metrics["time/rollout"]
     return Experience(
         batch=batch,
-        old_logprobs=old.logprobs,
+        old_logprobs=None if old is None else old.logprobs,
         ref_logprobs=ref_logprobs,
         advantages=advantages,
         old_values=values,
@@ -102,5 +116,6 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         completions=scored.completions,
         scores=scored.scores,
         metrics=metrics,
-        states=old.states,
+        states=None if old is None else old.states,
+        sampler_logprobs=sampler_logprobs if old is None else None,
     )

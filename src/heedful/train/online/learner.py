@@ -48,12 +48,13 @@ class Prompts(Iterator[list[EncodedPrompt]]):
 class Learner(Generic[C_co]):
     """A policy with its critic, reference, optimizer, controllers and random numbers.
 
-    ``config``, ``rewards``, ``sampler`` and ``reference`` stay as they are; all else is in `state_dict`.
+    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` stay as they are; all else is in `state_dict`.
     """
 
     config: C_co
     policy: Policy
-    reference: Policy
+    reference: Policy | None
+    """None if nothing reads it."""
     critic: ValueModel | None
     """A network of its own; None if the policy carries the value head, or there is no critic."""
     optimizer: torch.optim.Optimizer
@@ -66,6 +67,8 @@ class Learner(Generic[C_co]):
     generator: torch.Generator
     rewards: Sequence[Reward]
     sampler: Sampler
+    judges: Sequence[Reward] = ()
+    """What chooses among evaluated models; nothing is learned from them."""
 
     @property
     def trained(self) -> list[nn.Module]:

@@ -1,10 +1,14 @@
 """Metrics of a rollout batch before the update (docs/metrics.md defines each)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
+from heedful.core.policy_losses import Metrics
+from heedful.models.policy import TokenOutputs
 from heedful.train.online.respond import Scored
 
 SHOWN = {
@@ -20,41 +24,87 @@ TIED = (
     "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
 )
 """What a run says once if a step could not learn from its scores."""
+UNREAD = (
+    "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
+    "persists, lower --max-new-tokens or use a reward model that reads more"
+)
+"""What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
+
+
+def note_of(metrics: Mapping[str, float], samples_per_prompt: int) -> str | None:
+    """What a run should say of a step, if anything."""
+    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
+    return "; ".join([TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics)) or None
 
 
 def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
-    """Scores, entropy, lengths, how far sampling and the teacher-forced pass are apart, and seconds.
+    """Scores, lengths, seconds, and what the policy's teacher-forced pass shows (`pass_metrics`), if there was one.
 
     Args:
         scored: a rollout batch.
         shaped: ``[batch]``, what the advantages were estimated from.
     """
-    rollouts, old = scored.rollouts, scored.old
-    mask = rollouts.batch.response_mask
+    rollouts = scored.rollouts
     raw = torch.tensor(scored.scores, dtype=torch.float64)
     metrics = {
         "reward/score_mean": raw.mean(),
         "reward/score_std": raw.std(correction=0),
         "reward/shaped_mean": shaped.mean(),
-        "policy/entropy": core.masked_mean(old.entropy, mask),
         "rollout/response_length": rollouts.lengths.float().mean(),
         "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
-        "rollout/sampler_mismatch": core.masked_mean((rollouts.sampler_logprobs - old.logprobs).abs(), mask),
     }
+    if scored.old is not None:
+        metrics |= pass_metrics(
+            scored.old,
+            rollouts.sampler_logprobs,
+            None if scored.ref_logprobs is None else scored.kl,
+            rollouts.batch.response_mask,
+            num_tokens=rollouts.batch.response_mask.sum(),
+            num_responses=len(scored.kl),
+        )
     return {name: float(value) for name, value in metrics.items()} | scored.seconds
 
 
+def pass_metrics(
+    outputs: TokenOutputs,
+    sampler_logprobs: Tensor,
+    kl: Tensor | None,
+    mask: Tensor,
+    *,
+    num_tokens: Tensor,
+    num_responses: int,
+) -> Metrics:
+    """What the teacher-forced pass of the policy that sampled shows: entropy, distance to what sampling saw, KL.
+
+    Each is a sum over these rows divided by a count of the whole rollout batch, so that parts of it add up.
+
+    Args:
+        outputs: of the pass, ``[batch, time]``.
+        sampler_logprobs: of the same tokens when they were sampled, ``[batch, time]``.
+        kl: of each response to the reference, ``[batch]``; None if there is none.
+        mask: response tokens, ``[batch, time]``.
+        num_tokens: response tokens of the rollout batch.
+        num_responses: responses of the rollout batch.
+    """
+    mismatch = (sampler_logprobs - outputs.logprobs.detach()).abs()
+    metrics = {
+        "policy/entropy": core.masked_mean(outputs.entropy.detach(), mask, count=num_tokens),
+        "rollout/sampler_mismatch": core.masked_mean(mismatch, mask, count=num_tokens),
+    }
+    return metrics if kl is None else metrics | {"reference/kl": kl.sum() / num_responses}
+
+
 def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
-    """Mean of each of several rewards, what normalisation and clipping did if they are on, and KL if it was measured."""
+    """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
     given, norm, clip = scored.given, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
+    if scored.unread:
+        metrics["reward/unread_frac"] = scored.unread / len(given.totals)
     if config.score_norm_running:
         metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
     if clip is not None:
         clipped = sum(abs(score - norm.mean) / norm.std > clip for score in given.totals)
         metrics["reward/clip_frac"] = clipped / len(given.totals)
-    if config.needs_reference:
-        metrics["reference/kl"] = float(scored.kl.mean())
     return metrics
 
 

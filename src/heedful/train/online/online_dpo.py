@@ -14,13 +14,14 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.data.collate import Batch
 from heedful.data.micro_batches import in_micro_batches
+from heedful.models.policy import TokenOutputs
 from heedful.rewards import Reward, RewardFunction
+from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
-from heedful.train.online.metrics import SHOWN, TIED, rollout_metrics, score_metrics, tied_frac
-from heedful.train.online.respond import Scored, respond
+from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
 from heedful.train.run import Run
@@ -41,7 +42,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         learner,
         config.algorithm,
         config.steps,
-        objective="eval/score_mean",
+        objective=config.best_metric,
         higher_is_better=True,
         shown=SHOWN | {"reward/accuracy": "accuracy"},
         can_evaluate=bool(held_out),
@@ -51,7 +52,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         for step in run.steps():
             scored = respond(learner, next(learner.prompts))
             metrics = learn(learner, scored)
-            run.log(step, metrics, note=TIED if metrics["reward/tied_frac"] == 1 else None)
+            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
             run.save(step)
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(scored, config))
@@ -80,6 +81,8 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     learning_rate = learner.schedule.advance()
     pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
     sums, norms = MetricSums(), list[float]()
+    if scored.old is None:
+        _read_the_rest(learner, scored, pairs, sums)
     for minibatch in _minibatches(pairs, config, learner.generator):
         accumulate(learner, scored, minibatch, sums)
         if learner.ptx is not None:
@@ -99,17 +102,22 @@ def accumulate(
     learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
 ) -> None:
     """Gradients of the DPO loss over a minibatch's pairs, a micro-batch at a time; each is divided by their number."""
-    config, batch = learner.config, scored.rollouts.batch
+    config, batch, ref_logprobs = learner.config, scored.rollouts.batch, scored.ref_logprobs
+    assert ref_logprobs is not None
     lengths = batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     ordered = sorted(pairs, key=longest.__getitem__)
     for part in in_micro_batches(ordered, config.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
         rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
-        mask = batch.response_mask[rows]
-        here = Batch(batch.ids[rows], batch.attention_mask[rows], mask)
-        outputs = learner.policy(here.ids, here.attention_mask, mask, temperature=config.temperature)
+        here, is_first = batch.select(rows), scored.old is None
+        mask = here.response_mask
+        outputs = learner.policy(
+            here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first
+        )
+        if is_first:
+            _measure(outputs, scored, rows, sums)
         ours, theirs = (
-            torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, scored.ref_logprobs[rows])
+            torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, ref_logprobs[rows])
         )
         loss, metrics = core.dpo_loss(
             ours[: len(part)],
@@ -122,6 +130,41 @@ def accumulate(
         )
         loss.backward()
         sums.add(metrics)
+
+
+def _read_the_rest(
+    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
+) -> None:
+    """Add the metrics of responses that are in no pair: the update, whose pass gives those of the others, reads them not."""
+    config, batch, read = learner.config, scored.rollouts.batch, {row for pair in pairs for row in pair}
+    rest = torch.tensor([row for row in range(len(batch.ids)) if row not in read], device=batch.ids.device)
+    if len(rest):
+        outputs = token_outputs(
+            learner.policy,
+            batch.select(rest),
+            temperature=config.temperature,
+            micro_batch=config.micro_batch,
+            with_entropy=True,
+        )
+        _measure(outputs, scored, rest, sums)
+
+
+def _measure(outputs: TokenOutputs, scored: Scored, rows: Tensor, sums: MetricSums) -> None:
+    """Add the metrics of some rows of the rollout batch, and fill in their KL, from a pass of the policy that sampled."""
+    rollouts, ref_logprobs = scored.rollouts, scored.ref_logprobs
+    assert ref_logprobs is not None
+    mask = rollouts.batch.response_mask
+    scored.kl[rows] = response_kl(outputs.logprobs.detach(), ref_logprobs[rows], mask[rows])
+    sums.add(
+        pass_metrics(
+            outputs,
+            rollouts.sampler_logprobs[rows],
+            scored.kl[rows],
+            mask[rows],
+            num_tokens=mask.sum(),
+            num_responses=len(mask),
+        )
+    )
 
 
 def _minibatches(

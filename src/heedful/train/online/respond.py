@@ -13,6 +13,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.interface import Scores, score_tokens
+from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.learner import Learner
@@ -30,12 +31,14 @@ class Scored:
     """What the scores are normalised by."""
     shaped: Float[Tensor, " batch"]
     """Normalised and clipped scores with the penalty of responses that have no end."""
-    old: TokenOutputs
-    """The teacher-forced pass of the policy that sampled."""
-    ref_logprobs: Float[Tensor, "batch time"]
-    """The old ones if the reference is not needed."""
+    old: TokenOutputs | None
+    """The teacher-forced pass of the policy that sampled; None if the update's own pass is the first."""
+    ref_logprobs: Float[Tensor, "batch time"] | None
+    """None if the reference is not needed."""
     kl: Float[Tensor, " batch"]
-    """KL to the reference of each response: k1 summed over its tokens."""
+    """KL to the reference of each response (`response_kl`), 0 if it is not needed. Without ``old`` the update fills it in."""
+    unread: int
+    """Responses too long to be read to their end by a reward model."""
     seconds: dict[str, float]
 
     @property
@@ -47,33 +50,48 @@ class Scored:
 def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Scored:
     """Sample, score and read what was sampled: prompts -> responses -> scores -> log-probs of policy and reference.
 
-    If the reference has no part in what is learned, its pass is left out. Raises RewardError.
+    If the reference has no part in what is learned, its pass is left out. So is the policy's, if nothing needs it before the
+    update (``needs_old_pass``). Raises RewardError.
     """
     config, started = learner.config, time.perf_counter()
     rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     sampled = time.perf_counter()
     given = score_tokens(learner.rewards, completions)
+    unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
-    old = token_outputs(
-        learner.policy,
-        batch,
-        temperature=config.temperature,
-        micro_batch=config.micro_batch,
-        with_entropy=True,
-        with_states=learner.policy.value_head is not None,
-    )
-    ref_logprobs = old.logprobs
+    old = ref_logprobs = None
+    if config.needs_old_pass:
+        old = token_outputs(
+            learner.policy,
+            batch,
+            temperature=config.temperature,
+            micro_batch=config.micro_batch,
+            with_entropy=True,
+            with_states=learner.policy.value_head is not None,
+        )
     if config.needs_reference:
+        assert learner.reference is not None
         ref_logprobs = token_outputs(
             learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
         ).logprobs
-    raw = torch.tensor(given.totals, device=mask.device)
-    clipped = core.clip_scores((raw - norm.mean) / norm.std, config.score_clip)
-    shaped = penalise_missing_eos(clipped, rollouts.truncated, config)
-    kl = torch.where(mask, core.kl_estimate(old.logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
+    shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
+    kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
+    if old is not None and ref_logprobs is not None:
+        kl = response_kl(old.logprobs, ref_logprobs, mask)
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds)
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds)
+
+
+def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """KL to the reference of each response ``[batch]``: k1 summed over its tokens."""
+    return torch.where(response_mask, core.kl_estimate(logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
+
+
+def shape(scores: Tensor, truncated: Tensor, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
+    """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalty of responses that have no end."""
+    clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
+    return penalise_missing_eos(clipped, truncated, config)
 
 
 def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:

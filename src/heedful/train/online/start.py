@@ -8,29 +8,34 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.source import Source, load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
+from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
-from heedful.data.fitting import prompt_room
+from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
-from heedful.errors import RewardError
+from heedful.errors import ConfigError, RewardError
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_wanted, load_rewards
+from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
-from heedful.train.online.critic import check_critic, load_critic, start_from_scores
+from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.types import MicroBatch
 
 OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
+ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
 C = TypeVar("C", bound=RolloutConfig)
 
 
@@ -41,6 +46,14 @@ class About(TypedDict):
     parents: list[str]
     more_data: list[str]
     notes: list[str]
+
+
+class Machine(TypedDict):
+    """Where and how reward models run."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    micro_batch: MicroBatch
 
 
 class Started(NamedTuple, Generic[C]):
@@ -63,8 +76,12 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model)
-    renderer = Renderer(load_tokenizer(source, chat_template=config.chat_template))
+    renderer = Renderer(load_chat_tokenizer(source, config))
     train, held_out, counts = _load_prompts(config, source, renderer)
+    if config.best_by and not held_out:
+        raise ConfigError(
+            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
+        )
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
@@ -74,9 +91,10 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         check_critic(critic_options, renderer.tokenizer, longest)
     ptx = load_mix(config, source, renderer)
 
+    check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
     has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
-    reference = load_reference(config, source, policy)
+    reference = load_reference(config, source, policy) if config.loads_reference else None
     critic = None
     if critic_options is not None:
         critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
@@ -85,17 +103,26 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    sampler = make_sampler(config, renderer, policy, micro_batch_size=config.rollout_micro_batch_size)
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
+    judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    asked = [prompt.prompt for prompt in train + held_out]
+    check_room([*functions, *judges], asked, renderer, max_new_tokens=config.max_new_tokens)
+    for _, reward in model_rewards([*functions, *judges]):
+        reward.reads_beginnings = True  # of what is longer all the same; counted in a metric
+    if critic_options is not None:
+        check_same_text(critic_options, functions, train[:100], renderer)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
     optimizer = make_optimizer(
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
-    score_norm = _score_norm(config, reference, train, rewards=functions, sampler=sampler, generator=generator)
+    score_norm = _score_norm(
+        config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
+    )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    _try_rewards(functions, policy, train[:2] + held_out[:2], sampler, config.seed)
+    _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config.seed)
     learner = Learner(
         config=config,
         policy=policy,
@@ -111,14 +138,15 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         generator=generator,
         rewards=functions,
         sampler=sampler,
+        judges=judges,
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
     about = About(
         facts=facts,
-        parents=_parents(config, functions),
+        parents=_parents(config, [*functions, *judges]),
         more_data=[config.ptx_data] if config.ptx_data else [],
-        notes=[OFF_POLICY] if config.top_k or config.top_p < 1 else [],
+        notes=_notes(config),
     )
     return Started(config, learner, held_out, about)
 
@@ -163,26 +191,34 @@ def _wanted_rewards(
     """All rewards, and the config with those that are strings. Raises ConfigError."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
+    check_http_options([*wanted, *config.best_by], config)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
 def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: RolloutConfig) -> Ensemble:
     """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
-    return load_rewards(
-        wanted, config, device=policy.device, compute_dtype=policy.compute_dtype, micro_batch=config.micro_batch
-    )
+    return load_rewards(wanted, config, **_where(policy, config))
+
+
+def _where(policy: Policy, config: RolloutConfig) -> Machine:
+    """Device, precision and micro-batches of reward models."""
+    return {"device": policy.device, "compute_dtype": policy.compute_dtype, "micro_batch": config.micro_batch}
 
 
 def _load_prompts(
     config: RolloutConfig, source: Source, renderer: Renderer
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt], Counts]:
-    """Training and held-out prompts that leave room for a response in the model's context, and what was left out."""
-    room = prompt_room(config.max_new_tokens, context_length(load_config(source)))
-    return encode_split(
-        lambda prompts: encode_prompts(prompts, renderer, max_length=room, action=config.too_long),
+    """Training and held-out prompts of at most ``max_prompt_tokens`` tokens, and what was left out or cut."""
+    context = context_length(load_config(source))
+    limit = prompt_limit(config.max_prompt_tokens, config.max_new_tokens, context)
+    room = context - config.max_new_tokens
+    remedy = f"--max-prompt-tokens above {limit}" if limit < room else "a model with a longer context"
+    train, held_out, counts = encode_split(
+        lambda prompts: encode_prompts(prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy),
         load_split(read_prompts, config),
         config,
     )
+    return train, held_out, counts | {"max_prompt_tokens": limit}
 
 
 def _score_norm(
@@ -202,10 +238,18 @@ def _score_norm(
 
 
 def _try_rewards(
-    rewards: Sequence[Reward], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
+    rewards: Sequence[Sequence[Reward]], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
 ) -> None:
     """Score a few responses before anything is written, with random numbers of their own. Raises RewardError."""
-    score(rewards, sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1])
+    completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1]
+    for together in filter(None, rewards):
+        score(together, completions)
+
+
+def _notes(config: RolloutConfig) -> list[str]:
+    """What the settings do that a user may not expect."""
+    is_only_measured = config.reference is not None and not config.needs_reference
+    return ([OFF_POLICY] if config.top_k or config.top_p < 1 else []) + ([ONLY_MEASURED] if is_only_measured else [])
 
 
 def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:

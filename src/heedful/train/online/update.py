@@ -19,6 +19,8 @@ from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
+from heedful.train.online.metrics import pass_metrics
+from heedful.train.online.respond import response_kl
 from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
 
 
@@ -45,6 +47,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
             accumulate_critic(learner, minibatch, sums)
         else:
             approx_kl = accumulate(learner, minibatch, sums)
+            experience.kl[rows] = minibatch.kl
             if learner.ptx is not None:
                 learner.ptx.accumulate(learner.policy, sums)
             if norms and config.approx_kl_limit is not None and approx_kl > config.approx_kl_limit:
@@ -103,6 +106,9 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
 
     Every term is divided by the minibatch's count of tokens (or of responses, if these are the actions): the micro-batch size
     does not change the gradient.
+
+    Without old log-probs the minibatch is the whole rollout batch and the policy is the one that sampled it, so this pass
+    gives them, and with them the metrics and the KL that a pass before the update would have given.
     """
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
@@ -114,9 +120,12 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
             batch.attention_mask,
             batch.response_mask,
             temperature=config.temperature,
-            with_entropy=config.entropy_coef > 0,
+            with_entropy=config.entropy_coef > 0 or part.old_logprobs is None,
             with_values=pulls,
         )
+        if part.old_logprobs is None:
+            part = replace(part, old_logprobs=outputs.logprobs.detach())
+            minibatch.kl[rows] = _read_at_once(outputs, part, counts, sums)
         loss, metrics = policy_loss(outputs, part, config, counts)
         sums.add(metrics)
         approx_kl = approx_kl + metrics.get("policy/approx_kl", 0.0)
@@ -126,6 +135,17 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
         if learner.critic is not None:
             _accumulate_values(learner.critic, part, config, counts, sums)
     return approx_kl
+
+
+def _read_at_once(outputs: TokenOutputs, part: Experience, counts: "Counts", sums: MetricSums) -> Tensor:
+    """Add the metrics of the policy that sampled, from the update's own pass. Returns the KL of each response."""
+    assert part.sampler_logprobs is not None
+    mask, kl = part.batch.response_mask, None
+    if part.ref_logprobs is not None:
+        kl = response_kl(outputs.logprobs.detach(), part.ref_logprobs, mask)
+    seen = part.sampler_logprobs
+    sums.add(pass_metrics(outputs, seen, kl, mask, num_tokens=counts.tokens, num_responses=counts.responses))
+    return part.kl if kl is None else kl
 
 
 def accumulate_critic(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> None:
@@ -181,6 +201,7 @@ def policy_loss(
 
     J is the surrogate that ``policy_loss``, ``ratio`` and ``action`` choose; each term is averaged by ``counts``.
     """
+    assert part.old_logprobs is not None
     mask = part.batch.response_mask
     high = config.clip_range if config.clip_range_high is None else config.clip_range_high
     bounds = core.Bounds(config.clip_range, high, config.dual_clip)
@@ -194,6 +215,7 @@ def policy_loss(
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * counts.mean(outputs.entropy, mask)
     if config.kl_in == "loss" and config.kl_coef > 0:
+        assert part.ref_logprobs is not None
         kl = core.kl_estimate(outputs.logprobs, part.ref_logprobs, kind=config.kl_estimate)
         penalty = part.kl_coef * counts.mean(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}

@@ -1,0 +1,90 @@
+"""Settings of ``heedful plan``: those of a trainer, and how large the GPU and the texts are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from heedful.configs.a2c import A2CConfig
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.ranges import POSITIVE
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.settings import Settings
+from heedful.configs.sft import SFTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Settings):
+    """What a plan needs to know that a run sees by itself."""
+
+    gpu_gb: Annotated[float | None, POSITIVE] = None
+    """Memory of the GPU in GB (10^9 bytes), such as 24, 48 or 80: what fits there is said too. None says only what is
+    needed."""
+    data: str = ""
+    """Not read: a plan takes every text to be as long as the longest."""
+    output: Path = Path("plan")
+    """Not written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflinePlanOptions(PlanOptions):
+    """A plan for texts that are there."""
+
+    max_length: Annotated[int, POSITIVE] = 1024
+    """Longest text in tokens, prompt included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlinePlanOptions(PlanOptions):
+    """A plan for responses that are sampled."""
+
+    prompt_tokens: Annotated[int, POSITIVE] = 256
+    """Longest prompt in tokens. The longest text has max-new-tokens more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSFTConfig(OfflinePlanOptions, SFTConfig):
+    """How much memory heedful sft needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRewardConfig(OfflinePlanOptions, RewardConfig):
+    """How much memory heedful reward needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDPOConfig(OfflinePlanOptions, DPOConfig):
+    """How much memory heedful dpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPPOConfig(OnlinePlanOptions, PPOConfig):
+    """How much memory heedful ppo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanA2CConfig(OnlinePlanOptions, A2CConfig):
+    """How much memory heedful a2c needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanGRPOConfig(OnlinePlanOptions, GRPOConfig):
+    """How much memory heedful grpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOnlineDPOConfig(OnlinePlanOptions, OnlineDPOConfig):
+    """How much memory heedful online-dpo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+PlanConfig = (
+    PlanSFTConfig
+    | PlanRewardConfig
+    | PlanDPOConfig
+    | PlanPPOConfig
+    | PlanA2CConfig
+    | PlanGRPOConfig
+    | PlanOnlineDPOConfig
+)

@@ -1,0 +1,85 @@
+"""95 % intervals of means and shares whose values come in groups, such as several responses to each prompt.
+
+Groups are independent of each other; values of one group need not be.
+"""
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["design_effect", "mean_interval", "share_interval"]
+
+Z = 1.96
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Lower and upper end of the 95 % interval of the mean of all values, each of equal weight.
+
+        mean +- 1.96 sqrt(V)        V = G / (G - 1) / n^2 sum_g (sum_{i in g} (x_i - mean))^2
+
+    V is the cluster-robust variance (Liang and Zeger 1986; Miller 2024, "Adding Error Bars to Evals", section 2.2) with
+    the usual correction for few groups. For groups of one value it is the sample variance divided by n; for groups of
+    equal size, that of the groups' means divided by G.
+
+    Args:
+        groups: the values x of each of G groups, n in all.
+
+    None if there is one group: nothing says how much groups differ.
+    """
+    if len(groups) < 2:
+        return None
+    mean, half = _mean(groups), Z * math.sqrt(_clustered_variance(groups))
+    return mean - half, mean + half
+
+
+def share_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Lower and upper end of the 95 % interval of a share p, the mean of values in [0, 1]; a tie may count one half.
+
+        (p + z^2 / 2n' +- z sqrt(p (1 - p) / n' + z^2 / 4n'^2)) / (1 + z^2 / n')        n' = n / max(1, design effect)
+
+    This is Wilson's interval (1927) for the effective number of values n' (Kish 1965, section 8.2), as in Franco et al. 2019,
+    "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys". It stays within [0, 1] and has a
+    width even if p is 0 or 1. If the design effect is not defined, because all values are equal or there is one group,
+    n' is the number of groups: as if every group had said the same thing over and over.
+
+    Args:
+        groups: the values of each group.
+    """
+    effect, p = design_effect(groups), _mean(groups)
+    n = len(groups) if effect is None else _count(groups) / max(1.0, effect)
+    middle = p + Z**2 / (2 * n)
+    half = Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    scale = 1 + Z**2 / n
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def design_effect(groups: Sequence[Sequence[float]]) -> float | None:
+    """How many times as large the variance of the mean is as if all values were independent (Kish 1965, section 8.2).
+
+        V / (s^2 / n)        V as in `mean_interval`, s^2 the sample variance of all values
+
+    It is 1 for groups of one value. In groups of k equal values it is about k.
+
+    Args:
+        groups: the values of each group.
+
+    None if it is not defined: there is one group, or all values are equal.
+    """
+    mean, n = _mean(groups), _count(groups)
+    squares = math.fsum((value - mean) ** 2 for group in groups for value in group)
+    if len(groups) < 2 or squares == 0:
+        return None
+    return _clustered_variance(groups) / (squares / (n - 1) / n)
+
+
+def _clustered_variance(groups: Sequence[Sequence[float]]) -> float:
+    mean, g = _mean(groups), len(groups)
+    return g / (g - 1) / _count(groups) ** 2 * math.fsum(math.fsum(x - mean for x in group) ** 2 for group in groups)
+
+
+def _mean(groups: Sequence[Sequence[float]]) -> float:
+    return math.fsum(value for group in groups for value in group) / _count(groups)
+
+
+def _count(groups: Sequence[Sequence[float]]) -> int:
+    return sum(len(group) for group in groups)

@@ -1,0 +1,227 @@
+"""Read messages in the format of Hugging Face's chat templates, tool calls included, and write them in it.
+
+Whatever this format has no place for would be lost on its way to the template, so it is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from heedful.data.readers import kind_of
+from heedful.errors import DataError
+from heedful.types import THINK, THINK_END, Conversation, Message, ToolCall
+
+ROLES = ("system", "user", "assistant", "tool")
+THINKING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message's thinking, all in use."""
+KEYS = {
+    "system": {"role", "content"},
+    "user": {"role", "content"},
+    "assistant": {"role", "content", "tool_calls", "weight", "train", *THINKING},
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+"""The keys that a message of each role may have."""
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """Return a message in this format, as chat templates and reward functions see it."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.thinking is not None:
+        fields["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            | ({} if call.id is None else {"id": call.id})
+            for call in message.tool_calls
+        ]
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+def from_dict(fields: Mapping[str, Any]) -> Message:
+    """Return the message that `as_dict` wrote; ``tools`` may be among its keys."""
+    calls = [(call["function"], call.get("id")) for call in fields.get("tool_calls", [])]
+    return Message(
+        fields["role"],
+        fields["content"],
+        thinking=fields.get("reasoning_content"),
+        tool_calls=tuple(ToolCall(f["name"], json.dumps(f["arguments"], ensure_ascii=False), i) for f, i in calls),
+        name=fields.get("name"),
+        tool_call_id=fields.get("tool_call_id"),
+        tools=json.dumps(fields["tools"], ensure_ascii=False) if fields.get("tools") else "",
+    )
+
+
+def read_conversation(source: str, name: str, value: Any) -> Conversation:
+    """Return the messages of a list. Raises DataError, with ``source`` and the place in ``name``, for anything else."""
+    if not isinstance(value, list) or not value:
+        raise wrong(source, f"`{name}` is {shown(value)}", "a list of messages, each {role, content}")
+    messages = tuple(read_message(source, f"{name}[{i}]", item) for i, item in enumerate(value))
+    _check_results(source, name, messages)
+    return messages
+
+
+def read_tools(source: str, value: Any) -> str:
+    """Return the tools of a record as JSON text, ``""`` for none. Raises DataError for what is no list of tools."""
+    accepted = "a list of JSON schemas, each with the name of a function, or such a list as JSON text"
+    tools = _parsed(source, "tools", value, accepted) if isinstance(value, str) else value
+    if tools is None or tools == []:
+        return ""
+    if not isinstance(tools, list):
+        raise wrong(source, f"`tools` is {shown(tools)}", accepted)
+    for i, tool in enumerate(tools):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise wrong(source, f"`tools[{i}]` is {shown(tool)}", accepted)
+    return json.dumps(tools, ensure_ascii=False)
+
+
+def text(source: str, name: str, value: Any) -> str:
+    """Return a string that holds more than white space. Raises DataError for anything else."""
+    if not isinstance(value, str):
+        raise wrong(source, f"`{name}` is {shown(value)}", "a string")
+    if not value.strip():
+        raise wrong(source, f"`{name}` is empty or only white space ({value[:20]!r})", "text; remove the record")
+    return value
+
+
+def wrong(source: str, found: str, accepted: str) -> DataError:
+    """Return an error that says what was found in a record, and what is accepted."""
+    return DataError(f"{source}: {found}. Accepted: {accepted}.")
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value and its kind, for messages."""
+    text = repr(value)
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kind_of(value)})"
+
+
+def read_message(source: str, name: str, item: Any) -> Message:
+    """Return a message by itself. Raises DataError as `read_conversation` does."""
+    # Parquet writes null for a key that a message does not have.
+    fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
+    if "role" not in fields:
+        found = f"an object with {', '.join(fields) or 'no keys'}" if isinstance(item, dict) else shown(item)
+        raise wrong(source, f"`{name}` is {found}", "an object with exactly role and content")
+    role = fields["role"]
+    if role not in ROLES:
+        raise wrong(source, f"`{name}.role` is {shown(role)}", f"one of {', '.join(ROLES)}")
+    unknown = sorted(fields.keys() - KEYS[role])
+    calls = _calls(source, f"{name}.tool_calls", fields.get("tool_calls"))
+    if unknown or ("content" not in fields and not calls):
+        raise wrong(
+            source,
+            f"`{name}` is an object with {', '.join(fields)}",
+            f"for the role {role} exactly role and content"
+            + (f", and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}" if len(KEYS[role]) > 2 else ""),
+        )
+    content = fields.get("content", "")
+    if not isinstance(content, str):
+        raise wrong(source, f"`{name}.content` is {shown(content)}", "a string")
+    # A tool may return nothing, and an empty system message keeps a template from adding its own.
+    if role == "user" or (role == "assistant" and not calls):
+        text(source, f"{name}.content", content)
+    return Message(
+        role,
+        content,
+        thinking=_thinking(source, name, fields),
+        tool_calls=calls,
+        name=_optional(source, f"{name}.name", fields.get("name")),
+        tool_call_id=_optional(source, f"{name}.tool_call_id", fields.get("tool_call_id")),
+        learned=_learned(source, name, fields),
+    )
+
+
+def _calls(source: str, name: str, value: Any) -> tuple[ToolCall, ...]:
+    accepted = 'a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}'
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong(source, f"`{name}` is {shown(value)}", accepted)
+    calls = []
+    for i, item in enumerate(value):
+        call = item.get("function", item) if isinstance(item, dict) else None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+            raise wrong(source, f"`{name}[{i}]` is {shown(item)}", accepted)
+        place = f"{name}[{i}].function.arguments"
+        arguments = call.get("arguments", {})
+        wanted = "an object of names and values, or such an object as JSON text"
+        if isinstance(arguments, str):
+            arguments = _parsed(source, place, arguments, wanted)
+        if not isinstance(arguments, dict):
+            raise wrong(source, f"`{place}` is {shown(arguments)}", wanted)
+        identity = _optional(source, f"{name}[{i}].id", item.get("id"))
+        calls.append(ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False), identity))
+    return tuple(calls)
+
+
+def _thinking(source: str, name: str, fields: Mapping[str, Any]) -> str | None:
+    given = [key for key in THINKING if key in fields]
+    if not given:
+        return None
+    key, value = given[0], fields[given[0]]
+    if any(fields[other] != value for other in given):
+        raise wrong(source, f"`{name}` thinks twice, in {' and '.join(given)}", "only one of them")
+    if not isinstance(value, str):
+        raise wrong(source, f"`{name}.{key}` is {shown(value)}", "a string")
+    if fields.get("content", "").lstrip().startswith(THINK):
+        raise wrong(source, f"`{name}` thinks twice, in {key} and in {THINK} of its content", "only one of them")
+    if THINK_END in value:
+        raise wrong(
+            source, f"`{name}.{key}` contains {THINK_END}", f"the thinking itself, without {THINK} and {THINK_END}"
+        )
+    return value
+
+
+def _learned(source: str, name: str, fields: Mapping[str, Any]) -> bool:
+    """Read ``weight`` (OpenAI's and Mistral's) and ``train`` (Axolotl's)."""
+    weight, train = fields.get("weight", 1), fields.get("train", True)
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise wrong(source, f"`{name}.weight` is {shown(weight)}", "1 (learn this message) or 0 (do not)")
+    if not isinstance(train, bool):
+        raise wrong(source, f"`{name}.train` is {shown(train)}", "true (learn this message) or false (do not)")
+    if "weight" in fields and "train" in fields and bool(weight) != train:
+        raise wrong(source, f"`{name}` has the weight {weight} and train {str(train).lower()}", "only one of them")
+    return bool(weight) and train
+
+
+def _check_results(source: str, name: str, messages: Conversation) -> None:
+    """Raise DataError for a tool's result that follows no call, or another one than those that were made."""
+    open_calls: tuple[ToolCall, ...] = ()
+    for i, message in enumerate(messages):
+        if message.role != "tool":
+            open_calls = message.tool_calls
+            continue
+        if not open_calls:
+            raise wrong(
+                source,
+                f"`{name}[{i}]` is the result of a tool, but no call is left that it could answer",
+                "as many tool messages as the assistant's message before them has `tool_calls`, or fewer",
+            )
+        known = [call for call in open_calls if call.id is not None and call.id == message.tool_call_id]
+        ids = [call.id for call in open_calls if call.id is not None]
+        if message.tool_call_id is not None and ids and not known:
+            raise wrong(
+                source,
+                f"`{name}[{i}].tool_call_id` is {message.tool_call_id!r}",
+                f"the id of an open call: {', '.join(ids)}",
+            )
+        answered = known[0] if known else open_calls[0]
+        open_calls = tuple(call for call in open_calls if call is not answered)
+
+
+def _optional(source: str, name: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise wrong(source, f"`{name}` is {shown(value)}", "a string")
+    return value
+
+
+def _parsed(source: str, name: str, value: str, accepted: str) -> Any:
+    try:
+        return json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise wrong(source, f"`{name}` is not JSON ({error}): {shown(value)}", accepted) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

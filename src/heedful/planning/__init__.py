@@ -1,0 +1,1 @@
+"""How much memory a run needs, from shapes alone: no torch, no download."""

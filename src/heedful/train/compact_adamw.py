@@ -1,0 +1,93 @@
+"""AdamW for weights in bfloat16, and with its moments in main memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from heedful.core.rounding import stochastic_round
+
+PART = 2**24
+"""Weights that are stepped at a time: their float32 copies take a part of the memory that the whole would."""
+
+
+class CompactAdamW(torch.optim.Optimizer):
+    """AdamW whose moments may be on another device than the weights, and whose weights may be in bfloat16.
+
+    Each step is torch's own, on float32 copies of the weights and their gradients where the moments are; weights in bfloat16
+    are then rounded at random (`heedful.core.stochastic_round`), so that steps too small for bfloat16 count on average.
+    With float32 weights the numbers are those of `torch.optim.AdamW`.
+
+    Args:
+        groups: parameter groups, each with ``lr`` and ``weight_decay``.
+        betas, eps: Adam's.
+        device: of the moments and the step; None is that of the weights.
+
+    The noise comes from torch's generator of the device, whose state is part of a run's.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps})
+        self.device = device
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step all weights that have gradients."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, parameter.grad, group)
+
+    def _step(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            zeros = torch.zeros(parameter.numel(), device=self.device or parameter.device)
+            state |= {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        weights, gradients = parameter.view(-1), gradient.reshape(-1)
+        for part in _parts(parameter.numel()):
+            mean, square = state["exp_avg"][part], state["exp_avg_sq"][part]
+            stepped = weights[part].to(mean.device, torch.float32, copy=True)
+            adamw(
+                [stepped],
+                [gradients[part].to(mean.device, torch.float32)],
+                [mean],
+                [square],
+                [],
+                [state["step"].to(mean.device, copy=True)],
+                fused=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            if parameter.dtype == torch.bfloat16:
+                noise = torch.randint(2**16, stepped.shape, dtype=torch.int32, device=stepped.device)
+                stepped = stochastic_round(stepped, noise)
+            weights[part] = stepped.to(weights.device)
+        state["step"] += 1
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the state, with the moments in the dtype and on the device that they have: torch would take the weights'."""
+        super().load_state_dict({**state_dict, "state": {}})
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for i, saved in state_dict["state"].items():
+            device = self.device or parameters[i].device
+            moments = {name: saved[name].to(device, copy=True) for name in ("exp_avg", "exp_avg_sq")}
+            self.state[parameters[i]] = {"step": saved["step"].clone()} | moments
+
+
+def _parts(count: int) -> Iterator[slice]:
+    return (slice(start, start + PART) for start in range(0, count, PART))

@@ -1,0 +1,120 @@
+"""What `heedful plan` says, and what a run that cannot fit is told."""
+
+from dataclasses import replace
+
+import pytest
+
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.sft import SFTConfig
+from heedful.errors import ConfigError
+from heedful.planning.advice import what_fits
+from heedful.planning.memory import GB, plan
+from heedful.planning.report import plan_report
+from heedful.planning.shapes import KNOWN
+from heedful.planning.work import Lengths, work_of
+from heedful.train.fits import refuse_beyond
+
+BASE = {"data": "d", "output": "o"}
+RUNS = {
+    "sft": SFTConfig(model="4B", **BASE),
+    "dpo": DPOConfig(model="1.5B", reference="1.5B", **BASE),
+    "grpo": GRPOConfig(model="8B", max_new_tokens=512, **BASE),
+    "ppo": PPOConfig(model="4B", critic="separate", rewards=("model:0.5B",), **BASE),
+}
+
+
+def peak(config):
+    lengths = Lengths(1024, 512 if hasattr(config, "max_new_tokens") else 0)
+    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).peak
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("gigabytes", [16, 24, 48, 80])
+def test_what_is_said_to_fit_fits(name, gigabytes):
+    config = RUNS[name]
+    if peak(config) <= gigabytes * GB:
+        return
+    found = what_fits(config, peak, gigabytes * GB)
+    assert found, "adapters on 4-bit weights fit everywhere here"
+    for flags, size in found:
+        assert size <= gigabytes * GB
+        words = flags.split("--")[1:]
+        pairs = [word.split() for word in words]
+        change = {pair[0].replace("-", "_"): pair[1] if len(pair) > 1 else True for pair in pairs}
+        change = {name: int(value) if str(value).isdigit() else value for name, value in change.items()}
+        assert peak(replace(config, **change)) == size
+
+
+def test_a_single_change_is_preferred_to_several():
+    found = what_fits(replace(RUNS["sft"], model="1.5B"), peak, 40 * GB)
+    assert found[0][0] == "--micro-batch-size 2"
+    assert found[1][0] == "--gradient-checkpointing"
+    assert not any("micro-batch-size" in flags for flags, _ in found[1:])
+
+
+def test_several_changes_are_all_needed():
+    """Without any one of them it would not fit."""
+    config = RUNS["sft"]
+    flags, _ = what_fits(config, peak, 47 * GB)[0]
+    assert flags == "--micro-batch-size 1 --gradient-checkpointing --optimizer-device cpu"
+    needed = {"micro_batch_size": 1, "gradient_checkpointing": True, "optimizer_device": "cpu"}
+    for name in needed:
+        fewer = {other: value for other, value in needed.items() if other != name}
+        assert peak(replace(config, **fewer)) > 47 * GB
+
+
+def test_nothing_fits_into_next_to_nothing():
+    assert what_fits(RUNS["grpo"], peak, 1 * GB) == []
+    with pytest.raises(ConfigError, match="take a smaller model or shorter texts"):
+        refuse_beyond(RUNS["grpo"], KNOWN.__getitem__, Lengths(1024, 512), half=True, free=1 * GB)
+
+
+def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
+    config, lengths = RUNS["sft"], Lengths(1024)
+    with pytest.raises(ConfigError) as caught:
+        refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=24 * GB)
+    said = str(caught.value)
+    need = (peak(config) - 0.6 * GB) / GB
+    assert f"needs about {need:.1f} GB, and 24.0 GB of the GPU are free" in said
+    assert "--lora-rank 16" in said
+    assert "--no-memory-check" in said
+
+
+def test_a_plan_that_is_a_tenth_above_is_let_through():
+    config, lengths = RUNS["sft"], Lengths(1024)
+    need = peak(config) - 0.6 * GB
+    refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.09)
+    with pytest.raises(ConfigError):
+        refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.11)
+
+
+def test_a_report_says_part_by_part_what_is_needed_and_whether_it_fits():
+    lines = plan_report(PlanSFTConfig(model="0.5B", gpu_gb=80.0), KNOWN.__getitem__)
+    weights = next(line for line in lines if line.startswith("policy, trained"))
+    assert weights.split()[-2:] == ["1.98", "1.98"]
+    assert lines[-1] == "that fits into 80 GB"
+
+
+def test_a_report_says_what_would_fit():
+    lines = plan_report(PlanGRPOConfig(model="4B", gpu_gb=24.0), KNOWN.__getitem__)
+    assert "that does not fit into 24 GB; what would:" in lines[-1]
+    assert "--lora-rank 16" in lines[-1]
+
+
+def test_a_preset_keeps_its_defaults_in_a_plan():
+    """What a plan adds takes nothing of a trainer's own defaults away."""
+    plain, planned = GRPOConfig(model="4B", **BASE), PlanGRPOConfig(model="4B")
+    assert {
+        name: value
+        for name, value in vars(planned).items()
+        if name not in ("gpu_gb", "prompt_tokens", "data", "output")
+    } == {name: value for name, value in vars(plain).items() if name not in ("data", "output")}
+
+
+def test_a_plan_on_a_cpu_has_no_gpu_in_it():
+    lines = plan_report(PlanPPOConfig(model="0.5B", device="cpu"), KNOWN.__getitem__)
+    assert not any("CUDA" in line or "half precision" in line for line in lines)
+    assert lines[-1].startswith("most: ")

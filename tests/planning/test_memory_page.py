@@ -1,0 +1,84 @@
+"""docs/memory.md is written by the planner: `python tests/planning/test_memory_page.py` writes its tables again."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heedful.configs.plan import PlanDPOConfig, PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
+from heedful.planning.memory import GB, plan
+from heedful.planning.report import plan_report
+from heedful.planning.shapes import KNOWN
+from heedful.planning.work import Lengths, work_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
+LENGTHS = {"offline": Lengths(1024), "online": Lengths(1024, 512)}
+ONLINE = {"max_new_tokens": 512, "prompt_tokens": 512, "rewards": ("model:0.5B",), "rollout_micro_batch_size": 16}
+TRAINERS = {
+    "SFT": (PlanSFTConfig, {}),
+    "DPO": (PlanDPOConfig, {}),
+    "GRPO": (PlanGRPOConfig, ONLINE),
+    "PPO": (PlanPPOConfig, ONLINE),
+}
+METHODS = {
+    "full": {},
+    "full, `--optimizer adamw-8bit`": {"optimizer": "adamw-8bit"},
+    "full, `--weights-dtype bfloat16`": {"weights_dtype": "bfloat16"},
+    "full, bfloat16, `--optimizer-device cpu`": {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
+    "LoRA": {"lora_rank": 16},
+    "QLoRA": {"lora_rank": 16, "quantize": "4bit"},
+}
+GPUS = (24, 48, 80)
+EXAMPLE = PlanPPOConfig(model="1.5B", rewards=("model:0.5B",), gpu_gb=24.0)
+COMMAND = "heedful plan ppo --model 1.5B --rewards model:0.5B --gpu-gb 24"
+
+
+def peak(config):
+    """Bytes that a run needs on a GPU in bfloat16."""
+    lengths = LENGTHS["online" if hasattr(config, "prompt_tokens") else "offline"]
+    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).peak
+
+
+def cell(config, gigabytes):
+    """The largest micro-batch that fits, with ``r`` if activations must be recomputed; a dash if none does."""
+    for recomputed in (False, True):
+        for size in (8, 4, 2, 1):
+            if peak(replace(config, micro_batch_size=size, gradient_checkpointing=recomputed)) <= gigabytes * GB:
+                return f"{size} r" if recomputed else str(size)
+    return "–"
+
+
+def what_fits_table():
+    head = " | ".join(f"{trainer} {gpu}" for trainer in TRAINERS for gpu in GPUS)
+    lines = [f"| model | | {head} |", "|---" * (2 + len(TRAINERS) * len(GPUS)) + "|"]
+    for model in KNOWN:
+        for method, change in METHODS.items():
+            cells = [cell(kind(model=model, **own, **change), gpu) for kind, own in TRAINERS.values() for gpu in GPUS]
+            lines.append(f"| {model} | {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def example():
+    return "\n".join(["```", f"$ {COMMAND}", *plan_report(EXAMPLE, KNOWN.__getitem__), "```"])
+
+
+PARTS = {"what fits": what_fits_table, "example": example}
+
+
+def between(name):
+    return re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_page_holds_what_the_planner_says(name):
+    found = between(name).search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found.group() == f"<!-- {name} -->\n{PARTS[name]()}\n<!-- /{name} -->"
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    for name, write in PARTS.items():
+        text = between(name).sub(lambda found, write=write: found.group(1) + write() + found.group(2), text)
+    PAGE.write_text(text, encoding="utf-8")

@@ -1,0 +1,290 @@
+"""Reward models of others: heedful's scores are those of the code on their model card, wherever heedful reads them.
+
+Three chat formats, each with a tokenizer and a model of its own: ChatML, whose turns end ``<|im_end|>\\n`` (Qwen, Skywork),
+Llama 3's, which trims what people write, and one that puts nothing behind an answer.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.evaluate import AccuracyConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.data.chat import RewardInputs
+from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.rewards.resolve import load_model_reward
+from heedful.rewards.serve import make_app
+from heedful.train.reward import train_reward
+from heedful.types import Message, MicroBatch
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+LLAMA_3 = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+    "message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+NO_TAIL = (
+    "{% for message in messages %}{{ '### ' + message['role'] + ':\n' + message['content'] }}"
+    "{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}\n\n### assistant:\n{% endif %}"
+)
+KINDS = {
+    "chatml": (CHATML, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), {"eos": "<|im_end|>", "pad": "<|endoftext|>"}),
+    "llama-3": (
+        LLAMA_3,
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "pad": "<|eot_id|>"},
+    ),
+    "no-tail": (NO_TAIL, ("<|endoftext|>",), {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}),
+}
+CONVERSATIONS = [
+    [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好！有什么可以帮您？"}],
+    [
+        {"role": "system", "content": "Be brief.\n"},
+        {"role": "user", "content": " What is 2 + 2? "},
+        {"role": "assistant", "content": "\n\nIt is 4.\n"},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "一只猫\n\n"},
+        {"role": "assistant", "content": "  the cat, the cat"},
+    ],
+    [{"role": "user", "content": "nothing?"}, {"role": "assistant", "content": "x" * 60}],
+]
+
+
+def tokenizer_of(kind):
+    """Byte-level BPE with merges of its own, over new lines and words alike."""
+    template, specials, names = KINDS[kind]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    text = "user\n\n the cat is the answer. system\n\nassistant\n\n### 2 + 2 = 4\n" * 4 + "你好，您好！一只猫。" * 4
+    trainer = trainers.BpeTrainer(
+        vocab_size=350, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    if "bos" in names:
+        bos = (names["bos"], tokenizer.token_to_id(names["bos"]))
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in names.items()}
+    )
+    fast.chat_template = template
+    return fast
+
+
+def make(kind, folder):
+    """Write a reward model with random weights, as its authors would."""
+    tokenizer = tokenizer_of(kind)
+    common = {"vocab_size": len(tokenizer), "num_labels": 1, "initializer_range": 0.2}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "eos_token_id": tokenizer.eos_token_id}
+    config = {
+        "chatml": lambda: Qwen3Config(**common, **shape, head_dim=8, pad_token_id=tokenizer.pad_token_id),
+        # No padding token: transformers reads one text at a time, at its very end, although that is the tokenizer's padding.
+        "llama-3": lambda: LlamaConfig(**common, **shape, pad_token_id=None),
+        "no-tail": lambda: GPT2Config(
+            **common, n_embd=32, n_head=4, n_layer=2, n_positions=256, pad_token_id=tokenizer.pad_token_id
+        ),
+    }[kind]()
+    torch.manual_seed(11)
+    model = AutoModelForSequenceClassification.from_config(config)
+    torch.nn.init.normal_(model.score.weight, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("他人")
+    for kind in KINDS:
+        make(kind, root / kind)
+    return {kind: root / kind for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def foreign(request, folders):
+    """The folder of each kind in turn."""
+    return folders[request.param]
+
+
+@torch.no_grad()
+def card(folder, conversations=CONVERSATIONS):
+    """What model cards say: render, tokenise, read ``logits[0][0]``."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1)
+    scores = []
+    for conversation in conversations:
+        ids = tokenizer.apply_chat_template(conversation, tokenize=True, return_tensors="pt").input_ids
+        scores.append(model(ids).logits[0][0].item())
+    return scores
+
+
+def split(conversations=CONVERSATIONS):
+    return [c[:-1] for c in conversations], [c[-1:] for c in conversations]
+
+
+def reward_of(folder):
+    options = {"device": torch.device("cpu"), "compute_dtype": torch.float32, "micro_batch": MicroBatch(3)}
+    return load_model_reward(str(folder), **options)
+
+
+def close(scores):
+    return pytest.approx(scores, abs=1e-5, rel=0)
+
+
+def test_scores_are_those_of_the_card(foreign):
+    """Cut or not: the model was never shown a conversation without its end."""
+    expected = card(foreign)
+    reward = reward_of(foreign)
+    for truncated in (False, True):
+        found = reward(*split(), [truncated] * len(CONVERSATIONS))
+        assert found == close(expected)
+    print(f"{foreign.name}: largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
+
+
+def test_reading_to_the_end_of_the_turn_is_another_text(folders):
+    """Negative control: without the tail a ChatML model gives other scores by far."""
+    reward = reward_of(folders["chatml"])
+    reward.inputs = RewardInputs(reward.inputs.tokenizer, "turn-end")
+    found = reward(*split(), [False] * len(CONVERSATIONS))
+    assert min(abs(a - b) for a, b in zip(found, card(folders["chatml"]), strict=True)) > 1e-3
+
+
+def test_it_reads_what_the_template_writes(foreign):
+    """Token by token; what a person typed stays letters all the same."""
+    tokenizer = AutoTokenizer.from_pretrained(foreign)
+    inputs = reward_of(foreign).inputs
+    for conversation in CONVERSATIONS:
+        expected = tokenizer.apply_chat_template(conversation, tokenize=True).input_ids
+        *turns, answer = conversation
+        prompt = tuple(Message(**m) for m in turns)
+        assert inputs.encode(prompt, answer["content"])["input_ids"] == expected
+    special = tokenizer.eos_token
+    typed = inputs.encode((), f"a{special}b")["input_ids"]
+    assert tokenizer.decode(typed).count(special) > typed.count(tokenizer.eos_token_id)
+
+
+def test_the_server_gives_the_same_scores(foreign):
+    client = TestClient(make_app(reward_of(foreign), "m", max_bytes=10**6))
+    prompts, completions = split()
+    answer = client.post("/score", json={"prompts": prompts, "completions": completions})
+    assert answer.json()["scores"] == close(card(foreign))
+
+
+def pairs():
+    """Each answer is better than a word."""
+    return [
+        {"prompt": c[:-1], "chosen": c[-1:], "rejected": [{"role": "assistant", "content": "no"}]}
+        for c in CONVERSATIONS
+    ]
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+    return str(path)
+
+
+def test_accuracy_is_measured_on_the_same_text(foreign, tmp_path):
+    config = AccuracyConfig(
+        reward_model=str(foreign), data=write(tmp_path / "对.jsonl", pairs()), device="cpu", dtype="float32"
+    )
+    better, worse = card(foreign), card(foreign, [[*r["prompt"], *r["rejected"]] for r in pairs()])
+    assert evaluate_accuracy(config)["margin_mean"] == close(sum(better) / 4 - sum(worse) / 4)
+
+
+def test_training_that_goes_on_reads_the_same_text(foreign, tmp_path):
+    """The first evaluation sees the card's scores; what is saved says what it reads, and the card's code gives its scores."""
+    data = write(tmp_path / "对.jsonl", pairs())
+    summary = train_reward(
+        RewardConfig(
+            model=str(foreign), data=data, eval_data=data, output=tmp_path / "run", max_steps=1, batch_size=4,
+            learning_rate=1e-3, device="cpu", dtype="float32", sample_every=0,
+        )
+    )  # fmt: skip
+    worse = card(foreign, [[*r["prompt"], *r["rejected"]] for r in pairs()])
+    assert summary["first_evaluation"]["eval/score_mean"] == close(sum(card(foreign) + worse) / 8)
+    final = tmp_path / "run" / "final"
+    assert json.loads((final / "heedful.json").read_text(encoding="utf-8")) == {"reads": "template"}
+    trained = reward_of(final)(*split(), [False] * 4)
+    assert trained == close(card(final))
+    assert trained != close(card(foreign))
+
+
+def test_ours_say_what_they_read(tiny, tmp_path):
+    """A model that was trained here ends a text with its turn, and says so; without that word it would be another's."""
+    data = write(tmp_path / "对.jsonl", pairs())
+    train_reward(
+        RewardConfig(model=tiny("qwen3", max_length=512), data=data, eval_fraction=0, output=tmp_path / "run", max_steps=1,
+                     batch_size=4, device="cpu", dtype="float32", sample_every=0)
+    )  # fmt: skip
+    final = tmp_path / "run" / "final"
+    assert json.loads((final / "heedful.json").read_text(encoding="utf-8")) == {"reads": "turn-end"}
+    assert reward_of(final).inputs.reads == "turn-end"
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(final, elsewhere)
+    assert reward_of(elsewhere).inputs.reads == "turn-end"
+    (elsewhere / "heedful.json").unlink()
+    assert reward_of(elsewhere).inputs.reads == "template"
+
+
+@pytest.mark.parametrize("place", ["final", "best", "checkpoints/step-000001", "checkpoints/step-000001-interrupted"])
+def test_older_folders_of_ours_are_read_as_they_were_trained(folders, tmp_path, place):
+    """Before there was `reads`, a run's folders had no heedful.json, or one with an offset only."""
+    folder = tmp_path / "run" / place
+    shutil.copytree(folders["chatml"], folder)
+    assert reward_of(folder).inputs.reads == "template"
+    environment = tmp_path / "run" / "environment.json"
+    for command, reads in (("heedful sft", "template"), ("heedful reward", "turn-end")):
+        environment.write_text(json.dumps({"command": command}), encoding="utf-8")
+        assert reward_of(folder).inputs.reads == reads
+    environment.unlink()
+    (folder / "heedful.json").write_text('{"offset": 0.5}', encoding="utf-8")
+    assert (reward_of(folder).inputs.reads, reward_of(folder).model.offset) == ("turn-end", 0.5)
+
+
+def test_without_a_template_of_its_own_a_text_ends_with_eos(folders, tmp_path):
+    """The lines of User: and Assistant: are heedful's, and so is where they end."""
+    shutil.copytree(folders["no-tail"], tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").unlink()
+    inputs = reward_of(tmp_path / "m").inputs
+    assert inputs.reads == "turn-end"
+    row = inputs.encode(tuple(Message(**m) for m in CONVERSATIONS[0][:-1]), "好")["input_ids"]
+    assert inputs.tokenizer.decode(row) == "User: 你好\nAssistant: 好<|endoftext|>"
+
+
+def test_the_padding_of_a_trained_model_stays(folders, tmp_path):
+    """Another padding token would move the token that is read: with eos as padding, the one before the end."""
+    shutil.copytree(folders["no-tail"], tmp_path / "m")
+    tokenizer = load_tokenizer(str(tmp_path / "m"))
+    tokenizer.chat_template = NO_TAIL + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+    tokenizer.save_pretrained(tmp_path / "m")
+    expected = card(tmp_path / "m")
+    assert reward_of(tmp_path / "m")(*split(), [False] * 4) == close(expected)
+    model = load_reward_model(
+        str(tmp_path / "m"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=0
+    )
+    inputs = RewardInputs(tokenizer, model.reads)
+    rows = [inputs.encode(tuple(Message(**m) for m in c[:-1]), c[-1]["content"]) for c in CONVERSATIONS]
+    assert model.eval()(rows).tolist() == close(expected)
