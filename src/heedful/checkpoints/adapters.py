@@ -111,7 +111,10 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
     fitted = _fitted(model, tensors, folder)
     adapters = {name: tensor for name, tensor in fitted.items() if ".lora_" in name}
     _replace_whole(model, {name: tensor for name, tensor in fitted.items() if name not in adapters}, folder)
-    config.target_modules = {name.partition(".lora_")[0] for name in adapters}
+    adapted = {name.partition(".lora_")[0] for name in adapters}
+    config.target_parameters = _experts(model, config.target_parameters or ())
+    of_experts = {name.rpartition(".")[0] for name in config.target_parameters or ()}
+    config.target_modules = {name for name in adapted if name.partition(".base_layer")[0] not in of_experts} or None
     config.modules_to_save = None  # those are replaced above
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # PEFT warns of settings that it wrote itself
@@ -148,7 +151,7 @@ def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) ->
     fitted = {}
     for name, plain in names.items():
         for candidate in (plain, plain.removeprefix(trunk), trunk + plain):
-            if candidate.partition(".lora_")[0] in there:
+            if candidate.partition(".lora_")[0].replace(".base_layer", "") in there:
                 fitted[candidate] = tensors[name]
                 break
         else:
@@ -160,8 +163,23 @@ def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) ->
 
 
 def _plain_name(name: str) -> str:
-    """A tensor's name without the parts that PEFT's wrappers add."""
+    """A tensor's name without the parts that PEFT's wrappers add.
+
+    Adapters of two parameters of one module differ only in them, so theirs stay.
+    """
+    if ".lora_" in name:
+        return name.removeprefix(PREFIX)
     return name.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+
+
+def _experts(model: PreTrainedModel, names: Iterable[str]) -> list[str] | None:
+    """Parameters of experts by their names in ``model``, as in `_fitted`; a name may also be the end of several."""
+    trunk, there = f"{model.base_model_prefix}.", [name for name, _ in _parameters(model)]
+    found = [
+        full for name in names for full in there
+        if full in {name, name.removeprefix(trunk), trunk + name} or full.endswith(f".{name}")
+    ]  # fmt: skip
+    return found or None
 
 
 def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -217,5 +235,5 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     )
     config = copy.copy(model.peft_config[ADAPTER])
     config.inference_mode = True
-    config.target_modules = sorted(config.target_modules)  # the order of a set differs from run to run
+    config.target_modules = sorted(config.target_modules or ()) or None  # the order of a set differs from run to run
     config.save_pretrained(folder)

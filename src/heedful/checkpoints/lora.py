@@ -4,6 +4,9 @@
 
 B is zero, so fresh adapters change nothing. They are added in place: the model keeps its class, and everything that
 uses it (trunk, head, sampling, a value head) keeps working.
+
+The experts of a mixture are often no linear layers, but all of them one parameter ``[experts, out, in]``. Each of its
+matrices gets adapters of its own.
 """
 
 import difflib
@@ -23,7 +26,7 @@ from heedful.kernels.device import HALF
 
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:
-    """Freeze a model and put fresh adapters on its linear layers, in place. A classifier's head stays trainable.
+    """Freeze a model and put fresh adapters on its linear layers and experts, in place. A classifier's head stays trainable.
 
     Args:
         model: the model to adapt.
@@ -32,16 +35,25 @@ def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, see
         seed: of the random matrices A.
         dropout: of the adapters' inputs.
 
-    Raises ConfigError if ``lora_targets`` matches no layer.
+    Raises ConfigError if ``lora_targets`` matches no layer, or ``dropout`` would be in front of experts.
     """
-    linear = _linear_layers(model)
+    linear, experts = _linear_layers(model), expert_parameters(model)
+    targets = _targets(options.lora_targets, [*linear, *experts])
+    adapted = [name for name in targets if name in experts]
+    if adapted and dropout:
+        layers = ",".join(sorted({_last(name) for name in linear}))
+        raise ConfigError(
+            f"--lora-dropout {dropout:g} cannot be in front of a mixture's experts ({adapted[0]} and others): set "
+            f"--lora-dropout 0, or name only linear layers: --lora-targets {layers}"
+        )
     config = LoraConfig(
         task_type=_task(model),
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
         r=options.lora_rank,
         lora_alpha=options.lora_alpha or 2 * options.lora_rank,
         lora_dropout=dropout,
-        target_modules=_targets(options.lora_targets, list(linear)),
+        target_modules=[name for name in targets if name in linear] or None,
+        target_parameters=adapted or None,
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in linear.values()),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -84,6 +96,21 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     }
 
 
+def expert_parameters(model: PreTrainedModel) -> list[str]:
+    """Names of the parameters that hold the matrices of all experts of a mixture, ``[experts, out, in]``."""
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if not isinstance(module, nn.Conv1d)  # its weight has three dimensions too
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3 and min(parameter.shape) > 1 and not _is_head(model, path)
+    ]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def _targets(wanted: str, names: list[str]) -> list[str]:
     """The layers that ``--lora-targets`` selects."""
     if wanted == "all-linear":
@@ -92,8 +119,8 @@ def _targets(wanted: str, names: list[str]) -> list[str]:
     for target in (part.strip() for part in wanted.split(",")):
         matched = [name for name in names if name == target or name.endswith(f".{target}")]
         if not matched:
-            ends = sorted({name.rpartition(".")[2] for name in names})
-            near = difflib.get_close_matches(target.rpartition(".")[2], ends, n=3)
+            ends = sorted({_last(name) for name in names})
+            near = difflib.get_close_matches(_last(target), ends, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError(
                 f"--lora-targets: no linear layer of the model is named {target!r}{hint}; its layers are {', '.join(ends)}"

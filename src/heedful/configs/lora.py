@@ -18,7 +18,8 @@ class LoRAOptions(Settings):
     lora_alpha: Annotated[float | None, POSITIVE] = None
     """The adapters' product is multiplied by lora-alpha / lora-rank. None is twice the rank, so a factor of 2."""
     lora_targets: str = "all-linear"
-    """What gets adapters: all-linear (every linear layer below the output head), or ends of names, such as q_proj,v_proj."""
+    """What gets adapters: all-linear (every linear layer below the output head, experts too), or ends of names, such as
+    q_proj,v_proj."""
 
     def check(self) -> None:
         super().check()
