@@ -67,7 +67,8 @@ def test_most_weights_are_experts_and_all_are_adapted(folder):
     assert sum(lm.get_parameter(name).numel() for name in experts) > 0.6 * total
     reference = same_weights(lm)
     add_adapters(lm, options(), base=str(folder), seed=3)
-    assert torch.equal(logits(lm), before), "fresh adapters change nothing"
+    # Fresh adapters change nothing but the order of sums: W + 0 is a copy, with a layout of its own.
+    torch.testing.assert_close(logits(lm), before, rtol=0.0, atol=1e-6)
     trained = [name for name, p in lm.named_parameters() if p.requires_grad]
     assert all(".lora_" in name for name in trained)
     linear = [m for m in load_trunk(str(folder)).modules() if isinstance(m, torch.nn.Linear)]
