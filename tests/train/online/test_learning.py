@@ -80,7 +80,9 @@ PENALTIES = {
 }
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in PENALTIES if name != "ppo")]
+)
 def test_a_kl_penalty_keeps_the_policy_near_its_reference(settings, share_of_a, tmp_path, name):
     kind, changes, share = PENALTIES[name]
     kl = {}
