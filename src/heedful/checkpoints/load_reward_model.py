@@ -69,20 +69,12 @@ def load_reward_model(
             attach_adapter(classifier, folder)
     if info["mismatched_keys"]:
         raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
-    missing = set(info["missing_keys"]) - whole_weights(adapters)
-    head_missing = any(key.split(".")[0] in HEADS for key in missing)
-    if head_missing and seed is None:
-        raise CheckpointError(
-            f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
-        )
-    # Below a fresh head a pooler may be missing too, since language models have none; the trunk must be complete.
-    trunk = f"{classifier.base_model_prefix}."
-    lacking = sorted(
-        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
-    )
-    if lacking:
-        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
-    if head_missing and seed is not None:
+    head_missing = _lacks_head(classifier, set(info["missing_keys"]) - whole_weights(adapters), name)
+    if head_missing:
+        if seed is None:
+            raise CheckpointError(
+                f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
+            )
         _init_head(classifier, seed)
     if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
@@ -102,6 +94,21 @@ def load_reward_model(
     )
     store_matrices(classifier, stored, but=score_head(classifier))
     return loaded.to(device)
+
+
+def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:
+    """Whether the head is among the missing weights. Raises CheckpointError if the rest is not complete.
+
+    Below a fresh head a pooler may be missing too, since language models have none.
+    """
+    head_missing = any(key.split(".")[0] in HEADS for key in missing)
+    trunk = f"{classifier.base_model_prefix}."
+    lacking = sorted(
+        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
+    )
+    if lacking:
+        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
+    return head_missing
 
 
 def _template_or_turn(tokenizer: PreTrainedTokenizerBase) -> Reading:

@@ -97,13 +97,13 @@ def _halves(size: int) -> list[int]:
 
 def _changed(config: C, change: Change) -> C | None:
     """The settings with a change; None if they have no such setting, have it already, or refuse it."""
-    known = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    known = {field.name for field in fields(config)}  # type: ignore[arg-type]  # C is a dataclass, which no bound can say
     if not change:
         return config
     if not change.keys() <= known or all(getattr(config, name) == value for name, value in change.items()):
         return None
     try:
-        return replace(config, **change)  # type: ignore[type-var]
+        return replace(config, **change)  # type: ignore[type-var]  # as above
     except ConfigError:
         return None
 

@@ -40,7 +40,7 @@ class CompactAdamW(torch.optim.Optimizer):
         self.device = device
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here steps with a closure
         """Step all weights that have gradients."""
         assert closure is None
         for group in self.param_groups:

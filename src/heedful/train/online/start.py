@@ -78,10 +78,6 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     source = resolve(config.model)
     renderer = Renderer(load_chat_tokenizer(source, config))
     train, held_out, counts = _load_prompts(config, source, renderer)
-    if config.best_by and not held_out:
-        raise ConfigError(
-            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
-        )
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
@@ -106,10 +102,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
-    asked = [prompt.prompt for prompt in train + held_out]
-    check_room([*functions, *judges], asked, renderer, max_new_tokens=config.max_new_tokens)
-    for _, reward in model_rewards([*functions, *judges]):
-        reward.reads_beginnings = True  # of what is longer all the same; counted in a metric
+    _check_lengths([*functions, *judges], train + held_out, renderer, config)
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
     value_rate = config.learning_rate if critic_options is None else critic_options.critic_learning_rate
@@ -218,7 +211,24 @@ def _load_prompts(
         load_split(read_prompts, config),
         config,
     )
+    if config.best_by and not held_out:
+        raise ConfigError(
+            "--best-by judges held-out responses, but nothing is held out: set --eval-fraction or --eval-data"
+        )
     return train, held_out, counts | {"max_prompt_tokens": limit}
+
+
+def _check_lengths(
+    rewards: Sequence[Reward], prompts: Sequence[EncodedPrompt], renderer: Renderer, config: RolloutConfig
+) -> None:
+    """Refuse reward models that cannot read what the policy will write. Raises ConfigError.
+
+    Of what is longer all the same they read the beginning, which a metric counts.
+    """
+    asked = [prompt.prompt for prompt in prompts]
+    check_room(rewards, asked, renderer, max_new_tokens=config.max_new_tokens)
+    for _, reward in model_rewards(rewards):
+        reward.reads_beginnings = True
 
 
 def _score_norm(
