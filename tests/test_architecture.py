@@ -14,12 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "types", "configs", "files", "display", "hub"}
+LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals"}
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
-    "files": set(),
+    "files": {"faults"},
+    "faults": {"errors"},
+    "signals": {"errors"},
     "display": set(),
     "configs": {"errors"},
     "hub": set(),
@@ -39,8 +41,8 @@ MAY_IMPORT = {
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "demo", "rewards", "checkpoints", "types"},
 }
-NO_LEAVES = {"errors", "types", "files", "display", "core"}
-"""Rooms that import nothing of heedful at all, but their own files."""
+NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "core"}
+"""Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
 ALGORITHMS = {"sft", "reward", "dpo", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""
 TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_online", "train_ppo", "train_grpo", "train_online_dpo"}

@@ -108,11 +108,14 @@ COMMANDS = {
             "dpo": "DPOConfig",
         }.items()
     },
+    "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }
 
 
+OF_THE_MACHINE = 3
+"""The exit status if the machine lacks something: a full disk, no memory left."""
 GROUPS = {
     "evaluate": ("measure", "measures one thing at a time"),
     "plan": ("trainer", "plans a run of one trainer"),
@@ -126,8 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command and its flags; None reads them from ``sys.argv``.
 
-    The status is 0 for success, 2 for a user's mistake, 130 after Ctrl-C and 143 after SIGTERM; the last three come with a
-    message on standard error. SIGTERM is handled only in the main thread and only while the command runs.
+    The status is 0 for success, 2 for a user's mistake, 3 if the machine lacks something (a full disk, no memory left), 4
+    for a run that began, could not go on, and can be resumed, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP; all but the
+    first come with a message on standard error. SIGTERM and SIGHUP are handled only in the main thread and only while the
+    command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _terminable():
@@ -142,37 +147,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("heedful: interrupted", file=sys.stderr)
             return 130
-        except Terminated:
+        except Terminated as ended:
             print("heedful: terminated", file=sys.stderr)
-            return 143
+            return ended.status
         except Exception as error:
             message = _message(error)
             if message is None:
                 raise
             print(f"heedful: {message}", file=sys.stderr)
-            return 2
+            return error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Make SIGTERM raise `Terminated`, so that a command ends as after Ctrl-C: half-written folders are removed.
+    """Make SIGTERM and SIGHUP raise `Terminated`, so that a command ends as after Ctrl-C: half-written folders are removed.
 
     Nothing changes outside the main thread, which alone may set handlers, or if the signal is ignored or is handled by code
     outside Python, whose handler could not be put back.
     """
-    previous = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, _terminate)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)]
+    for number in handled:
+        signal.signal(number, _terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number in handled:
+            signal.signal(number, previous[number])
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise Terminated
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise Terminated(number)
 
 
 def _message(error: Exception) -> str | None:

@@ -21,6 +21,7 @@ from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
 from heedful.configs.report import ReportConfig
+from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.errors import ConfigError
@@ -123,6 +124,28 @@ def plan_memory(config: PlanConfig) -> None:
 
     for line in plan_report(config, cache(lambda name: KNOWN[name] if name in KNOWN else load_shape(name))):
         _print(line)
+
+
+def show_runs(config: RunsConfig) -> None:
+    """Print a table of the runs in a folder."""
+    from heedful.display import print_table
+    from heedful.train.runs import find_runs
+
+    rows = [
+        {
+            "run": str(run.path),
+            "command": run.algorithm,
+            "state": run.state,
+            "step": f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
+            "last evaluation": run.metric,
+            "": run.note,
+        }
+        for run in find_runs(config.folder)
+    ]
+    if rows:
+        print_table(Console(), "", rows)
+    else:
+        _print(f"there are no runs in {config.folder}")
 
 
 def report_curves(config: ReportConfig) -> None:

@@ -5,16 +5,21 @@
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
     ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
-    └── TrainingError    (also RuntimeError)   a loss or gradient that is no longer a number
+    ├── TrainingError    (also RuntimeError)   a loss or gradient that is no longer a number
+    └── MachineError     (also OSError)        the machine lacks what a run needs, such as space on the disk
 
-The command line prints the message on standard error and exits with status 2, without a traceback.
+The command line prints the message on standard error and exits with the error's status, without a traceback: 2 for a user's
+mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
-`Terminated` is not an error: the command line raises it, as Python raises KeyboardInterrupt, to end what is running.
+`Terminated` is not an error: it is raised, as Python raises KeyboardInterrupt, to end what is running.
 """
 
 
 class HeedfulError(Exception):
     """Base class of every error that heedful raises for a user."""
+
+    status = 2
+    """The exit status of a command that it ends."""
 
 
 class ConfigError(HeedfulError, ValueError):
@@ -36,6 +41,18 @@ class RewardError(HeedfulError, RuntimeError):
 class TrainingError(HeedfulError, RuntimeError):
     """Training cannot go on: a loss or a gradient norm is not finite."""
 
+    status = 4
+
+
+class MachineError(HeedfulError, OSError):
+    """The machine lacks what a run needs: space on the disk."""
+
+    status = 3
+
 
 class Terminated(BaseException):
-    """The process was asked to end (SIGTERM). Not an `Exception`, so that no handler of errors catches it."""
+    """The process was asked to end (SIGTERM, SIGHUP). Not an `Exception`, so that no handler of errors catches it."""
+
+    def __init__(self, signal_number: int = 15) -> None:
+        super().__init__()
+        self.status = 128 + signal_number

@@ -1,34 +1,78 @@
-"""Write files and folders so that they are either complete or absent, whatever happens meanwhile."""
+"""Write files and folders so that they are either complete or absent, whatever happens meanwhile: kill -9, a power cut."""
 
 import contextlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from heedful.faults import hit
+
 
 @contextlib.contextmanager
 def complete_or_absent(folder: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``folder`` to write into, and rename it at the end.
+    """Yield a temporary sibling of ``folder`` to write into; at the end it is synchronised with the disk and renamed.
 
     So ``folder`` is complete or does not exist. If it existed before, it is replaced; after an exception it stays as it was.
+    A process that is killed between the two renames of a replacement leaves the former folder under a name that `recover`
+    knows.
     """
-    temporary = folder.with_name(f".{folder.name}.partial")
+    recover(folder)
+    temporary, old = _temporary(folder), _old(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        hit("save.files")
+        sync_tree(temporary)
+        hit("save.synced")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.replace(old)
+        hit("save.aside")
     temporary.replace(folder)
+    sync(folder.parent)
+    hit("save.renamed")
     shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Give a folder its name back if a replacement of it was cut short, and remove what was half-written."""
+    old = _old(folder)
+    if old.is_dir() and not folder.exists():
+        old.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_temporary(folder), ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """`sync` every file and folder below a folder, and the folder."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
 def blocking_file(path: Path) -> Path | None:
@@ -54,6 +98,12 @@ def _finite(content: Any) -> Any:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented UTF-8 JSON to a file that is complete or absent."""
+    write_text(path, to_json(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text to a file that is complete or absent. Bytes of a path that are not UTF-8 are written as escapes."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
+    temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    sync(temporary)
     temporary.replace(path)

@@ -32,11 +32,23 @@ class RunOptions(MachineOptions):
     output: Path
     """Folder of the run: config, metrics, samples, checkpoints, best/ and final/ model."""
     overwrite: bool = False
-    """Replace a run that is already in the output folder."""
+    """Replace a run that is already in the output folder. It is kept until the new one has its final/."""
+    resume: str = "auto"
+    """What to do with an unfinished run in the output folder. auto: go on from its newest checkpoint that is whole; the
+    settings must be the same. never: refuse. A path goes on from that checkpoint of the run, as from
+    runs/first/checkpoints/step-000100, and sets later ones aside."""
+    allow_change: tuple[str, ...] = ()
+    """Settings that may differ from those that an unfinished run began with, such as steps learning-rate; data and models
+    stand for other content of the same files."""
     eval_every: Annotated[int, NOT_NEGATIVE] = 50
     """Steps between evaluations on held-out data. 0 evaluates only at the start and the end."""
     save_every: Annotated[int, NOT_NEGATIVE] = 0
-    """Steps between saves under checkpoints/. 0 saves only best/ and final/."""
+    """Steps between checkpoints, from which a run goes on that was cut short. 0 counts only the time (save-minutes)."""
+    save_minutes: Annotated[float, NOT_NEGATIVE] = 15.0
+    """Minutes between checkpoints, taken at the end of a step. 0 counts only the steps (save-every). A run that is ended by
+    Ctrl-C, SIGTERM or an error saves one too."""
+    keep: Annotated[int, NOT_NEGATIVE] = 2
+    """Checkpoints to keep; older ones are removed once a new one is whole. 0 keeps all."""
     sample_every: Annotated[int, NOT_NEGATIVE] = 50
     """Steps between tables of sampled responses (of scores, for a reward model). 0 shows none."""
     num_samples: Annotated[int, POSITIVE] = 4
@@ -50,6 +62,16 @@ class RunOptions(MachineOptions):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
+        for name in self.allow_change:
+            if not hasattr(self, name) and name != "models":
+                raise ConfigError(
+                    f"--allow-change {name} is no setting; name flags without their dashes, such as learning-rate"
+                )
+        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in str(self.output)):
+            raise ConfigError(f"--output {str(self.output)!r} is no text in UTF-8; choose another name")
+        if not self.resume:
+            raise ConfigError("--resume must be auto, never, or the path of a checkpoint")
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the run, such as runs/first")
         if self.patience and not self.eval_every:

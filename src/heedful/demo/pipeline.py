@@ -22,7 +22,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo import story
-from heedful.demo.folder import check_output, make_beginning
+from heedful.demo.folder import check_output, drop_replaced, make_beginning
 from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
 from heedful.demo.story import Sizes
 from heedful.demo.world import GOOD
@@ -32,6 +32,7 @@ from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
 from heedful.train.online.engine import train_ppo
+from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
@@ -60,15 +61,21 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
         config: the folder, seed and device.
         recipe: a folder with the settings: tiny.yaml, sft.yaml, reward.yaml and ppo.yaml.
 
-    Returns the content of summary.json. Raises ConfigError before anything is written; later DataError, CheckpointError,
-    RewardError and TrainingError.
+    An unfinished demo goes on at the stage and step where it stopped. Returns the content of summary.json.
+
+    Raises ConfigError before anything is written; later DataError, CheckpointError, RewardError and TrainingError.
     """
     started = time.perf_counter()
     settings = read_recipe(config, recipe)
-    check_output(config)
+    goes_on = check_output(config)
     resolve_device(config.device)
     console = Console() if Console().is_terminal else Console(width=WIDTH)
-    make_beginning(config, settings.tiny)
+    spent = 0.0
+    if goes_on:
+        done = [summary for stage in (settings.sft, settings.reward, settings.ppo) if (summary := finished(stage))]
+        spent = sum(summary["seconds"] for summary in done)
+    else:
+        make_beginning(config, settings.tiny)
     sizes = sizes_of(config.output, settings.ppo.eval_fraction)
     _say(console, "heedful demo", story.opening(sizes))
     trained = _train(console, settings, sizes, config.output)
@@ -77,8 +84,9 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     write_rows(config.output / "answers.jsonl", answers)
     draw_curves([config.output / stage for stage in STAGES], config.output / "curves.png")
     summary = {"seed": config.seed, **measured, **trained, "peak_memory_gb": peak_memory_gb()}
-    summary |= {"seconds": round(time.perf_counter() - started, 2)}
+    summary |= {"seconds": round(spent + time.perf_counter() - started, 2)}
     write_json(config.output / "summary.json", summary)
+    drop_replaced(config.output)
     _show_results(console, summary, answers)
     _say(console, "Why", story.why(summary, sizes))
     _show_next_steps(console, config, settings.ppo, summary["seconds"])
@@ -88,14 +96,14 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
 def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> dict[str, float]:
     """Run the three stages, each with a text before and after. Returns their part of the summary."""
     _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
-    sft = train_sft(settings.sft)
+    sft = finished(settings.sft) or train_sft(settings.sft)
     _say(console, "", story.after_sft(sft))
     _say(console, "Stage 2 of 3: the reward model", story.before_reward(settings.reward, sizes))
-    reward = train_reward(settings.reward)
+    reward = finished(settings.reward) or train_reward(settings.reward)
     accuracy = measure_accuracy(settings.ppo, output)
     _say(console, "", story.after_reward(reward, accuracy))
     _say(console, "Stage 3 of 3: PPO", story.before_ppo(settings.ppo))
-    ppo = train_ppo(settings.ppo)
+    ppo = finished(settings.ppo) or train_ppo(settings.ppo)
     _say(console, "", story.after_ppo(ppo))
     seconds = {f"{name}.seconds": done["seconds"] for name, done in zip(STAGES, (sft, reward, ppo), strict=True)}
     return {"reward.accuracy": accuracy, **seconds}

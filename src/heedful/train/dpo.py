@@ -27,9 +27,9 @@ from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.output_folder import check_output
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
-from heedful.train.run_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
 from heedful.types import Prompt, plain_response
 
@@ -58,10 +58,12 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
         facts={"data": data.counts},
         can_evaluate=bool(data.held_out),
     ) as run:
-        run.evaluate(0, evaluate_pairs(learner.model, data.held_out, data.pad_id, config))
         for step in run.steps():
-            run.log(step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config))
-            run.save(step)
+            if run.learns(step):
+                with run.update():
+                    run.log(
+                        step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
+                    )
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(learner, data))
             if run.evaluation_due(step):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.core.policy_losses import Metrics
 from heedful.errors import TrainingError
+from heedful.faults import hit
 from heedful.train.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
@@ -114,11 +115,13 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
         raise TrainingError(
             f"the gradient norm is {broken}, so training cannot go on; lower --learning-rate, or try --dtype float32"
         )
+    hit("update.backward")
     if scaler is None:
         optimizer.step()
     else:
         scaler.step(optimizer)  # or not, if a gradient is not finite
         scaler.update()
+    hit("update.stepped")
     optimizer.zero_grad(set_to_none=True)
     return norms[0] if broken is None else broken
 

@@ -1,6 +1,8 @@
 """When to stop: the best evaluation so far, and how many came after it."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 class Patience:
@@ -21,6 +23,13 @@ class Patience:
         else:
             self.without_improvement += 1
         return improved
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_step": self.best_step, "without_improvement": self.without_improvement}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.best_step = state["best"], state["best_step"]
+        self.without_improvement = state["without_improvement"]
 
     @property
     def exhausted(self) -> bool:

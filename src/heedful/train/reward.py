@@ -32,8 +32,8 @@ from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.output_folder import check_output
 from heedful.train.run import Run
-from heedful.train.run_folder import check_output
 from heedful.train.setup import prepare, resolve_machine, stored_dtype
 from heedful.types import MicroBatch, Ranking, plain_response
 
@@ -79,10 +79,10 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         more_data=[config.offset_data] if config.offset_data else [],
         can_evaluate=bool(held_out),
     ) as run:
-        run.evaluate(0, evaluate_rankings(model, held_out, config))
         for step in run.steps():
-            run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
-            run.save(step)
+            if run.learns(step):
+                with run.update():
+                    run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
             if run.samples_due(step):
                 run.show_samples(step, sample_scores(model, (held_out or train)[: config.num_samples]))
             if run.evaluation_due(step):

@@ -1,10 +1,10 @@
-"""A run: its folder, its display, its evaluations, and what is left of it however it ends.
+"""A run: its folder, its display, its evaluations, its checkpoints, and what is left of it however it ends.
 
 with Run(config, learner, "sft", steps, ...) as run:
-    run.evaluate(0, evaluate(...))
     for step in run.steps():
-        run.log(step, learn(...))
-        run.save(step)
+        if run.learns(step):
+            with run.update():
+                run.log(step, learn(...))
         if run.samples_due(step):
             run.show_samples(step, ...)
         if run.evaluation_due(step):
@@ -12,35 +12,47 @@ with Run(config, learner, "sft", steps, ...) as run:
 return run.summary
 """
 
+import contextlib
+import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
+
 from heedful.configs.options import TrainingOptions
 from heedful.display import Display
-from heedful.errors import ConfigError
-from heedful.files import complete_or_absent
+from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
+from heedful.faults import hit
+from heedful.signals import Stops
+from heedful.train.checkpoints import Saves
+from heedful.train.output_folder import real_path
 from heedful.train.patience import Patience
 from heedful.train.run_folder import RunFolder
 
 Numbers = Mapping[str, float]
 
 
-class Saves(Protocol):
-    """What a run saves: a learner."""
+class Learns(Saves, Protocol):
+    """What learns in a run: a learner."""
 
-    def save(self, folder: Path) -> None:
-        """Write the model to a folder."""
+    optimizer: torch.optim.Optimizer
 
 
 class Run:
-    """An open run. As a context manager it ends well or leaves a usable model.
+    """An open run. As a context manager it ends well or leaves what it takes to go on.
 
-    ``final/`` is written right after the last step, before anything that may still fail. If the run ends early after its
-    first step, by an exception, Ctrl-C or a request to terminate, what was learned so far is saved under ``checkpoints/``
-    and the display says where. If it fails before its first step, the folder is as it was before.
+    An unfinished run in the output folder goes on from its newest checkpoint, with the same numbers, bit for bit, as if it
+    had not been cut short (on a CPU in float32).
+
+    If the run ends early after its first step, by an exception, Ctrl-C or a request to terminate, a checkpoint of the last
+    whole step is saved, and the display says where. If an error falls into the middle of an update, so that there is no
+    whole step, the model as it is goes to ``checkpoints/step-N-partial``, and the run goes on from the checkpoint before. If
+    it fails before its first step, the folder is as it was before. ``final/`` is written right after the last step, before
+    anything that may still fail.
 
     Args:
         config: the settings; its ``output`` is the folder.
@@ -56,13 +68,14 @@ class Run:
         more_data: files that the run reads besides ``data`` and ``eval_data``.
         can_evaluate: whether anything is held out.
 
-    Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used.
+    Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
+    CheckpointError if an unfinished run has no checkpoint that can be used; MachineError if the disk is too full.
     """
 
     def __init__(
         self,
         config: TrainingOptions,
-        learner: Saves,
+        learner: Learns,
         algorithm: str,
         total_steps: int,
         *,
@@ -82,58 +95,138 @@ class Run:
         self.config, self.learner, self.total_steps, self.objective = config, learner, total_steps, objective
         self.summary: dict[str, Any] = {"algorithm": algorithm, **facts}
         self.done = 0
+        self._looked_at = -1
+        """The last step whose samples and evaluation are done; 0 is the model before its first."""
         self._patience = Patience(config.patience, higher_is_better=higher_is_better)
-        self._evaluations: list[Numbers] = []
+        self._first_evaluation: Numbers | None = None
+        self._last_evaluation: Numbers = {}
         self._last_step: Numbers = {}
         self._has_final = False
-        self._suppressed: set[str] = set()
+        self._suppressed: list[str] = []
+        self._seconds_before = 0.0
+        self._stops = Stops()
+        check_space(config.output, learner.optimizer)
         data = [path for path in (config.data, config.eval_data, *more_data) if path]
         self._display = Display(algorithm, total_steps, shown)
-        self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes]
-        self._folder = RunFolder(config, algorithm, data=data, models=parents)  # last: from here on there is a run
+        about = {"total_steps": total_steps, "objective": objective}
+        self._folder = RunFolder(config, algorithm, data=data, models=parents, about=about)  # now there is a run
+        self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *self._folder.notes]
 
     def __enter__(self) -> "Run":
         self._folder.__enter__()
         self._display.__enter__()
-        for line in self._opening:
-            self._display.note(line)
-        self._started = time.perf_counter()
+        try:
+            if self._folder.checkpoint is not None:
+                self._go_on(self._folder.checkpoint.state)
+            for line in self._opening:
+                self._display.note(line)
+            self._has_moved = False
+            self._hook = self.learner.optimizer.register_step_post_hook(self._moved)
+            self._started = self._last_saved = time.monotonic()
+            self._mark()
+            self._stops.open()
+        except BaseException as error:
+            self._display.__exit__(type(error), error, None)
+            self._folder.__exit__(type(error), error, None)
+            raise
+        hit("run.started")
         return self
 
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        """Continue an unfinished run. Raises CheckpointError if the state is not one of this learner."""
+        try:
+            self.learner.load_state_dict(state["learner"])
+            run = state["run"]
+            self.done, self._looked_at = run["done"], run["looked_at"]
+            self._first_evaluation, self._last_evaluation = run["first_evaluation"], run["last_evaluation"]
+            self._last_step, self._suppressed = run["last_step"], list(run["suppressed"])
+            self._patience.load_state_dict(run["patience"])
+            self._seconds_before = run["seconds"]
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self._folder.path}: its checkpoint does not fit this run: {error}; start anew with --overwrite"
+            ) from error
+        finally:
+            self._folder.checkpoint = None  # its tensors are in the learner now
+        if self.config.allow_change:
+            self._patience.best = None
+            self._opening.append("best/ is chosen anew, as settings have changed")
+        self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
+
+    def _moved(self, *_: Any) -> None:
+        self._has_moved = True
+
+    def _mark(self) -> None:
+        """Take down where the run is: from here it can go on. Tensors are not copied; they hold until the next update."""
+        self._state = {
+            "learner": self.learner.state_dict(),
+            "run": {
+                "done": self.done,
+                "looked_at": self._looked_at,
+                "first_evaluation": self._first_evaluation,
+                "last_evaluation": self._last_evaluation,
+                "last_step": self._last_step,
+                "suppressed": list(self._suppressed),
+                "patience": self._patience.state_dict(),
+                "seconds": self._seconds(),
+            },
+            "logs": self._folder.log_sizes(),
+        }
+        self._has_moved = False
+
+    def _seconds(self) -> float:
+        return round(self._seconds_before + time.monotonic() - self._started, 2)
+
     def steps(self) -> Iterator[int]:
-        """1, 2, ... up to the last step, or until evaluations stop improving."""
-        for step in range(1, self.total_steps + 1):
-            yield step
-            if self._patience.exhausted and step < self.total_steps:
+        """0 for the model before its first step, then 1, 2, ... up to the last, or until evaluations stop improving.
+
+        A run that goes on begins after its last step, or with it, if it was cut short while that was evaluated.
+        """
+        first = self.done if self._looked_at < self.done else self.done + 1
+        for step in range(first, self.total_steps + 1):
+            if self._patience.exhausted:
                 self._display.note(
-                    f"stopped at step {step}: {self.config.patience} evaluations in a row without improvement"
+                    f"stopped at step {self.done}: {self.config.patience} evaluations in a row without improvement"
                 )
                 break
+            yield step
+            self._looked_at = step
+            self._mark()
+            self._save_if_due(step)
         self._save_final()
+        hit("run.learned")
+
+    def learns(self, step: int) -> bool:
+        """True if a step is still to be learned; False for 0, and for one that is only to be evaluated."""
+        return step > self.done
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Around all that moves weights, and the step's `log`: a request to end waits until it is done."""
+        with self._stops.shield():
+            yield
+            self._mark()
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
-        self.done, self._last_step = step, metrics
+        hit("step.learned")
+        self.done, self._last_step = step, dict(metrics)
         self._folder.log(step, metrics)
+        hit("step.logged")
         self._display.update(step, metrics)
         if note is not None and note not in self._suppressed:
-            self._suppressed.add(note)
+            self._suppressed.append(note)
             self._display.note(f"step {step}: {note}")
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint if one is due, and ``final/`` after the last step."""
-        if self.config.save_every and step % self.config.save_every == 0:
-            self._save("checkpoints", f"step-{step:06d}")
         if step == self.total_steps:
             self._save_final()
 
     def samples_due(self, step: int) -> bool:
         """True every ``sample_every`` steps and at the last one; never if that is 0."""
-        return self.config.sample_every > 0 and self._due(step, self.config.sample_every)
+        return step > 0 and self.config.sample_every > 0 and self._due(step, self.config.sample_every)
 
     def evaluation_due(self, step: int) -> bool:
-        """True every ``eval_every`` steps and at the last one."""
-        return self._due(step, self.config.eval_every)
+        """True before the first step, every ``eval_every`` steps and at the last one."""
+        return step == 0 or self._due(step, self.config.eval_every)
 
     def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show a table of samples and write it down."""
@@ -148,11 +241,16 @@ class Run:
         """
         if not metrics:
             return
-        self._evaluations.append(metrics)
+        hit("evaluation")
+        if self._first_evaluation is None:
+            self._first_evaluation = dict(metrics)
+        self._last_evaluation = dict(metrics)
         self._folder.log(step, metrics)
         self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         if self._patience.update(metrics[self.objective], step):
-            self._save("best")
+            with self._stops.shield():
+                self._folder.save(self.learner, "best")
+        hit("evaluated")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -160,51 +258,87 @@ class Run:
         try:
             if error is None:
                 self._finish()
-            elif self.done and not self._has_final:
+            elif self.done:
                 self._save_what_was_learned(error)
-            elif self._has_final:
-                self._display.note(
-                    f"the run was complete but for what follows its last step; its model is {self._final}"
-                )
+            if isinstance(error, HeedfulError) and self.done:
+                error.status = max(error.status, 4) if error.status != MachineError.status else error.status
         finally:
+            self._stops.close()
+            self._hook.remove()
             self._display.__exit__(kind, error, trace)
             self._folder.__exit__(kind, error, trace)
 
     def _finish(self) -> None:
-        evaluations = self._evaluations or [{}]
         self.summary |= {
             "steps": self.done,
             "stopped_early": self.done < self.total_steps,
-            "seconds": round(time.perf_counter() - self._started, 2),
-            "first_evaluation": dict(evaluations[0]),
-            "last_evaluation": dict(evaluations[-1]),
+            "seconds": self._seconds(),
+            "first_evaluation": dict(self._first_evaluation or {}),
+            "last_evaluation": dict(self._last_evaluation),
             "best": {"step": self._patience.best_step, self.objective: self._patience.best},
             "last_step": dict(self._last_step),
         }
         self._folder.finish(self.summary)
+        hit("run.finished")
 
     def _save_what_was_learned(self, error: BaseException) -> None:
-        name = f"step-{self.done:06d}-interrupted"
         reason = f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}"
+        last = self._folder.last_checkpoint
         try:
-            self._save("checkpoints", name)
+            if self._has_moved:
+                partial = self._folder.path / "checkpoints" / f"step-{self.done + 1:06d}-partial"
+                self._folder.save(self.learner, "checkpoints", partial.name)
+                before = f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
+                said = f"in the middle of an update; {before}, and the model as it was is {partial}"
+            else:
+                path = self._folder.save_checkpoint(self.done, self.learner, self._state)
+                said = f"the same command goes on from {path}"
+                if self._has_final:
+                    said = f"the model is {self._folder.path / 'final'}, and the same command does what is left"
         except Exception as second:  # a full disk, say: the first error is the one to report
-            self._display.note(f"{reason}; the model could not be saved: {type(second).__name__}: {second}")
-        else:
-            self._display.note(f"{reason}; what was learned so far is in {self._folder.path / 'checkpoints' / name}")
+            before = f"; {last} is the newest that is there" if last else ""
+            said = f"no checkpoint could be saved: {type(second).__name__}: {second}{before}"
+        self._display.note(f"{reason}; {said}")
 
     def _due(self, step: int, every: int) -> bool:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
-    @property
-    def _final(self) -> Path:
-        return self._folder.path / "final"
+    def _save_if_due(self, step: int) -> None:
+        """Write a checkpoint if its step or time has come. A disk that is full ends no run: the next is tried in its turn."""
+        minutes = (time.monotonic() - self._last_saved) / 60
+        by_time = 0 < self.config.save_minutes <= minutes and step < self.total_steps
+        if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
+            return
+        self._last_saved = time.monotonic()
+        try:
+            with self._stops.shield():
+                self._folder.save_checkpoint(step, self.learner, self._state)
+        except OSError as error:
+            self._display.note(f"step {step}: the checkpoint could not be written: {error}; the run goes on without it")
 
     def _save_final(self) -> None:
         if not self._has_final:
-            self._save("final")
-            self._has_final = True
+            with self._stops.shield():
+                self._folder.save(self.learner, "final")
+                self._has_final = True
+                self._folder.drop_replaced()
 
-    def _save(self, *names: str) -> None:
-        with complete_or_absent(self._folder.path.joinpath(*names)) as partial:
-            self.learner.save(partial)
+
+def check_space(output: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a disk that has no room for what a run writes. Raises MachineError.
+
+    A checkpoint has the weights that learn twice, as a model and as a state, and two moments of Adam's; there are two of them
+    while a new one replaces an old one, besides best/ and final/.
+    """
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
+    needed = 2 * 4 * trained + 2 * trained + 32 * 2**20
+    folder = real_path(output)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise MachineError(
+            f"--output {output}: the disk has {free / 1e9:.1f} GB free, and the run needs {math.ceil(needed / 1e8) / 10:.1f} GB "
+            "for two checkpoints, best/ and final/; free some, choose another disk, or train adapters (--lora-rank)"
+        )

@@ -1,119 +1,157 @@
-"""The folder of a run: configuration, environment, metrics, samples, models, summary."""
+"""The folder of a run: configuration, environment, metrics, samples, models, checkpoints, summary."""
 
-import hashlib
-import platform
+import contextlib
+import json
+import os
 import shutil
-import subprocess
-import sys
+import uuid
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from heedful.checkpoints.adapters import adapter_chain
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
-from heedful.errors import ConfigError
-from heedful.files import blocking_file, to_json, write_json
-from heedful.hub import downloaded_model
-
-LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
-
-
-def check_folder(output: Path) -> None:
-    """Refuse a path at which no folder can be. Raises ConfigError."""
-    if output.is_file():
-        raise ConfigError(f"--output {output} is a file; name a folder")
-    blocking = blocking_file(output)
-    if blocking is not None:
-        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
-
-
-def check_output(config: RunOptions) -> None:
-    """Refuse an output folder that is in use, before any work is done. Raises ConfigError."""
-    output = config.output
-    check_folder(output)
-    if not output.is_dir() or not any(output.iterdir()):
-        return
-    is_run = (output / "environment.json").is_file()
-    if is_run and not config.overwrite:
-        raise ConfigError(
-            f"--output {output} already holds a run; choose another folder, or add --overwrite to replace it"
-        )
-    if not is_run:
-        raise ConfigError(
-            f"--output {output} holds files that are no heedful run, so it is left alone; choose another folder"
-        )
-    for path in _inputs(config):
-        if path.exists() and path.resolve().is_relative_to(output.resolve()):
-            raise ConfigError(
-                f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
-                "folder"
-            )
-
-
-def _inputs(config: RunOptions) -> list[Path]:
-    """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
-    paths = [getattr(config, name, None) for name in names]
-    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
-        kind, _, rest = reward.partition(":")
-        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
-    return [Path(part) for path in paths if path for part in _with_bases(path)]
-
-
-def _with_bases(model: str) -> list[str]:
-    """A model, and the models below it if it is adapters."""
-    base, adapters = adapter_chain(str(model))
-    return list(dict.fromkeys([str(model), *map(str, adapters), base]))
+from heedful.errors import CheckpointError, ConfigError, HeedfulError
+from heedful.faults import hit
+from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
+from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
+from heedful.train.environment import environment, same_sources
+from heedful.train.lock import FolderLock
+from heedful.train.manifest import SCHEMA
+from heedful.train.output_folder import (
+    LOGS,
+    MARKER,
+    MODELS,
+    OF_THIS_CALL,
+    Plan,
+    aside_prefix,
+    asides,
+    check_output,
+    clear,
+    real_path,
+)
 
 
 class RunFolder:
-    """An open run folder. Made when everything that a user can get wrong has been checked.
+    """An open run folder: a new run, or an unfinished one that goes on. Made when everything else has been checked.
 
-    ``data`` and ``models`` are the files and folders that the run is made from: their hashes are written down. An older run
-    is set aside, and deleted once the new one has done its first step; a failure before that leaves the older run, or
-    nothing.
+    A run that is replaced is set aside under a hidden name until the new one has its ``final/``. If the new one fails before
+    its first step, the older one has its name again, and if there was none, the folder is as it was.
 
-    Raises ConfigError if the folder cannot be made.
+    Args:
+        config: the run's settings.
+        command: the trainer's name.
+        data: files that the run is made from; their hashes are written down, and an unfinished run goes on only with these.
+        models: models that it is made from, likewise.
+        about: what else to write down of the run, for those who list it.
+
+    Raises ConfigError if the folder cannot be used, CheckpointError if an unfinished run has no checkpoint that verifies.
     """
 
-    def __init__(self, config: RunOptions, command: str, *, data: Sequence[str], models: Sequence[str]) -> None:
-        check_output(config)
+    def __init__(
+        self,
+        config: RunOptions,
+        command: str,
+        *,
+        data: Sequence[str],
+        models: Sequence[str],
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        plan = check_output(config)
         facts = environment(command, config.seed, data=data, models=models)
-        self.path = config.output
-        self._old = self.path.with_name(f".{self.path.name}.old")
+        self.path = real_path(config.output)
+        self.notes: list[str] = []
+        self.checkpoint: Checkpoint | None = None
+        """What the run goes on from; None if it is new."""
+        self._aside: Path | None = None
+        self._resumes = plan.resumes
+        self._logs = contextlib.ExitStack()
+        self._is_new_folder = not self.path.exists()
         self._has_stepped = False
         try:
-            shutil.rmtree(self._old, ignore_errors=True)
-            if self.path.is_dir():
-                self.path.rename(self._old)
-            self.path.mkdir(parents=True)
+            self._take(plan)
         except OSError as error:
+            if isinstance(error, HeedfulError):
+                raise
             raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
         try:
-            self._open(config, facts)
+            if plan.resumes:
+                self._find_checkpoint(config, facts)
+            if self.checkpoint is None:
+                self._begin(config, command, facts, about or {})
+            self._open_logs()
+            hit("run.opened")
         except BaseException:  # a full disk, say
             self._undo()
             raise
 
-    def _open(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
-        """Write what is known before the first step, and open what is written to in every one."""
+    def _take(self, plan: Plan) -> None:
+        """Hold the folder, empty or with the run that goes on."""
+        if plan.replaces:
+            FolderLock(self.path).release()  # refused if somebody writes to it
+            self._aside = self.path.with_name(f"{aside_prefix(self.path)}{uuid.uuid4().hex[:8]}")
+            self.path.rename(self._aside)
+            self._is_new_folder = True
+        self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
+        self._lock = FolderLock(self.path)
+
+    def _find_checkpoint(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
+        """The checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""
+        self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER)["run"], config.keep)
+        self.notes += same_sources(_read(self.path / "environment.json"), facts, allowed=config.allow_change)
+        if config.resume not in ("auto", "never"):
+            path = Path(config.resume)
+            try:
+                self.checkpoint = self._checkpoints.read(path)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"--resume {path}: {error}; choose another checkpoint, or --resume auto"
+                ) from error
+            self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
+            (self.path / "summary.json").unlink(missing_ok=True)
+        else:
+            self.checkpoint, bad = self._checkpoints.newest()
+            self.notes += bad
+            if self.checkpoint is None and bad:
+                raise CheckpointError(
+                    f"--output {self.path}: no checkpoint of this unfinished run can be used ({'; '.join(bad)}); add "
+                    "--overwrite to start it anew"
+                )
+        self._has_stepped = self.checkpoint is not None
+        if self.checkpoint is None:  # it was killed before its first checkpoint
+            clear(self.path)
+        else:
+            for name in MODELS:
+                recover(self.path / name)
+            self._write_settings(config, facts)
+
+    def _begin(self, config: RunOptions, command: str, facts: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write what is known before the first step."""
+        identity = uuid.uuid4().hex
+        marker = {"schema": SCHEMA, "run": identity, "algorithm": command, **about}
+        write_json(self.path / MARKER, marker)
+        self._checkpoints = Checkpoints(self.path, identity, config.keep)
+        self._write_settings(config, facts)
+
+    def _write_settings(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
         write_json(self.path / "environment.json", facts)
-        (self.path / "config.yaml").write_text(to_yaml(config, leave_out=("output", "overwrite")), encoding="utf-8")
-        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._samples = (self.path / "samples.jsonl").open("a", encoding="utf-8")
+        write_text(self.path / "config.yaml", to_yaml(config, leave_out=OF_THIS_CALL))
+
+    def _open_logs(self) -> None:
+        """Open what is written to in every step, cut to where the checkpoint was."""
+        if self.checkpoint is not None:
+            self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
+        self._metrics = self._logs.enter_context((self.path / "metrics.jsonl").open("ab"))
+        self._samples = self._logs.enter_context((self.path / "samples.jsonl").open("ab"))
         self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
+        self._logs.callback(self._tensorboard.close)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the same numbers for TensorBoard."""
-        if step > 0 and not self._has_stepped:
-            self._has_stepped = True
-            shutil.rmtree(self._old, ignore_errors=True)
+        self._has_stepped = self._has_stepped or step > 0
         self._write_line(self._metrics, {"step": step, **metrics})
         for name, value in metrics.items():
             self._tensorboard.add_scalar(name, value, step)
@@ -122,6 +160,37 @@ class RunFolder:
         """Lines of samples.jsonl."""
         for sample in samples:
             self._write_line(self._samples, {"step": step, **sample})
+
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of every log as it is now, so that a run that goes on from here can cut off what came later."""
+        self._tensorboard.flush()
+        files = [self.path / name for name in LOGS] + sorted((self.path / "tensorboard").iterdir())
+        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
+
+    def save_checkpoint(self, step: int, model: Saves, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, unless it is there. The logs are on the disk before it. Raises OSError."""
+        path = self._checkpoints.path(step)
+        if not path.exists():
+            for name in state["logs"]:
+                sync(self.path / name)
+            self._checkpoints.save(step, model, state)
+        return path
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is there."""
+        steps = self._checkpoints.steps()
+        return self._checkpoints.path(steps[-1]) if steps else None
+
+    def save(self, model: Saves, *names: str) -> None:
+        """Write a model to a folder of the run's."""
+        with complete_or_absent(self.path.joinpath(*names)) as partial:
+            model.save(partial)
+
+    def drop_replaced(self) -> None:
+        """Remove the runs that this one replaces: it has its final/."""
+        for old in asides(self.path):
+            shutil.rmtree(old, ignore_errors=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json: the run is complete."""
@@ -133,76 +202,63 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._metrics.close()
-        self._samples.close()
-        self._tensorboard.close()
+        with contextlib.suppress(OSError):  # a full disk: what was to be written is told already
+            self._logs.close()
         if error is not None and not self._has_stepped:
             self._undo()
+        self._lock.release()
 
     def _undo(self) -> None:
-        """Leave the older run, or nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._old.is_dir():
-            self._old.rename(self.path)
+        """Leave the older run, or nothing, or the unfinished run as it is."""
+        self._logs.close()
+        self._lock.release()
+        if self._resumes:
+            return
+        clear(self.path)
+        if self._is_new_folder:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+        if self._aside is not None:
+            self._aside.rename(self.path)
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any]) -> None:
-        file.write(to_json(record) + "\n")
+        file.write((to_json(record) + "\n").encode("utf-8", "backslashreplace"))
         file.flush()
 
 
-def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
-    """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
-    models = [downloaded_model(name) for name in models]
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "command": f"heedful {command}",
-        "seed": seed,
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in LIBRARIES},
-        "revision": _git_revision(),
-        "platform": platform.platform(),
-        "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
-        "gpus": gpus,
-        "arguments": sys.argv[1:],
-        "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
-        "models": {
-            path: _sha256(_weight_files(Path(path)))
-            for model in models
-            for path in _with_bases(model)
-            if Path(path).is_dir()
-        },
-    }
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object that heedful wrote. Raises CheckpointError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}), so the run cannot go on; start anew with --overwrite"
+        ) from error
+    assert isinstance(content, dict)
+    return content
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json")
-    return sorted(path for name in names for path in folder.glob(name))
+def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Cut the logs of a run back to sizes they had, and remove those that are newer. Returns what could not be done.
 
-
-def _sha256(paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _git_revision() -> str | None:
-    """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
-    folder = str(Path(__file__).resolve().parent)
-
-    def git(*arguments: str) -> str | None:
-        try:
-            result = subprocess.run(
-                ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=5, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", __file__) is None:  # an installed package inside somebody's repository
-        return None
-    revision = git("rev-parse", "HEAD")
-    return f"{revision}-dirty" if revision and git("status", "--porcelain", "--", folder) else revision
+    Raises CheckpointError if metrics or samples are shorter than that.
+    """
+    said = []
+    for name, size in sizes.items():
+        path = run / name
+        if path.is_symlink() or not path.resolve().is_relative_to(run.resolve()):
+            raise CheckpointError(f"{path} is outside of its run")
+        if not path.is_file() or path.stat().st_size < size:
+            if name in LOGS:
+                raise CheckpointError(
+                    f"{path} is missing or shorter than it was at the checkpoint; bring it back, or start anew with "
+                    "--overwrite"
+                )
+            said.append(f"{path} is missing or was changed: TensorBoard will not show the earlier steps")
+            continue
+        os.truncate(path, size)
+    for path in (run / "tensorboard").glob("events.*"):
+        if path.relative_to(run).as_posix() not in sizes:
+            path.unlink()
+    return said

@@ -1,4 +1,7 @@
-"""The state of a run in memory: trained weights and random generators, read and set bit for bit."""
+"""The state of a run in memory: trained weights and random generators, read and set bit for bit.
+
+What is read are the tensors themselves, as torch's own ``state_dict`` gives them: a copy needs ``copy.deepcopy``.
+"""
 
 import copy
 import random
@@ -10,8 +13,8 @@ from torch import Tensor, nn
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
-    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+    """The weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
@@ -25,8 +28,8 @@ def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A copy of an optimizer's state: its own changes with each step."""
-    return copy.deepcopy(optimizer.state_dict())
+    """An optimizer's state; its tensors change with each step, its numbers do not."""
+    return {**optimizer.state_dict(), "param_groups": copy.deepcopy(optimizer.state_dict()["param_groups"])}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

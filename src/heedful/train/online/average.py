@@ -19,7 +19,7 @@ class WeightAverage:
         self._average = [parameter.detach().clone() for parameter in self._weights]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {str(i): average.clone() for i, average in enumerate(self._average)}
+        return {str(i): average.detach() for i, average in enumerate(self._average)}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         for i, average in enumerate(self._average):

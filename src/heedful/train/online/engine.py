@@ -42,14 +42,14 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         can_evaluate=bool(held_out),
         **about,
     ) as run:
-        run.evaluate(0, evaluate(learner, held_out))
         for step in run.steps():
-            experience = collect(learner, next(learner.prompts))
-            metrics = learn(learner, experience)
-            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
-            run.save(step)
-            if run.samples_due(step):
-                run.show_samples(step, sample_rows(experience, config))
+            if run.learns(step):
+                experience = collect(learner, next(learner.prompts))
+                with run.update():
+                    metrics = learn(learner, experience)
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
+                    if run.samples_due(step):
+                        run.show_samples(step, sample_rows(experience, config))
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
         run.summary["score_norm"] = learner.score_norm.state_dict()

@@ -11,6 +11,7 @@ from torch import Tensor
 from heedful import core
 from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
+from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.interface import Scores, score_tokens
 from heedful.rewards.room import model_rewards
@@ -55,8 +56,10 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     """
     config, started = learner.config, time.perf_counter()
     rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+    hit("rollout")
     sampled = time.perf_counter()
     given = score_tokens(learner.rewards, completions)
+    hit("reward")
     unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
@@ -79,6 +82,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
     if old is not None and ref_logprobs is not None:
         kl = response_kl(old.logprobs, ref_logprobs, mask)
+    hit("pass")
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
     return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds)
 

@@ -30,7 +30,7 @@ from heedful.train.online.critic import check_critic, check_same_text, load_crit
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.run_folder import check_output
+from heedful.train.output_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
 from heedful.types import MicroBatch
 

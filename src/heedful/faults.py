@@ -1,0 +1,110 @@
+"""Fault points: places at which a run can be made to fail, to see what is left of it (RELIABILITY.md).
+
+HEEDFUL_FAULTS="checkpoint.manifest:kill@2" heedful ppo ...
+
+ends the process as if by kill -9 at the second visit of that point. Several faults are separated by commas; without
+``@N`` the first visit counts. While the variable is not set, a point costs a look at an empty dictionary.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from heedful.errors import ConfigError
+
+VARIABLE = "HEEDFUL_FAULTS"
+POINTS = {
+    "run.opened": "the folder is there, nothing is written to it",
+    "run.started": "the first step is next",
+    "rollout": "responses are sampled, not scored",
+    "reward": "responses are scored",
+    "pass": "log-probs of the policy and the reference are there",
+    "update.backward": "a minibatch has its gradients",
+    "update.stepped": "the optimizer has stepped on a minibatch",
+    "step.learned": "all of a step is learned, nothing of it is written",
+    "step.logged": "the step's metrics are written",
+    "evaluation": "an evaluation is measured, not written",
+    "evaluated": "an evaluation is written, and best/ with it",
+    "save.files": "a model or checkpoint is in its temporary folder, maybe not on the disk",
+    "save.state": "the state of a run is in the temporary folder",
+    "save.manifest": "the manifest is in the temporary folder",
+    "save.synced": "all of it is on the disk, under its temporary name",
+    "save.aside": "the folder that is replaced has its temporary name",
+    "save.renamed": "the folder has its name",
+    "save.pruned": "older checkpoints are gone",
+    "run.learned": "the last step is done and final/ saved, the summary not written",
+    "run.finished": "the summary is written",
+}
+"""Where each point is."""
+
+
+def _out_of_memory() -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("a fault point says that memory is full")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+ACTIONS: dict[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "int": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "hup": lambda: os.kill(os.getpid(), signal.SIGHUP),
+    "raise": lambda: _raise(RuntimeError("a fault point says so")),
+    "enospc": lambda: _raise(OSError(28, "No space left on device")),
+    "eio": lambda: _raise(OSError(5, "Input/output error")),
+    "oom": _out_of_memory,
+    "hang": lambda: time.sleep(3600),
+}
+
+Plan = dict[str, list[tuple[str, int]]]
+"""What happens at a point: actions, each with the visit at which it does."""
+
+
+def read_plan(text: str) -> Plan:
+    """Faults as the environment variable names them. Raises ConfigError."""
+    plan: Plan = {}
+    for fault in filter(None, text.split(",")):
+        point, _, rest = fault.strip().partition(":")
+        action, _, visit = rest.partition("@")
+        if point not in POINTS or action not in ACTIONS or not (visit or "1").isdigit():
+            raise ConfigError(
+                f"{VARIABLE}: {fault!r} is no fault; write POINT:ACTION or POINT:ACTION@VISIT with a point of "
+                f"{', '.join(POINTS)} and an action of {', '.join(ACTIONS)}"
+            )
+        plan.setdefault(point, []).append((action, int(visit or 1)))
+    return plan
+
+
+_plan: Plan = {}
+_visits: dict[str, int] = {}
+
+
+def plan(text: str) -> None:
+    """Fail as the text says, from now on, instead of as the environment variable does."""
+    planned = read_plan(text)
+    _plan.clear()
+    _plan.update(planned)
+    _visits.clear()
+
+
+def visits() -> dict[str, int]:
+    """How often each point was visited since a plan was made; nothing is counted without one."""
+    return dict(_visits)
+
+
+def hit(point: str) -> None:
+    """Fail here if this visit of the point was asked to."""
+    if not _plan:
+        return
+    visit = _visits[point] = _visits.get(point, 0) + 1
+    for action, at in _plan.get(point, []):
+        if visit == at:
+            ACTIONS[action]()
+
+
+plan(os.environ.get(VARIABLE, ""))

@@ -1,0 +1,61 @@
+"""Requests to end, by Ctrl-C, SIGTERM or SIGHUP: at once, or as soon as what must not be cut short is done."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from heedful.errors import Terminated
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stops:
+    """While it is open, a signal raises KeyboardInterrupt or `Terminated`; inside `shield`, when that ends.
+
+    A second signal raises at once, also inside. Only the main thread can handle signals; in another, and for signals that are
+    ignored or handled outside Python, nothing changes. The handlers that were there before are put back.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._depth = 0
+        self._waiting: int | None = None
+        self._raised = False
+
+    def open(self) -> None:
+        """Handle signals from now on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def close(self) -> None:
+        """Put the handlers back that were there."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    @contextlib.contextmanager
+    def shield(self) -> Iterator[None]:
+        """Let a signal wait until this ends."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._waiting is not None and not self._depth and not self._raised:
+            self._raise(self._waiting)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._depth and self._waiting is None and not self._raised:
+            self._waiting = number
+        else:
+            self._raise(number)
+
+    def _raise(self, number: int) -> None:
+        self._raised = True
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)

@@ -1,0 +1,107 @@
+"""What a run is made from and with: versions, revision, hardware, seed, hashes of its data and models."""
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.checkpoints.adapters import adapter_chain
+from heedful.errors import ConfigError
+from heedful.hub import downloaded_model
+
+LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
+
+
+def with_bases(model: str) -> list[str]:
+    """A model, and the models below it if it is adapters."""
+    base, adapters = adapter_chain(str(model))
+    return list(dict.fromkeys([str(model), *map(str, adapters), base]))
+
+
+def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+    """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
+    models = [downloaded_model(name) for name in models]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": f"heedful {command}",
+        "seed": seed,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "revision": _git_revision(),
+        "platform": platform.platform(),
+        "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
+        "gpus": gpus,
+        "arguments": sys.argv[1:],
+        "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
+        "models": {
+            path: _sha256(_weight_files(Path(path)))
+            for model in models
+            for path in with_bases(model)
+            if Path(path).is_dir()
+        },
+    }
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json")
+    return sorted(path for name in names for path in folder.glob(name))
+
+
+def _sha256(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _git_revision() -> str | None:
+    """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
+    folder = str(Path(__file__).resolve().parent)
+
+    def git(*arguments: str) -> str | None:
+        try:
+            result = subprocess.run(
+                ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=5, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", __file__) is None:  # an installed package inside somebody's repository
+        return None
+    revision = git("rev-parse", "HEAD")
+    return f"{revision}-dirty" if revision and git("status", "--porcelain", "--", folder) else revision
+
+
+def same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Sequence[str]) -> list[str]:
+    """Check that a run goes on with the data and models that it began with. Returns notes on other versions.
+
+    Args:
+        old: what `environment` said when it began.
+        new: what it says now.
+        allowed: kinds that may differ: data, models.
+
+    Raises ConfigError.
+    """
+    for kind in ("data", "models"):
+        before, now = old.get(kind, {}), new.get(kind, {})
+        changed = sorted(name for name in before if name in now and before[name] != now[name])
+        if changed and kind not in allowed:
+            raise ConfigError(
+                f"{changed[0]} is not what it was when the run began, so the run does not go on with it; bring the former "
+                f"one back, add --overwrite to start anew, or change it on purpose with --allow-change {kind}"
+            )
+    others = {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
+    return [
+        f"{name} was {was} when the run began and is {now} now: it goes on, but perhaps not bit for bit as it would have"
+        for name, (was, now) in others.items()
+        if was != now
+    ]

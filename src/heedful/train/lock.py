@@ -1,0 +1,69 @@
+"""One writer per run folder: a lock that the system releases when its process ends, however it ends."""
+
+import contextlib
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+from heedful.errors import ConfigError
+from heedful.files import to_json
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # there is no lock then
+
+LOCK = ".lock"
+
+
+class FolderLock:
+    """A lock on a folder, held until `release` or the end of the process. Raises ConfigError, naming the owner."""
+
+    def __init__(self, folder: Path, *, flag: str = "--output") -> None:
+        self.path = folder / LOCK
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise ConfigError(
+                f"{flag} {folder} is being written by another run ({owner(folder)}); wait for it, end it, or choose another "
+                "folder"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.write(self._file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
+
+    def release(self) -> None:
+        """Let others write."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process holds the lock of a folder."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    file = os.open(folder / LOCK, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def owner(folder: Path) -> str:
+    """Who holds the lock of a folder, in words."""
+    try:
+        facts = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        minutes = max(0, round((time.time() - facts["since"]) / 60))
+        return f"process {facts['process']} on {facts['host']}, for {minutes} minutes"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its process is not known"

@@ -1,0 +1,233 @@
+"""What a run may do with its output folder: make it, replace a run in it, go on with one, or leave it alone."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from heedful.configs.checks import flag
+from heedful.configs.options import RunOptions
+from heedful.configs.parse import to_yaml
+from heedful.errors import ConfigError
+from heedful.files import blocking_file
+from heedful.train.environment import with_bases
+from heedful.train.lock import LOCK, is_locked, owner
+
+MARKER = "run.json"
+"""The file by which a folder is a run's."""
+LOGS = ("metrics.jsonl", "samples.jsonl")
+MODELS = ("best", "final")
+OURS = {MARKER, LOCK, "config.yaml", "environment.json", "summary.json", "tensorboard", "checkpoints", *LOGS, *MODELS}
+"""All that a run writes into its folder, besides temporary names of these."""
+OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
+"""Settings that say where and how a run is called, not what it does."""
+FREE = (*OF_THIS_CALL, "save_every", "save_minutes", "keep", "memory_check")
+"""Settings that an unfinished run may go on with whatever they are: no number depends on them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a run that is already in the output folder."""
+
+    resumes: bool = False
+    replaces: bool = False
+    changes: tuple[str, ...] = ()
+    """Settings that are not those with which the run began, as was allowed."""
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a path at which no folder can be. Raises ConfigError."""
+    if output.is_file():
+        raise ConfigError(f"--output {output} is a file; name a folder")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be made: {blocking} is a file")
+
+
+def real_path(output: Path) -> Path:
+    """The folder itself, if the path is a link to it."""
+    return output.resolve() if output.is_symlink() else output
+
+
+def check_output(config: RunOptions) -> Plan:
+    """Decide what becomes of what is in the output folder, before any work is done. Raises ConfigError.
+
+    A run that was set aside by another which never came to its first step has its name again.
+    """
+    check_folder(config.output)
+    output = real_path(config.output)
+    bring_back(output)
+    found = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    if not found - {LOCK}:
+        if config.resume not in ("auto", "never"):
+            raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
+        return Plan()
+    if not found & {MARKER, "environment.json"}:
+        raise ConfigError(
+            f"--output {output} holds files that are no heedful run, so it is left alone; choose another folder"
+        )
+    if is_locked(output):
+        raise ConfigError(
+            f"--output {output} is being written by another run ({owner(output)}); wait for it, end it, or choose another "
+            "folder"
+        )
+    if config.overwrite:
+        _check_replaceable(output, found, config)
+        return Plan(replaces=True)
+    return _check_resumable(output, config)
+
+
+def _check_replaceable(output: Path, found: set[str], config: RunOptions) -> None:
+    if config.resume not in ("auto", "never"):
+        raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
+    foreign = sorted(name for name in found - OURS if not _is_temporary(name))
+    if foreign:
+        raise ConfigError(
+            f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
+            "away, or choose another folder"
+        )
+    for path in inputs(config):
+        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+            raise ConfigError(
+                f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
+                "folder"
+            )
+
+
+def _is_temporary(name: str) -> bool:
+    """The name that something of ours has while it is written or replaced."""
+    return name.startswith(".") and name[1:].rpartition(".")[0] in OURS
+
+
+def _check_resumable(output: Path, config: RunOptions) -> Plan:
+    others = "choose another folder, or add --overwrite to replace it"
+    if config.resume == "never":
+        raise ConfigError(f"--output {output} already holds a run; {others}")
+    if not (output / MARKER).is_file():
+        raise ConfigError(f"--output {output} already holds a run, of a heedful that could not resume; {others}")
+    if config.resume != "auto":
+        path = Path(config.resume)
+        if path.resolve().parent != (output / "checkpoints").resolve():
+            raise ConfigError(
+                f"--resume {path} is no checkpoint of the run in --output {output}; name one of its checkpoints/"
+            )
+    elif (output / "summary.json").is_file():
+        raise ConfigError(f"--output {output} already holds a run, which is finished; {others}")
+    changes = differences(saved_settings(output), settings_of(config))
+    refused = {name: values for name, values in changes.items() if name not in config.allow_change}
+    if refused:
+        listing = "\n".join(f"  {flag(name)}: {old!r} in the run, {new!r} now" for name, (old, new) in refused.items())
+        raise ConfigError(
+            f"--output {output} holds an unfinished run with other settings, so it does not go on with these:\n{listing}\n"
+            f"Use the run's settings, choose another folder, add --overwrite to replace it, or change it on purpose with "
+            f"--allow-change {' '.join(name.replace('_', '-') for name in refused)}"
+        )
+    return Plan(resumes=True, changes=tuple(changes))
+
+
+def finished(config: RunOptions) -> dict[str, Any] | None:
+    """The summary of a finished run of these settings in the output folder; None if there is none. Raises ConfigError."""
+    path = config.output / "summary.json"
+    if not path.is_file() or is_locked(config.output):
+        return None
+    changes = differences(saved_settings(config.output), settings_of(config))
+    if changes:
+        name, (old, new) = next(iter(changes.items()))
+        raise ConfigError(
+            f"--output {config.output} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
+            "another folder"
+        )
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def settings_of(config: RunOptions) -> dict[str, Any]:
+    """The settings that a run's numbers depend on, as YAML holds them."""
+    return {name: value for name, value in yaml.safe_load(to_yaml(config)).items() if name not in FREE}
+
+
+def saved_settings(output: Path) -> dict[str, Any]:
+    """The same of the run in a folder. Raises ConfigError."""
+    try:
+        saved = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))
+        return {name: value for name, value in saved.items() if name not in FREE}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{output / 'config.yaml'} cannot be read ({error}), so the run cannot go on; choose another folder, or add "
+            "--overwrite to replace it"
+        ) from error
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings whose values differ, with both values; None for one that is not there."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return {name: (old.get(name), new.get(name)) for name in names}
+
+
+def inputs(config: RunOptions) -> list[Path]:
+    """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
+    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
+    paths = [getattr(config, name, None) for name in names]
+    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
+        kind, _, rest = reward.partition(":")
+        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
+    return [Path(part) for path in paths if path for part in with_bases(path)]
+
+
+def aside_prefix(output: Path) -> str:
+    """What the name begins with that a run has while another replaces it."""
+    return f".{output.name}.replaced-"
+
+
+def asides(output: Path, *, holding: str = "environment.json") -> list[Path]:
+    """Runs that were set aside for the one in a folder, the last one first: those that hold what every run holds."""
+    if not output.parent.is_dir():
+        return []
+    named = [path for path in output.parent.iterdir() if path.name.startswith(aside_prefix(output))]
+    ours = [path for path in named if (path / holding).exists() and not path.is_symlink()]
+    return sorted(ours, key=lambda path: path.stat().st_ctime_ns, reverse=True)
+
+
+def bring_back(output: Path) -> None:
+    """Give a run its name again if what replaced it never came to its first step, as after a kill."""
+    older = asides(output)
+    if not older or is_locked(output) or has_begun(output):
+        return
+    if output.exists():
+        clear(output)
+        (output / LOCK).unlink(missing_ok=True)
+        output.rmdir()
+    older[0].rename(output)
+
+
+def has_begun(output: Path) -> bool:
+    """True if a run has done its first step."""
+    if any((output / name).exists() for name in ("checkpoints", "final", "summary.json")):
+        return True
+    try:
+        lines = (output / "metrics.jsonl").read_bytes().split(b"\n")
+    except OSError:
+        return False
+    return any(_step(line) > 0 for line in lines)
+
+
+def _step(line: bytes) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run wrote into its folder, but for its lock."""
+    for path in folder.iterdir():
+        if path.name == LOCK or not (path.name in OURS or _is_temporary(path.name)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()

@@ -1,0 +1,91 @@
+"""The runs in a folder: which are finished, which are being written, which can go on."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import CheckpointError
+from heedful.train.checkpoints import Checkpoints
+from heedful.train.lock import is_locked, owner
+from heedful.train.manifest import verify
+from heedful.train.output_folder import MARKER
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run's folder says of it."""
+
+    path: Path
+    algorithm: str
+    state: str
+    """finished, running, unfinished, or old (of a heedful that could not resume)."""
+    step: int
+    total_steps: int | None
+    metric: str
+    """The last value of the metric that decides which model is best; empty before the first evaluation."""
+    note: str
+    """Where an unfinished run goes on, or why it cannot."""
+
+
+def find_runs(folder: Path) -> Iterator[RunState]:
+    """The runs in a folder and below it, in the order of their paths. Hidden folders are left out, links not followed."""
+    for parent, folders, files in os.walk(folder):
+        if MARKER in files or {"environment.json", "config.yaml"} <= set(files):
+            folders.clear()
+            yield state_of(Path(parent))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def state_of(run: Path) -> RunState:
+    """The state of the run in a folder."""
+    marker = _json(run / MARKER)
+    objective = marker.get("objective")
+    step, metric = _last_metrics(run / "metrics.jsonl", objective)
+    state, note = _state(run, marker)
+    return RunState(run, marker.get("algorithm", "?"), state, step, marker.get("total_steps"), metric, note)
+
+
+def _state(run: Path, marker: dict[str, Any]) -> tuple[str, str]:
+    if is_locked(run):
+        return "running", owner(run)
+    if (run / "summary.json").is_file():
+        return "finished", ""
+    if "run" not in marker:
+        return "old", f"cannot go on: its {MARKER} is missing or damaged, or it is of a heedful that could not resume"
+    checkpoints = Checkpoints(run, marker["run"], keep=0)
+    for step in reversed(checkpoints.steps()):
+        try:
+            verify(checkpoints.path(step))
+        except CheckpointError as error:
+            return "unfinished", f"step-{step:06d} is damaged: {error}"
+        return "unfinished", f"goes on from step {step}"
+    return "unfinished", "starts anew: it has no checkpoint yet"
+
+
+def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
+    """The last step, and the last value of the objective."""
+    step, metric = 0, ""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return step, metric
+    for line in lines:
+        try:
+            record = json.loads(line)
+            step = int(record["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a kill; a run that goes on cuts it off
+        if objective in record:
+            metric = f"{objective} {record[objective]:.4g}"
+    return step, metric
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,244 @@
+"""What happens to what is already in an output folder: nothing that somebody could miss is lost."""
+
+import os
+import shutil
+
+import pytest
+
+from heedful import faults
+from heedful.configs.sft import SFTConfig
+from heedful.errors import ConfigError, MachineError
+from heedful.train.sft import train_sft
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    faults.plan("")
+
+
+@pytest.fixture
+def sft(tiny, demonstrations, tmp_path):
+    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
+
+    def run(**changes):
+        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
+        settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
+        return train_sft(SFTConfig(**(settings | changes)))
+
+    return run
+
+
+def in_child(action):
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def killed(fault, action):
+    def run():
+        faults.plan(fault)
+        action()
+
+    assert os.WIFSIGNALED(in_child(run))
+
+
+def files(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("point", ["run.opened", "run.started", "evaluation", "evaluated", "save.files"])
+def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point):
+    """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
+    sft()
+    before = files(tmp_path / "run")
+    for _ in range(3):
+        killed(f"{point}:kill", lambda: sft(overwrite=True, seed=1))
+    with pytest.raises(ConfigError, match="already holds a run, which is finished"):
+        sft()
+    assert files(tmp_path / "run") == before
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path):
+    """Finding 8: a failure after the first step leaves both."""
+    sft()
+    before = files(tmp_path / "run")
+    killed("step.learned:kill@3", lambda: sft(overwrite=True, seed=1))
+    (aside,) = tmp_path.glob(".run.replaced-*")
+    assert files(aside) == before
+    sft(seed=1)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_runs_never_share_a_folder(sft, tmp_path):
+    """Finding 5: the second says who writes, and changes nothing."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        faults.ACTIONS["hang"] = lambda: (os.write(write, b"x"), os.read(os.pipe()[0], 1))
+        faults.plan("step.logged:hang@2")
+        sft()
+        os._exit(1)
+    os.read(read, 1)
+    before = files(tmp_path / "run")
+    for changes in ({}, {"overwrite": True}, {"resume": "never"}):
+        with pytest.raises(ConfigError, match=f"is being written by another run .process {child} on"):
+            sft(**changes)
+    assert files(tmp_path / "run") == before
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    sft()  # a lock of a process that is gone counts no more
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "src/main.py", ".git/HEAD", "nested/run.json"])
+def test_overwrite_leaves_foreign_files_alone(sft, tmp_path, foreign):
+    """Finding 6: a project, notes and nested runs, although the folder holds a run too."""
+    sft()
+    path = tmp_path / "run" / foreign
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("重要", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"holds {foreign.split('/')[0]}, which no run wrote"):
+        sft(overwrite=True)
+    assert path.read_text("utf-8") == "重要"
+
+
+@pytest.mark.parametrize("name", ["environment.json", "config.yaml"])
+def test_a_project_that_holds_such_a_file_is_no_run(sft, tmp_path, name):
+    (tmp_path / "run" / "src").mkdir(parents=True)
+    (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError):
+        sft(overwrite=True)
+    with pytest.raises(ConfigError):
+        sft()
+    assert (tmp_path / "run" / "src").is_dir()
+
+
+@pytest.mark.parametrize("name", [".run.old", ".run.partial", ".run.replaced-mine", ".run.replaced"])
+def test_a_neighbour_is_never_deleted(sft, tmp_path, name):
+    neighbour = tmp_path / name
+    neighbour.mkdir()
+    (neighbour / "thesis.txt").write_text("x")
+    sft()
+    sft(overwrite=True)
+    assert (neighbour / "thesis.txt").exists()
+
+
+def test_a_link_to_a_folder(sft, tmp_path):
+    """Finding 9: the run is written where the link leads, and can be replaced."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    sft()
+    sft(overwrite=True)
+    assert (tmp_path / "run").is_symlink()
+    assert (tmp_path / "disk" / "summary.json").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_empty_folder_that_is_there_is_used_as_it_is(sft, tmp_path):
+    """A mount point cannot be renamed or removed."""
+    (tmp_path / "run").mkdir()
+    inode = (tmp_path / "run").stat().st_ino
+    sft()
+    assert (tmp_path / "run").stat().st_ino == inode
+
+
+def test_a_failure_leaves_the_empty_folder(sft, tmp_path):
+    (tmp_path / "run").mkdir()
+    faults.plan("run.opened:enospc")
+    with pytest.raises(OSError, match="No space"):
+        sft()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_failure_inside_the_opening_leaves_what_was_there(sft, tmp_path, has_run):
+    """Finding 4."""
+    if has_run:
+        sft()
+    before = files(tmp_path)
+    faults.plan("run.opened:enospc")
+    with pytest.raises(OSError, match="No space"):
+        sft(overwrite=has_run)
+    assert files(tmp_path) == before
+
+
+def test_a_path_that_is_no_text(sft, tmp_path):
+    """Finding 4: bytes that are no UTF-8 in a path are refused before anything is written."""
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        sft(output=tmp_path / os.fsdecode(b"run-\xff"))
+    assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.jsonl"]
+
+
+def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, monkeypatch):
+    """Matrix D2, with the numbers."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+    with pytest.raises(MachineError, match=r"the disk has 0.0 GB free, and the run needs 0.1 GB"):
+        sft()
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
+    from heedful.errors import CheckpointError
+
+    killed("step.learned:kill@3", sft)
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        (path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint of this unfinished run can be used.*--overwrite"):
+        sft()
+    assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
+
+
+def test_a_run_of_another_heedful_is_protected(sft, tmp_path):
+    sft()
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ConfigError, match="of a heedful that could not resume"):
+        sft()
+    sft(overwrite=True)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_metrics_that_are_shorter_than_they_were(sft, tmp_path, cut):
+    from heedful.errors import CheckpointError
+
+    killed("step.learned:kill@3", sft)
+    path = tmp_path / "run" / "metrics.jsonl"
+    if cut:
+        os.truncate(path, 10)
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl is missing or shorter"):
+        sft()
+
+
+@pytest.mark.parametrize(
+    ("resume", "said"),
+    [
+        ("nowhere", "is no checkpoint of the run"),
+        ("", "--resume must be"),
+    ],
+)
+def test_a_checkpoint_that_is_none(sft, tmp_path, resume, said):
+    killed("step.learned:kill@3", sft)
+    with pytest.raises(ConfigError, match=said):
+        sft(resume=resume)
+
+
+def test_a_checkpoint_without_its_run(sft, tmp_path):
+    with pytest.raises(ConfigError, match="there is no run in"):
+        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000001"))
+
+
+def test_a_setting_that_is_none_cannot_be_allowed(sft):
+    with pytest.raises(ConfigError, match="--allow-change learningrate is no setting"):
+        sft(allow_change=("learningrate",))

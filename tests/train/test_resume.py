@@ -1,0 +1,356 @@
+"""A run that was killed goes on as if it had not been: weights, optimizer, metrics and the order of samples, bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from heedful import faults
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.train.dpo import train_dpo
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.reward import train_reward
+from heedful.train.sft import train_sft
+from heedful.train.state_file import read_state
+
+ONLINE = {"steps": 4, "save_every": 1, "eval_every": 2, "sample_every": 2, "learning_rate": 1e-2, "keep": 0}
+OFFLINE = {
+    "max_steps": 4,
+    "batch_size": 2,
+    "save_every": 1,
+    "eval_every": 2,
+    "sample_every": 2,
+    "learning_rate": 1e-2,
+    "eval_fraction": 0.4,
+    "dtype": "float32",
+    "keep": 0,
+}
+RUNS = {
+    "sft": (train_sft, SFTConfig, OFFLINE),
+    "sft lora": (train_sft, SFTConfig, {**OFFLINE, "lora_rank": 2, "lora_dropout": 0.2}),
+    "reward": (train_reward, RewardConfig, OFFLINE),
+    "dpo": (train_dpo, DPOConfig, OFFLINE),
+    "ppo shared": (train_ppo, PPOConfig, {**ONLINE, "kl_target": 1.0, "score_norm_running": True, "patience": 9}),
+    "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
+    "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),
+    "ppo average": (train_ppo, PPOConfig, {**ONLINE, "ema_decay": 0.5}),
+    "ppo mixed": (train_ppo, PPOConfig, {**ONLINE, "ptx_coef": 0.5, "score_norm_samples": 8}),
+    "grpo": (train_grpo, GRPOConfig, ONLINE),
+    "online dpo": (train_online_dpo, OnlineDPOConfig, ONLINE),
+}
+POINTS = list(faults.POINTS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+    yield
+    faults.plan("")
+
+
+@pytest.fixture
+def train(config, tiny, demonstrations, write, length, tmp_path):
+    """``train(name, folder, **changes)``: run one of `RUNS` into a folder."""
+    records = [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)]
+    pairs = write("pairs", records)
+    texts = write("texts", [{"text": f"abc 一二三 {i}" * 3} for i in range(9)])
+
+    def run(name, folder, **changes):
+        function, kind, settings = RUNS[name]
+        settings = {**settings, **changes, "output": tmp_path / folder}
+        if kind in (SFTConfig, RewardConfig, DPOConfig):
+            data = demonstrations if kind is SFTConfig else pairs
+            return function(kind(model=tiny("gpt2"), data=data, **settings))
+        if "ptx_coef" in settings:
+            settings["ptx_data"] = texts
+        return function(config(kind, **settings), [length])
+
+    return run
+
+
+def in_child(action):
+    """Run an action in a process of its own. Returns its wait status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            action()
+            os._exit(0)
+        except BaseException as error:
+            os._exit(getattr(error, "status", 130 if isinstance(error, KeyboardInterrupt) else 1))
+    return os.waitpid(child, 0)[1]
+
+
+def with_fault(fault, action):
+    def run():
+        faults.plan(fault)
+        action()
+
+    return in_child(run)
+
+
+def contents(run):
+    """Everything that a run is compared by but its last state: models, metrics and samples without times, the summary."""
+    models = {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for name in ("final", "best")
+        for path in (run / name).rglob("*")
+        if path.is_file()
+    }
+    lines = {name: timeless(run / name) for name in ("metrics.jsonl", "samples.jsonl")}
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    return models, lines, without_times(summary)
+
+
+def timeless(path):
+    return [without_times(json.loads(line)) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def without_times(record):
+    if isinstance(record, dict):
+        return {k: without_times(v) for k, v in record.items() if not k.startswith(("time/", "perf/", "seconds"))}
+    return record
+
+
+def last_state(run):
+    return read_state(max((run / "checkpoints").glob("step-*")) / "resume")["learner"]
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_equal_runs(one, other):
+    for part, (a, b) in zip(
+        ("models", "lines", "summary"), zip(contents(one), contents(other), strict=True), strict=True
+    ):
+        assert a == b, part
+    assert same(last_state(one), last_state(other))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, tmp_path, name):
+    train(name, "whole")
+    assert os.WTERMSIG(with_fault("step.learned:kill@3", lambda: train(name, "cut"))) == signal.SIGKILL
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    train(name, "cut")
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
+    """At the first, second, ... visit of a point, each in a run of its own."""
+    faults.plan("run.opened:int@99")
+    train(name, "whole")
+    visits = faults.visits().get(point, 0)
+    faults.plan("")
+    for visit in range(1, visits + 1):
+        status = with_fault(f"{point}:kill@{visit}", lambda: train(name, "cut"))
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        if not (tmp_path / "cut" / "summary.json").exists():
+            train(name, "cut")
+        assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+        shutil.rmtree(tmp_path / "cut")
+
+
+def test_every_point_is_on_the_way_of_a_run(train, tmp_path):
+    """So that the exhaustive tests kill at each of them."""
+    faults.plan("run.opened:int@99")
+    train("ppo shared", "run")
+    train("ppo shared", "run", overwrite=True)
+    assert faults.visits().keys() == faults.POINTS.keys()
+
+
+@pytest.mark.exhaustive
+def test_a_hundred_kills_at_random_times(train, tmp_path):
+    started = time.monotonic()
+    train("ppo shared", "whole", steps=12)
+    whole = time.monotonic() - started
+    draw, kills = random.Random(0), 0
+    while kills < 100:
+        child = os.fork()
+        if child == 0:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            train("ppo shared", "cut", steps=12, **({"overwrite": True} if finished(tmp_path / "cut") else {}))
+            os._exit(0)
+        time.sleep(draw.uniform(0, whole))
+        os.kill(child, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert len(list((tmp_path / "cut").glob("checkpoints/*"))) <= 40, "disk use is bounded"
+    if not finished(tmp_path / "cut"):
+        train("ppo shared", "cut", steps=12)
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+def finished(run):
+    return (run / "summary.json").exists()
+
+
+SIGNALS = {"int": 130, "term": 143, "hup": 129}
+PLACES = [
+    "rollout",
+    "reward",
+    "update.backward",
+    "update.stepped",
+    "step.logged",
+    "evaluation",
+    "evaluated",
+    "save.files",
+]
+QUICK = {("int", "reward"), ("term", "update.stepped"), ("hup", "evaluation")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, marks=() if (kind, place) in QUICK else pytest.mark.exhaustive)
+        for kind in SIGNALS
+        for place in PLACES
+    ],
+)
+def test_a_request_to_end_is_honoured_anywhere(train, tmp_path, kind, place):
+    """A checkpoint is left, the status says which signal it was, and the run goes on bit for bit."""
+    train("ppo shared", "whole")
+    status = with_fault(f"{place}:{kind}@2", lambda: train("ppo shared", "cut", save_every=0))
+    assert os.waitstatus_to_exitcode(status) == SIGNALS[kind]
+    assert [path.name[:5] for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-"]
+    train("ppo shared", "cut")
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_second_signal_ends_at_once_and_damages_nothing(train, tmp_path):
+    train("ppo shared", "whole")
+    status = with_fault("update.stepped:term@6,save.state:term@3", lambda: train("ppo shared", "cut"))
+    assert os.waitstatus_to_exitcode(status) == 143
+    train("ppo shared", "cut")
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_the_handlers_that_were_there_are_put_back(train):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    train("sft", "run")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_best_survives_what_cuts_its_replacement_short(train, tmp_path):
+    """Between the two renames there is no best/; the run that goes on brings the former one back."""
+    train("sft", "whole")
+    assert os.WTERMSIG(with_fault("save.aside:kill@1", lambda: train("sft", "cut"))) == signal.SIGKILL
+    assert not (tmp_path / "cut" / "best").exists()
+    train("sft", "cut")
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert not list((tmp_path / "cut").glob(".*"))
+
+
+def test_a_finished_run_says_so(train, tmp_path):
+    from heedful.errors import ConfigError
+
+    train("sft", "run")
+    with pytest.raises(
+        ConfigError, match="already holds a run, which is finished; choose another folder, or add --overwrite"
+    ):
+        train("sft", "run")
+
+
+def test_other_settings_are_refused_with_what_differs(train, tmp_path):
+    from heedful.errors import ConfigError
+
+    with_fault("step.learned:kill@3", lambda: train("sft", "run"))
+    with pytest.raises(
+        ConfigError, match=r"(?s)--learning-rate: 0.01 in the run, 0.5 now.*--allow-change learning-rate"
+    ):
+        train("sft", "run", learning_rate=0.5)
+    train("sft", "run", learning_rate=0.5, allow_change=("--learning-rate",))
+    lines = timeless(tmp_path / "run" / "metrics.jsonl")
+    assert [line["optimizer/learning_rate"] for line in lines if "loss/sft" in line][:2] == [
+        0.01,
+        pytest.approx(0.0075),
+    ]
+
+
+def test_settings_that_no_number_depends_on_may_change(train, tmp_path):
+    train("sft", "whole")
+    with_fault("step.learned:kill@3", lambda: train("sft", "cut"))
+    train("sft", "cut", keep=1, save_every=3, save_minutes=0.0)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_other_data_under_the_same_name_are_refused(train, tmp_path):
+    from heedful.errors import ConfigError
+
+    with_fault("step.learned:kill@3", lambda: train("reward", "run"))
+    data = tmp_path / "pairs.jsonl"
+    data.write_bytes(data.read_bytes().replace("好".encode(), "妙".encode()))
+    with pytest.raises(ConfigError, match="pairs.jsonl is not what it was when the run began.*--allow-change data"):
+        train("reward", "run")
+
+
+def test_going_back_to_an_earlier_checkpoint(train, tmp_path):
+    train("sft", "whole")
+    with_fault("step.learned:kill@4", lambda: train("sft", "cut"))
+    train("sft", "cut", resume=str(tmp_path / "cut" / "checkpoints" / "step-000001"))
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert {path.name for path in (tmp_path / "cut" / "checkpoints").glob("later-*")} == {
+        "later-step-000002",
+        "later-step-000003",
+    }
+
+
+def test_the_oldest_checkpoints_go_first(train, tmp_path):
+    train("sft", "run", keep=2)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys):
+    faults.plan("save.state:enospc@2")
+    train("sft", "run")
+    said = capsys.readouterr().err
+    assert "step 2: the checkpoint could not be written" in said
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (1, 3, 4)]
+    assert not list((tmp_path / "run").rglob(".*")), "nothing half-written"
+
+
+def test_a_partly_learned_step_is_no_checkpoint(train, tmp_path, capsys):
+    """An error between two minibatches: the run goes on from the checkpoint before, and the model is there to look at."""
+    train("ppo shared", "whole", ppo_epochs=2)
+    faults.plan("update.stepped:raise@9")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        train("ppo shared", "cut", ppo_epochs=2)
+    faults.plan("")
+    assert "in the middle of an update; the run goes on from step-" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
+    assert any(name.endswith("-partial") for name in names)
+    train("ppo shared", "cut", ppo_epochs=2)
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_curves_have_no_gap_and_no_double_point(train, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with_fault("step.logged:kill@3", lambda: train("sft", "run"))
+    train("sft", "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss/sft")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("eval/loss")] == [0, 2, 4]
