@@ -194,7 +194,7 @@ def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
     killed("step.learned:kill@3", sft)
     for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint of this unfinished run can be used.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this unfinished run can be used.*--overwrite"):
         sft()
     assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
 

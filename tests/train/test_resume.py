@@ -303,7 +303,7 @@ def test_other_data_under_the_same_name_are_refused(train, tmp_path):
     with_fault("step.learned:kill@3", lambda: train("reward", "run"))
     data = tmp_path / "pairs.jsonl"
     data.write_bytes(data.read_bytes().replace("好".encode(), "妙".encode()))
-    with pytest.raises(ConfigError, match="pairs.jsonl is not what it was when the run began.*--allow-change data"):
+    with pytest.raises(ConfigError, match=r"pairs.jsonl is not what it was when the run began.*--allow-change data"):
         train("reward", "run")
 
 

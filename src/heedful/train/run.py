@@ -337,8 +337,9 @@ def check_space(output: Path, optimizer: torch.optim.Optimizer) -> None:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
+    gigabytes = math.ceil(needed / 1e8) / 10
     if free < needed:
         raise MachineError(
-            f"--output {output}: the disk has {free / 1e9:.1f} GB free, and the run needs {math.ceil(needed / 1e8) / 10:.1f} GB "
+            f"--output {output}: the disk has {free / 1e9:.1f} GB free, and the run needs {gigabytes:.1f} GB "
             "for two checkpoints, best/ and final/; free some, choose another disk, or train adapters (--lora-rank)"
         )

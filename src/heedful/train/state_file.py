@@ -92,10 +92,13 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
+    kind: str
+    content: Any
     kind, content = next(iter(value.items()), ("", None))
+    found: Any
     match kind:
         case "$tensor":
-            found: Any = tensors[content]
+            found = tensors[content]
         case "$items":
             found = {_decode(key, tensors): _decode(item, tensors) for key, item in content}
         case "$tuple":
