@@ -42,7 +42,7 @@ def test_a_failure_midway_leaves_what_was_there(tmp_path, error, old):
 
 
 def test_debris_of_a_killed_process_is_swept_away(tmp_path):
-    for name in (".final.partial", ".final.old"):
+    for name in (".final.partial", ".final.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "junk").write_text("junk")
     with complete_or_absent(tmp_path / "final") as partial:

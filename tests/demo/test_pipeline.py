@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from heedful import faults
 from heedful.checkpoints.tiny import SPECIALS
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
@@ -24,7 +26,7 @@ from heedful.data import prompt_key, read_demonstrations, read_prompts, read_ran
 from heedful.data.loading import load_split
 from heedful.demo import story
 from heedful.demo.facts import FAMILIES
-from heedful.demo.folder import CONTENTS, check_output, make_beginning
+from heedful.demo.folder import CONTENTS, check_output, drop_replaced, make_beginning
 from heedful.demo.judge import gold_judge
 from heedful.demo.measure import measure_accuracy, measure_policies
 from heedful.demo.pipeline import RECIPE, STAGES, read_recipe, run_demo
@@ -351,7 +353,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
 
 
 def test_an_interrupted_demo_is_replaced_on_demand(demo, small_recipe, tmp_path):
-    """By the beginning of a new one, which the seed fixes; nothing is left of the old one."""
+    """By the beginning of a new one, which the seed fixes. The old one is kept until the new one is done."""
     output = tmp_path / "演示"
     (output / "world").mkdir(parents=True)
     (output / "sft").mkdir()
@@ -359,11 +361,47 @@ def test_an_interrupted_demo_is_replaced_on_demand(demo, small_recipe, tmp_path)
     config = DemoConfig(output=output, overwrite=True)
     check_output(config)
     make_beginning(config, read_recipe(config, small_recipe).tiny)
-    assert [path.name for path in tmp_path.iterdir()] == ["演示"]
-    assert sorted(path.name for path in output.iterdir()) == ["base", "world"]
+    (aside,) = (path for path in tmp_path.iterdir() if path != output)
+    assert (aside / "sft" / "旧").read_text(encoding="utf-8") == "old"
+    assert sorted(path.name for path in output.iterdir()) == ["base", "demo.json", "world"]
+    drop_replaced(output)
+    assert list(tmp_path.iterdir()) == [output]
     for name in ("world", "base"):
         assert contents(output / name) == contents(demo.folder / name)
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_demo_goes_on_at_the_stage_and_step_where_it_stopped(demo, small_recipe, tmp_path):
+    """Killed in the reward model's second step: SFT is not run again, and all numbers are those of a demo in one piece."""
+    config = DemoConfig(output=tmp_path / "演示", device="cpu")
+
+    def killed():
+        faults.plan("step.logged:kill@62")  # SFT has sixty steps
+        run_demo(config, small_recipe)
+
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        killed()
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert (config.output / "sft" / "summary.json").exists()
+    assert not (config.output / "reward" / "summary.json").exists()
+    sft = (config.output / "sft" / "summary.json").stat().st_mtime_ns
+    summary = run_demo(config, small_recipe)
+    assert (config.output / "sft" / "summary.json").stat().st_mtime_ns == sft
+    assert {k: v for k, v in summary.items() if k not in OF_THE_MACHINE} == {
+        k: v for k, v in demo.summary.items() if k not in OF_THE_MACHINE
+    }
+
+
+def test_an_unfinished_demo_of_another_seed_is_left_alone(small_recipe, tmp_path):
+    config = DemoConfig(output=tmp_path / "演示", device="cpu")
+    make_beginning(config, read_recipe(config, small_recipe).tiny)
+    assert check_output(config) is True
+    with pytest.raises(ConfigError, match="unfinished demo with --seed 0, got --seed 1"):
+        check_output(DemoConfig(output=tmp_path / "演示", seed=1))

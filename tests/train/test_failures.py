@@ -92,14 +92,14 @@ def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path,
     with pytest.raises(seen):
         TRAINERS[kind](settings, rewards=[in_step(3, raised)])
     assert names(settings.output) == {
-        "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints"
+        "run.json", "config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints"
     }  # fmt: skip
     lines = [json.loads(line) for line in (settings.output / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert names(settings.output / "checkpoints") == {"step-000002-interrupted"}
-    saved = settings.output / "checkpoints" / "step-000002-interrupted"
+    assert names(settings.output / "checkpoints") == {"step-000002"}
+    saved = settings.output / "checkpoints" / "step-000002"
     said = capsys.readouterr().err
-    assert f"stopped by {seen.__name__} after step 2 of 5; what was learned so far is in {saved}" in said
+    assert f"stopped by {seen.__name__} after step 2 of 5; the same command goes on from {saved}" in said
     load_policy(str(saved), device=torch.device("cpu"), compute_dtype=torch.float32, with_value_head=kind is PPOConfig)
     TRAINERS[kind](never(kind, steps=2, output=tmp_path / "two"), rewards=[length])
     assert equal(weights(saved), weights(tmp_path / "two" / "final"))
@@ -110,7 +110,7 @@ def test_an_interrupted_run_is_a_run(never, length):
     settings = never()
     with pytest.raises(RewardError):
         train_ppo(settings, rewards=[in_step(3, ValueError("坏了"))])
-    saved = settings.output / "checkpoints" / "step-000002-interrupted"
+    saved = settings.output / "checkpoints" / "step-000002"
     onwards = never(model=str(saved), steps=1, output=settings.output.with_name("onwards"))
     assert train_ppo(onwards, rewards=[length])["steps"] == 1
     train_ppo(never(overwrite=True, steps=1), rewards=[length])
@@ -153,9 +153,9 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_before_it(
         spoil(patch, module, 3)
         with pytest.raises(TrainingError, match="the gradient norm is nan"):
             train(settings)
-    saved = settings.output / "checkpoints" / "step-000002-interrupted"
+    saved = settings.output / "checkpoints" / "step-000002"
     assert (
-        f"stopped by TrainingError after step 2 of 5; what was learned so far is in {saved}" in capsys.readouterr().err
+        f"stopped by TrainingError after step 2 of 5; the same command goes on from {saved}" in capsys.readouterr().err
     )
     train(kind(**common, output=tmp_path / "two", max_steps=2, sample_every=0))
     found, expected = (auto.from_pretrained(f).state_dict() for f in (saved, tmp_path / "two" / "final"))
@@ -168,8 +168,8 @@ def test_a_gradient_that_is_no_number_ends_ppo_too(never, length, monkeypatch):
     spoil(monkeypatch, update, 4 * 2 + 1)  # four epochs of one minibatch
     with pytest.raises(TrainingError, match="the gradient norm is nan"):
         train_ppo(settings, rewards=[length])
-    assert names(settings.output / "checkpoints") == {"step-000002-interrupted"}
-    saved = weights(settings.output / "checkpoints" / "step-000002-interrupted")
+    assert names(settings.output / "checkpoints") == {"step-000003-partial"}, "its value head has had its passes"
+    saved = weights(settings.output / "checkpoints" / "step-000003-partial")
     assert all(tensor.isfinite().all() for tensor in saved.values())
 
 
@@ -179,9 +179,10 @@ def test_an_interrupted_run_saves_what_it_would_have_saved(never, length, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         train_ppo(never(**changes), rewards=[in_step(3, KeyboardInterrupt())])
     train_ppo(never(**changes, steps=2, output=tmp_path / "two"), rewards=[length])
-    saved, two = tmp_path / "run" / "checkpoints" / "step-000002-interrupted", tmp_path / "two" / "final"
+    saved, two = tmp_path / "run" / "checkpoints" / "step-000002", tmp_path / "two" / "final"
     files = {path.relative_to(two) for path in two.rglob("*") if path.is_file()}
-    assert {path.relative_to(saved) for path in saved.rglob("*") if path.is_file()} == files
+    of_the_run = {saved / "MANIFEST.json", *(saved / "resume").iterdir()}
+    assert {path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path not in of_the_run} == files
     tensors = [path for path in files if path.suffix == ".safetensors"]
     assert len(tensors) >= 3, "policy, critic, value head"
     assert all((saved / path).read_bytes() == (two / path).read_bytes() for path in tensors)
@@ -192,7 +193,7 @@ def test_an_evaluation_that_fails_in_the_middle(config, capsys):
     settings = config(steps=4, eval_every=2)
     with pytest.raises(RewardError):
         train_ppo(settings, rewards=[failing(5, ValueError("坏了"))])
-    assert names(settings.output / "checkpoints") == {"step-000002-interrupted"}
+    assert names(settings.output / "checkpoints") == {"step-000002"}
     assert "after step 2 of 4" in capsys.readouterr().err
     weights(settings.output / "best")
     assert not (settings.output / "final").exists()
@@ -200,14 +201,12 @@ def test_an_evaluation_that_fails_in_the_middle(config, capsys):
 
 @pytest.mark.parametrize("raised", [ValueError("坏了"), KeyboardInterrupt()], ids=["error", "keyboard"])
 def test_an_evaluation_that_fails_after_the_last_step(config, length, tmp_path, capsys, raised):
-    """final/ is there already; the error is still raised, and without a summary the run does not count as complete."""
+    """final/ is there already; the error is still raised, and the run goes on to its evaluation and summary."""
     settings = config(learning_rate=1e-2)
     with pytest.raises((RewardError, KeyboardInterrupt)):
         train_ppo(settings, rewards=[failing(5, raised)])
     said = capsys.readouterr().err
-    assert f"its model is {settings.output / 'final'}" in said
-    assert "interrupted" not in said
-    assert not (settings.output / "checkpoints").exists()
+    assert f"the model is {settings.output / 'final'}, and the same command does what is left" in said
     assert not (settings.output / "summary.json").exists()
     train_ppo(config(learning_rate=1e-2, output=tmp_path / "whole"), rewards=[length])
     assert equal(weights(settings.output / "final"), weights(tmp_path / "whole" / "final"))
@@ -223,7 +222,7 @@ def test_samples_that_fail_after_the_last_step(never, length, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         train_ppo(settings, rewards=[length])
     weights(settings.output / "final")
-    assert not (settings.output / "checkpoints").exists()
+    assert names(settings.output / "checkpoints") == {"step-000002"}
 
 
 def full_disk(patch, *, times):
@@ -246,8 +245,8 @@ def test_a_full_disk_does_not_hide_the_first_error(never, monkeypatch, capsys):
     with pytest.raises(RewardError, match="坏了"):
         train_ppo(settings, rewards=[in_step(3, ValueError("坏了"))])
     said = capsys.readouterr().err
-    assert "after step 2 of 5; the model could not be saved: OSError: [Errno 28] No space left on device" in said
-    assert "what was learned so far is in" not in said
+    assert "after step 2 of 5; no checkpoint could be saved: OSError: [Errno 28] No space left on device" in said
+    assert "goes on from" not in said
     assert not list(settings.output.rglob("*.safetensors"))
 
 
@@ -259,9 +258,9 @@ def test_a_full_disk_at_the_last_save(never, length, monkeypatch, capsys, times)
     with pytest.raises(OSError, match="No space left"):
         train_ppo(settings, rewards=[length])
     assert not (settings.output / "final").exists()
-    saved = settings.output / "checkpoints" / "step-000002-interrupted"
+    saved = settings.output / "checkpoints" / "step-000002"
     assert saved.exists() == (times == 1)
-    assert ("what was learned so far" in capsys.readouterr().err) == (times == 1)
+    assert ("the same command goes on from" in capsys.readouterr().err) == (times == 1)
     if times == 1:
         weights(saved)
 
@@ -295,7 +294,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     with pytest.raises(RewardError, match="too many"):
         train_ppo(never(), rewards=[in_step(1, ValueError("too many"))])
     assert not (tmp_path / "run").exists()
-    assert "what was learned" not in capsys.readouterr().err
+    assert "goes on" not in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ the command line
@@ -306,7 +305,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
     [
         ("KeyboardInterrupt", 130, "heedful: interrupted\n"),
         ("signal.raise_signal(signal.SIGTERM)", 143, "heedful: terminated\n"),
-        ("ValueError('坏了')", 2, "坏了"),
+        ("ValueError('坏了')", 4, "坏了"),
     ],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
@@ -329,9 +328,9 @@ def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_pa
     words = (str(word) for flag, value in flags.items() for word in (f"--{flag}", value))
     assert main(["ppo", *words]) == status
     said = capsys.readouterr().err
-    saved = tmp_path / "run" / "checkpoints" / "step-000002-interrupted"
-    assert f"what was learned so far is in {saved}" in said
-    assert said.endswith(message) or (status == 2 and message in said.splitlines()[-1])
+    saved = tmp_path / "run" / "checkpoints" / "step-000002"
+    assert f"the same command goes on from {saved}" in said
+    assert said.endswith(message) or (status == 4 and message in said.splitlines()[-1])
     weights(saved)
 
 

@@ -40,6 +40,7 @@ def test_a_run_folder_is_complete_and_readable(config, demonstrations):
     run = settings.output
     names = {path.name for path in run.iterdir()}
     assert names == {
+        "run.json",
         "config.yaml",
         "environment.json",
         "metrics.jsonl",
@@ -80,7 +81,7 @@ def test_tensorboard_holds_the_same_numbers(config):
 def test_an_existing_run_is_replaced_only_when_asked(config):
     settings = config(max_steps=1)
     train_sft(settings)
-    mark = settings.output / "mark"
+    mark = settings.output / "final" / "mark"
     mark.touch()
     with pytest.raises(ConfigError, match=r"already holds a run.*--overwrite"):
         train_sft(settings)

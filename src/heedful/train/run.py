@@ -217,6 +217,7 @@ class Run:
         if note is not None and note not in self._suppressed:
             self._suppressed.append(note)
             self._display.note(f"step {step}: {note}")
+        self._mark()
         if step == self.total_steps:
             self._save_final()
 
