@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from heedful.errors import HeedfulError, Terminated
+from heedful.errors import HeedfulError, Terminated, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command and its flags; None reads them from ``sys.argv``.
 
-    The status is 0 for success, 2 for a user's mistake, 130 after Ctrl-C and 143 after SIGTERM; the last three come with a
-    message on standard error. SIGTERM is handled only in the main thread and only while the command runs.
+    The status is 0 for success, 2 for a user's mistake, 3 if memory ran out, 4 for a run that was stopped for its health, 130
+    after Ctrl-C and 143 after SIGTERM; all but 0 come with a message on standard error. SIGTERM is handled only in the main
+    thread and only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _terminable():
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if message is None:
                 raise
             print(f"heedful: {message}", file=sys.stderr)
-            return 2
+            return error.status if isinstance(error, HeedfulError) else 3 if is_out_of_memory(error) else 2
 
 
 @contextlib.contextmanager
@@ -179,8 +180,7 @@ def _message(error: Exception) -> str | None:
     """Return the message for an error caused by the user's input or machine; None for a mistake of our own."""
     if isinstance(error, HeedfulError):
         return f"{type(error).__name__}: {error}"
-    # torch's OutOfMemoryError is known by its name, because torch is not loaded here
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return (
             "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens; heedful plan "
             "says what each part of a run takes"

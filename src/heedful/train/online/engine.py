@@ -47,6 +47,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
             experience = collect(learner, next(learner.prompts))
             metrics = learn(learner, experience)
             run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
+            learner.check(metrics)
             run.save(step)
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(experience, config))
