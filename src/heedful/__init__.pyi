@@ -24,6 +24,7 @@ from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import HeedfulError as HeedfulError
+from .errors import MemoryFullError as MemoryFullError
 from .errors import RewardError as RewardError
 from .errors import TrainingError as TrainingError
 from .evaluate.curves import draw_curves as draw_curves

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from heedful.errors import HeedfulError, Terminated
+from heedful.errors import HeedfulError, Terminated, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The status is 0 for success, 2 for a user's mistake, 3 if the machine lacks something (a full disk, no memory left), 4
     for a run that began, could not go on, and can be resumed, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP;
-    all but the first come with a message on standard error. SIGTERM and SIGHUP are handled only in the main thread and only while the
-    command runs.
+    all but the first come with a message on standard error. SIGTERM and SIGHUP are handled only in the main thread and
+    only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _terminable():
@@ -188,8 +188,7 @@ def _message(error: Exception) -> str | None:
     """Return the message for an error caused by the user's input or machine; None for a mistake of our own."""
     if isinstance(error, HeedfulError):
         return f"{type(error).__name__}: {error}"
-    # torch's OutOfMemoryError is known by its name, because torch is not loaded here
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return (
             "out of memory; lower --micro-batch-size or --max-new-tokens, or set --micro-batch-tokens; heedful plan "
             "says what each part of a run takes"

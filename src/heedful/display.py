@@ -1,5 +1,6 @@
 """Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -64,6 +65,11 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+def say(text: str) -> None:
+    """Print a line on standard error from anywhere; beside a live bar it comes above it."""
+    print(f"heedful: {text}", file=sys.stderr, flush=True)
 
 
 def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

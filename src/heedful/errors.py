@@ -5,10 +5,11 @@
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
     ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
-    ├── TrainingError    (also RuntimeError)   a loss or gradient that is no longer a number
+    ├── TrainingError    (also RuntimeError)   losses or gradients that are no longer numbers, or a policy too far from home
+    ├── MemoryFullError  (also MemoryError)    a model that does not fit into memory, even one row at a time
     └── MachineError     (also OSError)        the machine lacks what a run needs, such as space on the disk
 
-The command line prints the message on standard error and exits with the error's status, without a traceback: 2 for a user's
+The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a user's
 mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
 `Terminated` is not an error: it is raised, as Python raises KeyboardInterrupt, to end what is running.
@@ -39,9 +40,33 @@ class RewardError(HeedfulError, RuntimeError):
 
 
 class TrainingError(HeedfulError, RuntimeError):
-    """Training cannot go on: a loss or a gradient norm is not finite."""
+    """Training cannot go on: losses or gradients are not finite, or the policy has left its reference too far behind."""
 
     status = 4
+
+
+class MemoryFullError(HeedfulError, MemoryError):
+    """Memory ran out with a single row at a time."""
+
+    status = 3
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if memory ran out: Python's, the CPU's or the GPU's. torch has one exception of its own and several messages."""
+    if isinstance(error, HeedfulError):  # which says what was tried already
+        return False
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MPS backend out of memory",
+)
+"""What torch says in a plain RuntimeError when memory ran out."""
 
 
 class MachineError(HeedfulError, OSError):

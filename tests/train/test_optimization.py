@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from heedful.configs.sft import SFTConfig
-from heedful.errors import TrainingError
 from heedful.train.optimization import MetricSums, Schedule, lr_factor, make_optimizer, optimizer_step
 from heedful.train.patience import Patience
 
@@ -114,12 +113,28 @@ def test_no_clipping_at_0():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_changes_nothing(bad):
-    module = nn.Linear(1, 1, bias=False)
-    before = module.weight.detach().clone()
-    module.weight.grad = torch.tensor([[bad]])
-    with pytest.raises(TrainingError, match="lower --learning-rate"):
-        optimizer_step(torch.optim.SGD(module.parameters(), lr=1.0), [module], 1.0)
-    assert torch.equal(module.weight.detach(), before)
+    """Neither the module of the gradient nor another one, nor their moments and the count of steps: for every optimizer."""
+    for changes in ({}, {"weights_dtype": "bfloat16", "dtype": "bfloat16"}):
+        first, second = nn.Linear(2, 2, bias=False), nn.Linear(1, 1, bias=False)
+        optimizer = make_optimizer([(first, 0.1), (second, 0.1)], SFTConfig(model="m", data="d", output="o", **changes))
+
+        def step(gradient, modules=(first, second), optimizer=optimizer):
+            for module in modules:
+                module.weight.grad = torch.ones_like(module.weight)
+            modules[1].weight.grad.fill_(gradient)
+            return optimizer_step(optimizer, modules, 1.0)
+
+        assert step(1.0) == pytest.approx(2.0)
+        before = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in (first.weight, second.weight)]
+        assert not math.isfinite(step(bad))
+        after = optimizer.state_dict(), [first.weight, second.weight]
+        assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
+        assert before[0]["state"].keys() == after[0]["state"].keys()
+        for one, same in zip(before[0]["state"].values(), after[0]["state"].values(), strict=True):
+            assert all(torch.equal(one[name], same[name]) for name in one), "moments, and Adam's count of steps"
+        assert first.weight.grad is second.weight.grad is None
+        step(1.0)
+        assert not torch.equal(before[1][0], first.weight), "the next step is made"
 
 
 def test_metrics_add_up_over_micro_batches_and_average_over_steps():

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from heedful.checkpoints.adapters import has_adapters, save_model
 from heedful.checkpoints.reward_facts import RewardFacts, save_facts
 from heedful.checkpoints.source import explained
+from heedful.errors import CheckpointError
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
@@ -30,6 +32,7 @@ def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
     The value head goes into a folder of its own, because vLLM reads every safetensors file beside config.json as
     weights of the language model.
     """
+    check_finite(policy)
     policy.lm.generation_config.eos_token_id = list(stop_ids)
     save_model(policy.lm, folder)
     if has_adapters(policy.lm):
@@ -41,6 +44,7 @@ def save_policy(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
 
 def save_value_model(model: ValueModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a value model: its trunk in Hugging Face format, its value head in a folder of its own."""
+    check_finite(model)
     save_model(model.trunk, folder)
     tokenizer.save_pretrained(folder)
     save_tensors(model.value_head.state_dict(), folder / VALUE_HEAD)
@@ -58,9 +62,24 @@ def save_reward_model(
         offset: written beside the weights; None is the model's own. Other tools ignore it and give the raw head's
             output.
     """
+    check_finite(model)
     save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
     save_facts(folder, RewardFacts(model.offset if offset is None else offset, model.reads))
+
+
+def check_finite(module: nn.Module) -> None:
+    """Raise CheckpointError if a weight that learns is not a finite number: such a model is never written.
+
+    Each weight is read once, without a copy of it.
+    """
+    ends = {name: torch.stack(p.detach().aminmax()) for name, p in module.named_parameters() if p.requires_grad}
+    broken = [name for name, both in ends.items() if not both.isfinite().all()]
+    if broken:
+        raise CheckpointError(
+            f"{len(broken)} of {len(ends)} weights that learn hold numbers that are not finite (first: {broken[0]}), so the "
+            "model is not saved; start again from the last checkpoint with a lower --learning-rate, or with --dtype float32"
+        )
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from heedful.configs.checks import multiple
+from heedful.configs.checks import multiple, refuse
 from heedful.configs.critic import HEAD_LEARNING_RATE, CriticOptions
 from heedful.configs.lora import ReferenceOptions
 from heedful.configs.objective import ObjectiveOptions
@@ -67,6 +67,9 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
+    max_kl: Annotated[float | None, POSITIVE] = None
+    """End the run, keeping what it learned, once reference/kl (nats per response) has been above this in 3 steps in a row.
+    Set it if nobody watches: far from its reference a policy can mislead a reward model without bound. None is off."""
     score_norm_samples: Annotated[int, NOT_NEGATIVE] = 0
     """Reference responses whose scores set mean 0 and standard deviation 1 before training. 0 leaves scores as they are."""
     score_norm_running: bool = False
@@ -223,6 +226,12 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
         """Refuse to load or to move a reference that nothing reads. Raises ConfigError."""
         if self.needs_reference:
             return
+        refuse(
+            self,
+            "max_kl",
+            because="limits the KL to the reference, which is not measured at --kl-coef 0; leave it out, or set --kl-coef "
+            "above 0, such as 1e-6",
+        )
         if self.reference is None and self.reference_device != "same":
             raise ConfigError(
                 f"--reference-device {self.reference_device} moves nothing: --kl-coef 0 needs no reference, so none is "

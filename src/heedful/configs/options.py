@@ -128,6 +128,9 @@ class OptimizerOptions(Settings):
     """Decoupled weight decay on weight matrices."""
     max_grad_norm: Annotated[float, NOT_NEGATIVE] = 1.0
     """Gradients with a larger norm are scaled down to it. 0 leaves them as they are."""
+    max_skipped_steps: Annotated[int, NOT_NEGATIVE] = 3
+    """A step whose loss or gradient is not a finite number is left out, and skipped.jsonl in output says which records it was
+    to learn from. More such steps in a row than this end the run. 0 ends it at the first."""
     adam_beta2: Annotated[float, BELOW_ONE] = 0.999
     """Decay of Adam's mean of squared gradients. Lower forgets early gradients sooner, which suits short runs."""
     adam_eps: Annotated[float, POSITIVE] = 1e-8

@@ -1,7 +1,7 @@
 """Read training and held-out records from files and encode them as token ids; whatever is left out is counted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
@@ -25,6 +25,8 @@ class Example:
 
     prompt: list[int]
     response: list[int]
+    source: str = field(default="", compare=False)
+    """Where it was read, as ``file:line``, for messages."""
 
     @property
     def length(self) -> int:
@@ -171,12 +173,12 @@ def encode_demonstrations(
     without_room = [i for i in offenders if len(pairs[i].prompt) >= max_length]
     dropped = offenders if action == "drop" else set(without_room)
     kept = [
-        Example(pair.prompt, pair.response[: max_length - len(pair.prompt)])
+        Example(pair.prompt, pair.response[: max_length - len(pair.prompt)], pair.source)
         for i, pair in enumerate(pairs)
         if i not in dropped
     ]
     if learn_prompt:
-        kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response) for pair in kept]
+        kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response, pair.source) for pair in kept]
     counts = {
         "dropped_too_long": len(dropped),
         "dropped_too_short": sum(not cut for cut in texts),
@@ -253,7 +255,7 @@ def _encoded(demonstration: Demonstration, renderer: Renderer) -> Example:
     prompt = demonstration.prompt
     with naming(demonstration.source):
         response = renderer.response_ids(demonstration.response, prompt=prompt, truncated=demonstration.truncated)
-        return Example(renderer.prompt_ids(prompt), response)
+        return Example(renderer.prompt_ids(prompt), response, demonstration.source)
 
 
 def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: int) -> list[Example]:
@@ -261,4 +263,6 @@ def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: i
         demonstration.response, prompt="", truncated=demonstration.truncated
     )
     starts = range(0, len(ids) - 1, max_length - 1)
-    return [Example(ids[start : start + 1], ids[start + 1 : start + max_length]) for start in starts]
+    return [
+        Example(ids[start : start + 1], ids[start + 1 : start + max_length], demonstration.source) for start in starts
+    ]

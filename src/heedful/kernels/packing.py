@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from heedful.errors import is_out_of_memory
 from heedful.kernels.attention import Segments
 from heedful.kernels.layout import hidden_states, padding_behind
 from heedful.kernels.row_filling import filling
@@ -93,9 +94,9 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     try:
         apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
         together = _states(trunk, ids, segments)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # arguments, shapes or kernels that do not exist, and what models assert of their masks
+    except Exception as error:  # arguments, shapes or kernels that do not exist, and what models assert of their masks
+        if is_out_of_memory(error):
+            raise
         return False
     finally:
         trunk.train(was_training)

@@ -18,7 +18,7 @@ from typing import Any, overload
 
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
-from heedful.errors import RewardError
+from heedful.errors import MemoryFullError, RewardError
 from heedful.rewards.combine import combine_scores, shares
 from heedful.types import Completion, Text
 
@@ -133,7 +133,7 @@ def as_messages(prompt: Text) -> Any:
 def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[OneScore]:
     try:
         result = _call(reward, completions)
-    except RewardError:
+    except (RewardError, MemoryFullError):
         raise
     except Exception as error:
         culprit, own_error = _first_to_fail(reward, completions) or (completions[0], error)

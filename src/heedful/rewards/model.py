@@ -10,6 +10,7 @@ from heedful.core.agreement import agreement
 from heedful.data.chat import RewardInputs
 from heedful.data.messages import from_dict
 from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.rewards.rules import response_text
@@ -26,6 +27,7 @@ def score_texts(
     truncated: Sequence[bool],
     *,
     micro_batch: MicroBatch = MICRO_BATCH,
+    room: Room | None = None,
 ) -> list[float]:
     """Score responses in batches of similar length. Returns one score per response, in the order given.
 
@@ -36,6 +38,7 @@ def score_texts(
         responses: the responses' texts.
         truncated: for each response, whether it was cut off before the model ended it.
         micro_batch: the most rows and tokens at a time.
+        room: remembers what memory has room for; None forgets it.
 
     Raises RewardError if a prompt with its response is longer than the reward model can read.
     """
@@ -51,18 +54,24 @@ def score_texts(
             f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
             "use shorter prompts and responses, or a reward model that reads more"
         )
-    return score_rows(model, rows, micro_batch=micro_batch)
+    return score_rows(model, rows, micro_batch=micro_batch, room=room)
 
 
 @torch.no_grad()
-def score_rows(model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch) -> list[float]:
+def score_rows(
+    model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch, room: Room | None = None
+) -> list[float]:
     """Score rows that are already encoded, as `score_texts` does."""
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     scores = [0.0] * len(rows)
-    for chosen in in_micro_batches(order, micro_batch, lambda i: (1, lengths[i])):
-        for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
-            scores[i] = one
+
+    def read(limit: MicroBatch) -> None:
+        for chosen in in_micro_batches(order, limit, lambda i: (1, lengths[i])):
+            for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
+                scores[i] = one
+
+    (room or Room()).run(read, micro_batch, rows=len(rows))
     return scores
 
 
@@ -77,6 +86,8 @@ class ModelReward:
         self.model = model
         self.inputs = inputs
         self.micro_batch = micro_batch
+        self.room = Room()
+        """What memory has room for."""
         self.reads_beginnings = False
         self.beginnings = 0
         """How many responses of the latest call were too long to be read to their end."""
@@ -89,7 +100,9 @@ class ModelReward:
         ]
         responses = [response_text(c) for c in completions]
         if not self.reads_beginnings:
-            return score_texts(self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch)
+            return score_texts(
+                self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch, room=self.room
+            )
         rows, self.beginnings, limit = [], 0, self.model.max_length
         for prompt, response, cut in zip(texts, responses, truncated, strict=True):
             row = self.inputs.encode(prompt, response, truncated=cut)
@@ -97,7 +110,7 @@ class ModelReward:
                 row = self.inputs.encode_beginning(prompt, response, max_length=limit)
                 self.beginnings += 1
             rows.append(row)
-        return score_rows(self.model, rows, micro_batch=self.micro_batch)
+        return score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
 
 
 def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.collate import collate
 from heedful.data.micro_batches import rows_by_length
+from heedful.data.out_of_memory import Room
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
@@ -33,6 +34,7 @@ def sample(
     pad_id: int,
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
+    room: Room | None = None,
 ) -> Rollouts:
     """Sample one response to each prompt.
 
@@ -49,6 +51,7 @@ def sample(
         generator: the source of random numbers, on the CPU.
         micro_batch: the most rows that are sampled at a time, and the most tokens: rows times the longest prompt and
             ``max_new_tokens`` together.
+        room: remembers what memory has room for; None forgets it.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
@@ -56,26 +59,32 @@ def sample(
     if sampling.response_length == "drawn":
         lengths = torch.randint(sampling.min_new_tokens, sampling.max_new_tokens + 1, (rows,), generator=generator)
     stops = stop_ids if sampling.response_length == "stop" else ()
-    tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
-    logprobs = torch.zeros(tokens.shape, device=policy.device)
-    counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
     model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
-    for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], micro_batch):
-        steps = decode(
-            model,
-            [prompts[row] for row in part],
-            sampling,
-            uniforms=uniforms[part],
-            lengths=lengths[part],
-            stop_ids=stops,
-            pad_id=pad_id,
-        )
-        where = torch.tensor(part, device=policy.device)
-        for i, step in enumerate(steps):
-            places = where[step.rows]
-            tokens[places, i] = step.tokens
-            logprobs[places, i] = step.logprobs.to(logprobs.dtype)
-            counts[places] += step.active
+
+    def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and log-probs ``[rows, max_new_tokens]``, and how many of them each response has."""
+        tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
+        logprobs = torch.zeros(tokens.shape, device=policy.device)
+        counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
+        for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], limit):
+            steps = decode(
+                model,
+                [prompts[row] for row in part],
+                sampling,
+                uniforms=uniforms[part],
+                lengths=lengths[part],
+                stop_ids=stops,
+                pad_id=pad_id,
+            )
+            where = torch.tensor(part, device=policy.device)
+            for i, step in enumerate(steps):
+                places = where[step.rows]
+                tokens[places, i] = step.tokens
+                logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+                counts[places] += step.active
+        return tokens, logprobs, counts
+
+    tokens, logprobs, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
     return Rollouts(

@@ -4,7 +4,7 @@ import torch
 
 from heedful.core import token_logprobs
 from heedful.data.collate import collate
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
@@ -52,9 +52,9 @@ def check_sampling(policy: Policy, *, pad_id: int) -> None:
             found, limit = _difference(policy, pad_id), LIMIT if _is_exact(policy) else HALF_LIMIT
             if found <= limit:
                 return
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # a cache, a mask or arguments of another kind
+        if is_out_of_memory(error):
+            raise
         first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise CheckpointError(f"{name} cannot be sampled from with a cache: {first_line}. {ADVICE}") from error
     finally:

@@ -1,13 +1,14 @@
 """Sample responses to encoded prompts and decode them to text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
+from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
 from heedful.sampling.generate import MICRO_BATCH, sample
 from heedful.sampling.probe import check_sampling
@@ -25,6 +26,8 @@ class Sampler:
     """The tokens that end a response."""
     micro_batch: MicroBatch
     """The most rows and tokens that are sampled at a time."""
+    room: Room = field(default_factory=Room)
+    """What memory has room for."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
@@ -38,6 +41,7 @@ class Sampler:
             pad_id=self.renderer.pad_id,
             generator=generator,
             micro_batch=self.micro_batch,
+            room=self.room,
         )
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
         return rollouts, [

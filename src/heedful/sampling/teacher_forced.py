@@ -7,6 +7,7 @@ from torch import Tensor
 
 from heedful.data.collate import Batch
 from heedful.data.micro_batches import rows_by_length
+from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.types import MicroBatch
@@ -29,6 +30,7 @@ def token_outputs(
     *,
     temperature: float,
     micro_batch: MicroBatch,
+    room: Room | None = None,
     with_entropy: bool = False,
     with_states: bool = False,
 ) -> TokenOutputs:
@@ -42,22 +44,27 @@ def token_outputs(
         batch: prompts and responses.
         temperature: divides the logits.
         micro_batch: the most rows and tokens at a time.
+        room: remembers what memory has room for; None forgets it.
         with_entropy: compute the entropy too.
         with_states: keep what the value head read, ``[batch, time, hidden]``.
     """
-    device = batch.ids.device
-    parts = []
-    for rows, here in micro_batches(batch, micro_batch):
-        b = here.to(policy.device)
-        outputs = policy(
-            b.ids,
-            b.attention_mask,
-            b.response_mask,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            with_states=with_states,
-        )
-        parts.append((rows, outputs))
+
+    def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
+        parts = []
+        for rows, here in micro_batches(batch, limit):
+            b = here.to(policy.device)
+            outputs = policy(
+                b.ids,
+                b.attention_mask,
+                b.response_mask,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                with_states=with_states,
+            )
+            parts.append((rows, outputs))
+        return parts
+
+    device, parts = batch.ids.device, (room or Room()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     states = [(rows, part.states) for rows, part in parts if part.states is not None]
     return TokenOutputs(
@@ -69,15 +76,16 @@ def token_outputs(
 
 
 @torch.no_grad()
-def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch) -> Tensor:
+def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, room: Room | None = None) -> Tensor:
     """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
-    return _in_place(
-        [
+
+    def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
+        return [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
-            for rows, part in micro_batches(batch, micro_batch)
-        ],
-        batch.ids.device,
-    )
+            for rows, part in micro_batches(batch, limit)
+        ]
+
+    return _in_place((room or Room()).run(read, micro_batch, rows=len(batch.ids)), batch.ids.device)
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
@@ -31,7 +32,8 @@ from heedful.train.output_folder import check_output
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
-from heedful.types import Prompt, plain_response
+from heedful.train.skips import Skips
+from heedful.types import MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
 SAMPLED_TOKENS = 64
@@ -64,10 +66,11 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
                     run.log(
                         step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
                     )
+                learner.skips.check()
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(learner, data))
             if run.evaluation_due(step):
-                run.evaluate(step, evaluate_pairs(learner.model, data.held_out, data.pad_id, config))
+                run.evaluate(step, evaluate(learner, data, config))
     return run.summary
 
 
@@ -105,8 +108,9 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu"
     reference = load_reference(config, source, policy) if is_apart else policy
+    room = Room()
     train, held_out = (
-        with_reference(reference, pairs, renderer.pad_id, config.micro_batch) for pairs in (train, held_out)
+        with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)
     )
     del reference
     prepare(policy, config, base=config.model)
@@ -124,6 +128,8 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
+        skips=Skips(config.output, config.max_skipped_steps),
+        room=room,
         stop_ids=sampler.stop_ids,
     )
     return learner, Data(train, held_out, counts, renderer.pad_id, shown, sampler)
@@ -132,7 +138,13 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
 def learn(learner: PolicyLearner, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
     """One optimizer step on some pairs. Returns its metrics."""
     started = time.perf_counter()
-    return learner.update(accumulate(learner.model, pairs, pad_id, config), started)
+    metrics = learner.room.run(
+        lambda limit: accumulate(learner.model, pairs, pad_id, config, limit),
+        config.micro_batch,
+        rows=len(pairs),
+        undo=learner.clear,
+    )
+    return learner.update(metrics, started, [pair.ranking.source for pair in pairs])
 
 
 def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
@@ -158,14 +170,17 @@ def _shown(pairs: Sequence[Pair], number: int, *, room: int) -> list[Pair]:
     return list(by_prompt.values())[:number]
 
 
-def accumulate(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+def accumulate(
+    policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
+) -> dict[str, float]:
     """Gradients of the DPO loss over a step's pairs, a micro-batch at a time, and its metrics.
 
-    Every micro-batch is divided by the step's number of pairs, so their size does not change the gradient.
+    Every micro-batch is divided by the step's number of pairs, so their size does not change the gradient. ``limit`` is the
+    config's unless given.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
     sums = MetricSums()
-    for part in in_micro_batches(ordered, config.micro_batch.of_pairs, lambda pair: (2, pair.length)):
+    for part in in_micro_batches(ordered, (limit or config.micro_batch).of_pairs, lambda pair: (2, pair.length)):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = core.dpo_loss(
             chosen,
@@ -183,12 +198,17 @@ def accumulate(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOCo
     return sums.means(1)
 
 
-def evaluate_pairs(policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+def evaluate(learner: PolicyLearner, data: Data, config: DPOConfig) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out pairs."""
+    pairs = data.held_out
     if not pairs:
         return {}
     with torch.no_grad():
-        metrics = accumulate(policy, pairs, pad_id, config)
+        metrics = learner.room.run(
+            lambda limit: accumulate(learner.model, pairs, data.pad_id, config, limit),
+            config.micro_batch,
+            rows=len(pairs),
+        )
     return {
         "eval/loss": metrics["loss/dpo"],
         "eval/accuracy": metrics["reward/accuracy"],

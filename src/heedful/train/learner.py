@@ -1,5 +1,6 @@
 """A model in training and everything that changes with it, for trainers that learn from data that is there."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from heedful.checkpoints.save import save_policy
 from heedful.data.batch_order import BatchOrder
+from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
+from heedful.train.skips import Skips, Taken
 from heedful.train.state import (
     load_optimizer_state,
     load_scaler_state,
@@ -37,17 +40,37 @@ class Learner:
     batches: BatchOrder
     generator: torch.Generator
     max_grad_norm: float
+    skips: Skips
+    room: Room
+    """What memory has room for."""
 
-    def update(self, metrics: Mapping[str, float], started: float) -> dict[str, float]:
-        """One optimizer step on the gradients that are there. Returns the step's metrics, with those given."""
+    def update(self, metrics: Mapping[str, float], started: float, sources: Sequence[str]) -> dict[str, float]:
+        """One optimizer step on the gradients that are there. Returns the step's metrics, with those given.
+
+        If a metric or the gradient is not a finite number, the step is left out (`Skips`). ``sources`` says where its records
+        were read. In float16 only a metric counts: gradients that are too large are how the scale is found.
+        """
         learning_rate = self.schedule.advance()
-        grad_norm = optimizer_step(self.optimizer, [self.model], self.max_grad_norm)
+        broken, grad_norm = {name: value for name, value in metrics.items() if not math.isfinite(value)}, math.nan
+        if broken:
+            self.clear()
+        else:
+            grad_norm = optimizer_step(self.optimizer, [self.model], self.max_grad_norm)
+            if not math.isfinite(grad_norm) and self.model.grad_scaler is None:
+                broken = {"gradient norm": grad_norm}
+        if broken:
+            self.skips.leave_out(self.schedule.done, 1, broken, sources)
+        self.skips.count([Taken(grad_norm, bool(broken))])
         return {
             **metrics,
             **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
             "time/update": time.perf_counter() - started,
         }
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on bit for bit; frozen weights are not in it."""
@@ -58,6 +81,8 @@ class Learner:
             "schedule": self.schedule.state_dict(),
             "batches": self.batches.state_dict(),
             "random": random_state(self.generator),
+            "skipped_in_a_row": self.skips.in_a_row,
+            "room": self.room.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -68,6 +93,8 @@ class Learner:
         self.schedule.load_state_dict(state["schedule"])
         self.batches.load_state_dict(state["batches"])
         set_random_state(self.generator, state["random"])
+        self.skips.in_a_row = state["skipped_in_a_row"]
+        self.room.load_state_dict(state["room"])
 
 
 @dataclass

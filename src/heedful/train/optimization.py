@@ -97,9 +97,9 @@ def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> floa
 def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
     """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
 
-    Raises TrainingError if a norm is not finite; the weights are then those before the step. In float16 such a step is
-    skipped instead, for every module; the norm that is not finite is returned, and the scale of the gradients is halved: that
-    is how the scale is found. If a scale below 1 has not helped, that is an error too.
+    If a norm is not finite, the step is left out for every module, as if it had never been: weights, moments and the
+    optimizer's count of steps stay; that norm is returned. In float16 the scale of the gradients is then halved: that is how
+    the scale is found. Raises TrainingError if a scale below 1 has not helped.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
     if scaler is not None:
@@ -111,16 +111,16 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
         if parameters  # a policy stands still while its critic warms up
     ]
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)
-    if broken is not None and (scaler is None or scaler.get_scale() < 1):
+    if broken is not None and scaler is not None and scaler.get_scale() < 1:
         raise TrainingError(
             f"the gradient norm is {broken}, so training cannot go on; lower --learning-rate, or try --dtype float32"
         )
     hit("update.backward")
-    if scaler is None:
-        optimizer.step()
-    else:
+    if scaler is not None:
         scaler.step(optimizer)  # or not, if a gradient is not finite
         scaler.update()
+    elif broken is None:
+        optimizer.step()
     hit("update.stepped")
     optimizer.zero_grad(set_to_none=True)
     return norms[0] if broken is None else broken
@@ -144,6 +144,10 @@ class MetricSums:
     def add(self, metrics: Metrics) -> None:
         for name, value in metrics.items():
             self.totals[name] = self.totals.get(name, torch.zeros((), device=value.device)) + value
+
+    def are_finite(self) -> bool:
+        """True if every sum is a finite number. This reads them once, so it waits for a GPU."""
+        return not self.totals or bool(torch.stack([total.isfinite() for total in self.totals.values()]).all())
 
     def means(self, steps: int) -> dict[str, float]:
         """Sums divided by the number of optimizer steps they were taken over."""

@@ -14,6 +14,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file
+from heedful.train import skips
 from heedful.train.environment import with_bases
 from heedful.train.lock import LOCK, is_locked, owner
 
@@ -21,7 +22,20 @@ MARKER = "run.json"
 """The file by which a folder is a run's."""
 LOGS = ("metrics.jsonl", "samples.jsonl")
 MODELS = ("best", "final")
-OURS = {MARKER, LOCK, "config.yaml", "environment.json", "summary.json", "tensorboard", "checkpoints", *LOGS, *MODELS}
+NOT_ALWAYS = (skips.FILE,)
+"""Logs that are there only if there is something to say."""
+OURS = {
+    MARKER,
+    LOCK,
+    "config.yaml",
+    "environment.json",
+    "summary.json",
+    "tensorboard",
+    "checkpoints",
+    *LOGS,
+    *NOT_ALWAYS,
+    *MODELS,
+}
 """All that a run writes into its folder, besides temporary names of these."""
 OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
 """Settings that say where and how a run is called, not what it does."""

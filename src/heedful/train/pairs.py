@@ -13,6 +13,7 @@ from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts
 from heedful.data.loading import PairRows, encode_pairs
 from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
 from heedful.types import MicroBatch, Ranking
@@ -62,15 +63,21 @@ def _split(row: PairRows, renderer: Renderer) -> Pair:
     return Pair(row.ranking, prompt, chosen, rejected)
 
 
-def with_reference(reference: Policy, pairs: Sequence[Pair], pad_id: int, micro_batch: MicroBatch) -> list[Pair]:
+def with_reference(
+    reference: Policy, pairs: Sequence[Pair], pad_id: int, micro_batch: MicroBatch, room: Room | None = None
+) -> list[Pair]:
     """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
     done: dict[int, Pair] = {}
-    for part in in_micro_batches(order, micro_batch.of_pairs, lambda i: (2, pairs[i].length)):
-        with torch.no_grad():
-            chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
-        for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
-            done[i] = replace(pairs[i], ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+
+    def read(limit: MicroBatch) -> None:
+        for part in in_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length)):
+            with torch.no_grad():
+                chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+            for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
+                done[i] = replace(pairs[i], ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+
+    (room or Room()).run(read, micro_batch, rows=len(pairs))
     return [done[i] for i in range(len(pairs))]
 
 

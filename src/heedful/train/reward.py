@@ -22,6 +22,7 @@ from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
 from heedful.data.loading import encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
 from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
@@ -35,6 +36,7 @@ from heedful.train.optimization import MetricSums, Schedule, make_optimizer, see
 from heedful.train.output_folder import check_output
 from heedful.train.run import Run
 from heedful.train.setup import prepare, resolve_machine, stored_dtype
+from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -53,8 +55,13 @@ class RewardLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Write the model in Hugging Face format, with the offset of its scores."""
-        limit = self.micro_batch.of_pairs
-        offset = mean_output(self.model, self.demonstrations, micro_batch=limit) if self.demonstrations else None
+        offset = None
+        if self.demonstrations:
+            offset = self.room.run(
+                lambda limit: mean_output(self.model, self.demonstrations, micro_batch=limit.of_pairs),
+                self.micro_batch,
+                rows=len(self.demonstrations),
+            )
         save_reward_model(self.model, self.tokenizer, folder, offset=offset)
 
 
@@ -83,10 +90,11 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
             if run.learns(step):
                 with run.update():
                     run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
+                learner.skips.check()
             if run.samples_due(step):
                 run.show_samples(step, sample_scores(model, (held_out or train)[: config.num_samples]))
             if run.evaluation_due(step):
-                run.evaluate(step, evaluate_rankings(model, held_out, config))
+                run.evaluate(step, evaluate(learner, held_out, config))
     return run.summary
 
 
@@ -132,6 +140,8 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
+        skips=Skips(config.output, config.max_skipped_steps),
+        room=Room(),
         demonstrations=demonstrations,
         micro_batch=config.micro_batch,
     )
@@ -141,7 +151,27 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
 def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
     """One optimizer step on some rankings. Returns its metrics."""
     started = time.perf_counter()
-    return learner.update(accumulate(learner.model, rankings, config), started)
+    metrics = learner.room.run(
+        lambda limit: accumulate(learner.model, rankings, config, limit),
+        config.micro_batch,
+        rows=pairs_of(rankings),
+        undo=learner.clear,
+    )
+    return learner.update(metrics, started, [one.ranking.source for one in rankings])
+
+
+def evaluate(learner: RewardLearner, held_out: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
+    """`evaluate_rankings`, as many rows at a time as memory has room for."""
+    return learner.room.run(
+        lambda limit: evaluate_rankings(learner.model, held_out, config, limit),
+        config.micro_batch,
+        rows=pairs_of(held_out),
+    )
+
+
+def pairs_of(rankings: Sequence[RankingRows]) -> int:
+    """How many pairs have as many responses as the rankings, which is what a micro-batch counts."""
+    return math.ceil(sum(len(one.rows) for one in rankings) / 2)
 
 
 def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[dict[str, Any]]:
@@ -160,20 +190,25 @@ def sample_scores(model: RewardModel, rankings: Sequence[RankingRows]) -> list[d
     ]
 
 
-def accumulate(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
+def accumulate(
+    model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig, limit: MicroBatch | None = None
+) -> dict[str, float]:
     """Gradients of the K-wise loss over a step's rankings and its metrics.
 
-    Every micro-batch is divided by the step's number of rankings, so their size does not change the gradient.
+    Every micro-batch is divided by the step's number of rankings, so their size does not change the gradient. ``limit`` is
+    the config's unless given.
     """
     sums, counts = MetricSums(), step_counts(rankings)
-    for part in micro_batches(rankings, config.micro_batch):
+    for part in micro_batches(rankings, limit or config.micro_batch):
         loss, metrics, _ = ranked_loss(model, part, config, **counts)
         loss.backward()
         sums.add(metrics)
     return sums.means(1)
 
 
-def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:
+def evaluate_rankings(
+    model: RewardModel, rankings: Sequence[RankingRows], config: RewardConfig, limit: MicroBatch | None = None
+) -> dict[str, float]:
     """Loss, accuracy, margin, mean score, calibration and correlation with length on held-out rankings.
 
     Raises RewardError if a score is not finite.
@@ -184,7 +219,7 @@ def evaluate_rankings(model: RewardModel, rankings: Sequence[RankingRows], confi
     seen: list[Ranking] = []
     scores: list[list[float]] = []
     with torch.no_grad():
-        for part in micro_batches(rankings, config.micro_batch):
+        for part in micro_batches(rankings, limit or config.micro_batch):
             _, metrics, of_part = ranked_loss(model, part, config, **counts)
             sums.add(metrics)
             seen += [one.ranking for one in part]

@@ -25,6 +25,7 @@ from heedful.train.output_folder import (
     LOGS,
     MARKER,
     MODELS,
+    NOT_ALWAYS,
     OF_THIS_CALL,
     Plan,
     aside_prefix,
@@ -164,7 +165,8 @@ class RunFolder:
     def log_sizes(self) -> dict[str, int]:
         """Bytes of every log as it is now, so that a run that goes on from here can cut off what came later."""
         self._tensorboard.flush()
-        files = [self.path / name for name in LOGS] + sorted((self.path / "tensorboard").iterdir())
+        files = [self.path / name for name in (*LOGS, *NOT_ALWAYS) if (self.path / name).exists()]
+        files += sorted((self.path / "tensorboard").iterdir())
         return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
 
     def save_checkpoint(self, step: int, model: Saves, state: Mapping[str, Any]) -> Path:
@@ -258,7 +260,7 @@ def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
             said.append(f"{path} is missing or was changed: TensorBoard will not show the earlier steps")
             continue
         os.truncate(path, size)
-    for path in (run / "tensorboard").glob("events.*"):
+    for path in [*(run / "tensorboard").glob("events.*"), *(run / name for name in NOT_ALWAYS)]:
         if path.relative_to(run).as_posix() not in sizes:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return said

@@ -20,6 +20,7 @@ from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
 from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
@@ -31,6 +32,7 @@ from heedful.train.optimization import MetricSums, Schedule, make_optimizer, see
 from heedful.train.output_folder import check_output
 from heedful.train.run import Run
 from heedful.train.setup import load_trained, prepare, resolve_machine
+from heedful.train.skips import Skips
 from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -62,10 +64,11 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
                     run.log(
                         step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
                     )
+                learner.skips.check()
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(learner, data))
             if run.evaluation_due(step):
-                run.evaluate(step, evaluate_loss(learner.model, data.held_out, data.pad_id, config.micro_batch))
+                run.evaluate(step, evaluate(learner, data, config))
     return run.summary
 
 
@@ -120,6 +123,8 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
+        skips=Skips(config.output, config.max_skipped_steps),
+        room=Room(),
         stop_ids=sampler.stop_ids,
     )
     prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)) for d in shown]
@@ -130,8 +135,14 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
     """One optimizer step on some examples. Returns its metrics."""
     started = time.perf_counter()
     learner.model.train()
-    metrics = accumulate(learner.model, examples, pad_id, config.micro_batch)
-    metrics = learner.update({"loss/sft": metrics["loss/sft"]}, started) | {"tokens": metrics["tokens"]}
+    metrics = learner.room.run(
+        lambda limit: accumulate(learner.model, examples, pad_id, limit),
+        config.micro_batch,
+        rows=len(examples),
+        undo=learner.clear,
+    )
+    sources = [example.source for example in examples]
+    metrics = learner.update({"loss/sft": metrics["loss/sft"]}, started, sources) | {"tokens": metrics["tokens"]}
     return metrics | {"perf/tokens_per_second": metrics.pop("tokens") / metrics["time/update"]}
 
 
@@ -176,6 +187,15 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
             loss.backward()
         sums.add(metrics)
     return {**sums.means(1), "tokens": float(num_tokens)}
+
+
+def evaluate(learner: PolicyLearner, data: Data, config: SFTConfig) -> dict[str, float]:
+    """`evaluate_loss` on what is held out, as many rows at a time as memory has room for."""
+    return learner.room.run(
+        lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),
+        config.micro_batch,
+        rows=len(data.held_out),
+    )
 
 
 def evaluate_loss(

@@ -43,7 +43,7 @@ def test_the_gradient_is_coef_times_the_mean_nll_of_as_many_records_as_a_minibat
     mix, again = mix_of(config), mix_of(config)
     policy, sums = double_policy(config.model), MetricSums()
     seen = passes(policy)
-    mix.accumulate(policy, sums)
+    mix.accumulate(policy, sums, config.micro_batch)
     assert len(seen) == times
     found = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
     rows = [again.examples[i] for i in next(again.order)]
@@ -70,7 +70,7 @@ def test_it_keeps_the_likelihood_of_the_demonstrations_up(settings, tmp_path, le
         summary = train_ppo(config, rewards=[length])
         mix = mix_of(settings())
         policy, sums = double_policy(str(config.output / "final")), MetricSums()
-        mix.accumulate(policy, sums)
+        mix.accumulate(policy, sums, config.micro_batch)
         losses[coef] = sums.means(1)["loss/ptx"]
         assert ("loss/ptx" in summary["last_step"]) == bool(coef)
     assert losses[5.0] < losses[0.0] - 0.5

@@ -39,7 +39,11 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         models = [] if learner.reference is None else [learner.policy, learner.reference]
         logprobs = [
             token_outputs(
-                model, rollouts.batch, temperature=config.temperature, micro_batch=config.micro_batch
+                model,
+                rollouts.batch,
+                temperature=config.temperature,
+                micro_batch=config.micro_batch,
+                room=learner.room,
             ).logprobs
             for model in models
         ]

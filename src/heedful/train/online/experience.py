@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from heedful import core
@@ -46,6 +46,16 @@ class Experience:
     """What the policy's value head read; None if it has none."""
     sampler_logprobs: Float[Tensor, "batch time"] | None = None
     """What sampling saw; only for metrics, and only without ``old_logprobs``."""
+    is_finite: Bool[Tensor, " batch"] | None = None
+    """False where a response's rewards, log-probs or values are not finite; for messages."""
+
+    def sources(self, rows: Tensor) -> list[str]:
+        """Where the prompts of rows were read; of those that are not finite in their place, if there are any.
+
+        Those may be other rows: advantages that compare responses, or are whitened, spread what is not finite.
+        """
+        broken = rows[:0] if self.is_finite is None else (~self.is_finite).nonzero().squeeze(1)
+        return [self.completions[row].prompt.source for row in (broken if len(broken) else rows).tolist()]
 
     def select(self, rows: Tensor) -> "Experience":
         """The given rows, in the given order, without texts and metrics."""
@@ -63,11 +73,17 @@ class Experience:
             metrics={},
             states=_rows(self.states, rows),
             sampler_logprobs=_rows(self.sampler_logprobs, rows),
+            is_finite=None,
         )
 
 
 def _rows(numbers: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if numbers is None else numbers[rows]
+
+
+def _finite_rows(*numbers: Tensor | None) -> Tensor:
+    """Rows ``[batch]`` in which all numbers ``[batch, time]`` that there are are finite."""
+    return torch.stack([x.isfinite().all(dim=1) for x in numbers if x is not None]).all(dim=0)
 
 
 def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) -> Experience:
@@ -79,7 +95,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     mask, actions = batch.response_mask, action_mask(batch.response_mask, config)
     values = None if old is None else old.values
     if learner.critic is not None:
-        values = token_values(learner.critic, batch, micro_batch=config.micro_batch)
+        values = token_values(learner.critic, batch, micro_batch=config.micro_batch, room=learner.room)
 
     kl_coef, kind = (learner.kl.coef if config.kl_in == "reward" else 0.0), config.kl_estimate
     placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)
@@ -118,4 +134,5 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         metrics=metrics,
         states=None if old is None else old.states,
         sampler_logprobs=sampler_logprobs if old is None else None,
+        is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
     )

@@ -1,7 +1,7 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,13 +13,18 @@ from heedful.checkpoints.save import save_policy, save_value_model
 from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.loading import EncodedPrompt
+from heedful.data.out_of_memory import Room
+from heedful.errors import CheckpointError
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
+from heedful.rewards.room import model_rewards
 from heedful.sampling.sampler import Sampler
 from heedful.train.online.average import WeightAverage, averaged
+from heedful.train.online.health import Health
 from heedful.train.online.ptx import PretrainingMix
 from heedful.train.optimization import Schedule
+from heedful.train.skips import Skips
 from heedful.train.state import (
     load_optimizer_state,
     load_scaler_state,
@@ -30,6 +35,7 @@ from heedful.train.state import (
     set_random_state,
     trained_weights,
 )
+from heedful.types import MicroBatch
 
 C_co = TypeVar("C_co", bound=RolloutConfig, covariant=True)
 
@@ -69,11 +75,31 @@ class Learner(Generic[C_co]):
     sampler: Sampler
     judges: Sequence[Reward] = ()
     """What chooses among evaluated models; nothing is learned from them."""
+    health: Health = field(default_factory=Health)
+    skips: Skips = field(default_factory=lambda: Skips(None, 0))
+    room: Room = field(default_factory=Room)
+    """What memory has room for, but for sampling and reward models, which have their own."""
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """The most rows and tokens at a time: what the settings say, or less once memory has run out."""
+        return self.room.within(self.config.micro_batch)
+
+    @property
+    def rooms(self) -> dict[str, Room]:
+        """Everything that remembers what memory has room for."""
+        of_rewards = {name: reward.room for name, reward in model_rewards([*self.rewards, *self.judges])}
+        return {"learning": self.room, "sampling": self.sampler.room, **of_rewards}
 
     @property
     def trained(self) -> list[nn.Module]:
         """The networks that learn."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Raise TrainingError if the run is to end after a step with these metrics."""
+        self.skips.check()
+        self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl)
 
     def save(self, folder: Path) -> None:
         """Write the policy (its average, if there is one) in Hugging Face format, and a critic of its own inside."""
@@ -97,10 +123,22 @@ class Learner(Generic[C_co]):
             "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
             "prompts": self.prompts.order.state_dict(),
             "random": random_state(self.generator),
+            "health": self.health.state_dict(),
+            "skipped_in_a_row": self.skips.in_a_row,
+            "rooms": {name: room.state_dict() for name, room in self.rooms.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same settings."""
+        """Go on where `state_dict` was taken, with the same settings.
+
+        Raises CheckpointError if the state has a critic, an average or mixed-in records and this learner has none, or the
+        other way round.
+        """
+        for name, flag in (("critic", "--critic"), ("average", "--ema-decay"), ("ptx", "--ptx-data")):
+            is_saved, is_here = state[name] is not None, getattr(self, name) is not None
+            if is_saved != is_here:
+                has, lacks = ("the saved state", "this run") if is_saved else ("this run", "the saved state")
+                raise CheckpointError(f"{has} has a {name} ({flag}), {lacks} has none; resume with the same settings")
         load_trained_weights(self.policy, state["policy"])
         if self.critic is not None:
             load_trained_weights(self.critic, state["critic"])
@@ -118,3 +156,7 @@ class Learner(Generic[C_co]):
             self.ptx.order.load_state_dict(state["ptx"])
         self.prompts.order.load_state_dict(state["prompts"])
         set_random_state(self.generator, state["random"])
+        self.health.load_state_dict(state["health"])
+        self.skips.in_a_row = state["skipped_in_a_row"]
+        for name, room in self.rooms.items():
+            room.load_state_dict(state["rooms"].get(name, {}))

@@ -21,10 +21,12 @@ from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
+from heedful.train.online.minibatch import gradients, take_step
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.start import start
-from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
+from heedful.train.optimization import MetricSums, step_metrics
 from heedful.train.run import Run
+from heedful.train.skips import Taken
 
 
 def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, config))
+                learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
         run.summary["score_norm"] = learner.score_norm.state_dict()
@@ -80,22 +83,39 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
     pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
-    sums, norms = MetricSums(), list[float]()
+    sums, taken = MetricSums(), list[Taken]()
     if scored.old is None:
         _read_the_rest(learner, scored, pairs, sums)
     for minibatch in _minibatches(pairs, config, learner.generator):
-        accumulate(learner, scored, minibatch, sums)
-        if learner.ptx is not None:
-            learner.ptx.accumulate(learner.policy, sums)
-        norms.append(optimizer_step(learner.optimizer, learner.trained, config.max_grad_norm))
-        if learner.average is not None and math.isfinite(norms[-1]):  # else the step was skipped
+        before = dict(sums.totals)
+        mixed = _gradients(learner, scored, minibatch, sums)
+        sources = [scored.completions[best].prompt.source for best, _ in minibatch] + mixed
+        step = take_step(learner, learner.trained, sums, before=before, update=len(taken) + 1, sources=sources)
+        taken.append(step)
+        if learner.average is not None and math.isfinite(step.norm):  # else the step was skipped
             learner.average.update()
+    learner.skips.count(taken)
     metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
-    metrics |= sums.means(max(1, len(norms))) | step_metrics(norms)
+    metrics |= sums.means(max(1, sum(not step.is_left_out for step in taken)))
+    metrics |= step_metrics([step.norm for step in taken])
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
     return metrics | {"perf/tokens_per_second": float(scored.rollouts.lengths.sum()) / seconds}
+
+
+def _gradients(
+    learner: Learner[OnlineDPOConfig], scored: Scored, pairs: Sequence[tuple[int, int]], sums: MetricSums
+) -> list[str]:
+    """Gradients of all that a minibatch's step learns from, as `gradients` gives them."""
+
+    def of_minibatch() -> bool:
+        accumulate(learner, scored, pairs, sums)
+        return True
+
+    mixed = gradients(learner, sums, of_minibatch, rows=len(pairs))
+    assert mixed is not None
+    return mixed
 
 
 def accumulate(
@@ -107,7 +127,7 @@ def accumulate(
     lengths = batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     ordered = sorted(pairs, key=longest.__getitem__)
-    for part in in_micro_batches(ordered, config.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
+    for part in in_micro_batches(ordered, learner.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
         rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
         here, is_first = batch.select(rows), scored.old is None
         mask = here.response_mask
@@ -144,6 +164,7 @@ def _read_the_rest(
             batch.select(rest),
             temperature=config.temperature,
             micro_batch=config.micro_batch,
+            room=learner.room,
             with_entropy=True,
         )
         _measure(outputs, scored, rest, sums)

@@ -28,12 +28,11 @@ class PretrainingMix:
     order: BatchOrder
     pad_id: int
     coef: float
-    micro_batch: MicroBatch
     counts: Counts
     """What was done with the records of the file."""
 
-    def accumulate(self, policy: Policy, sums: MetricSums) -> None:
-        """Gradients of ``coef * L_sft`` on the next records, as many as a minibatch has responses.
+    def accumulate(self, policy: Policy, sums: MetricSums, micro_batch: MicroBatch) -> list[str]:
+        """Gradients of ``coef * L_sft`` on the next records, as many as a minibatch has responses. Returns their sources.
 
             L_sft = -1/N sum_t log pi(token_t)          over the N learned tokens of these records, at temperature 1
 
@@ -44,11 +43,12 @@ class PretrainingMix:
         chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
-        for _, part in micro_batches(batch.to(policy.device), self.micro_batch):
+        for _, part in micro_batches(batch.to(policy.device), micro_batch):
             logprobs = policy(part.ids, part.attention_mask, part.response_mask).logprobs
             loss, _ = core.sft_loss(logprobs, part.response_mask, num_tokens=num_tokens)
             (self.coef * loss).backward()
             sums.add({"loss/ptx": loss.detach()})
+        return [example.source for example in chosen]
 
 
 def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> PretrainingMix | None:
@@ -72,6 +72,5 @@ def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> Pretr
         order=BatchOrder(len(examples), config.minibatch_size, config.seed, batch_flag=flag),
         pad_id=renderer.pad_id,
         coef=config.ptx_coef,
-        micro_batch=config.micro_batch,
         counts=counts,
     )

@@ -70,13 +70,18 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             batch,
             temperature=config.temperature,
             micro_batch=config.micro_batch,
+            room=learner.room,
             with_entropy=True,
             with_states=learner.policy.value_head is not None,
         )
     if config.needs_reference:
         assert learner.reference is not None
         ref_logprobs = token_outputs(
-            learner.reference, batch, temperature=config.temperature, micro_batch=config.micro_batch
+            learner.reference,
+            batch,
+            temperature=config.temperature,
+            micro_batch=config.micro_batch,
+            room=learner.room,
         ).logprobs
     shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
     kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))

@@ -14,6 +14,7 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
+from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_prompts
 from heedful.errors import ConfigError, RewardError
 from heedful.models.context import context_length
@@ -32,6 +33,7 @@ from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.output_folder import check_output
 from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.skips import Skips
 from heedful.types import MicroBatch
 
 OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
@@ -100,6 +102,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
+    sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
@@ -132,6 +135,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         rewards=functions,
         sampler=sampler,
         judges=judges,
+        skips=Skips(config.output, config.max_skipped_steps),
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})

@@ -20,8 +20,10 @@ from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import pass_metrics
+from heedful.train.online.minibatch import gradients, take_step
 from heedful.train.online.respond import response_kl
-from heedful.train.optimization import MetricSums, optimizer_step, step_metrics
+from heedful.train.optimization import MetricSums, step_metrics
+from heedful.train.skips import Taken
 
 
 def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, float]:
@@ -31,62 +33,82 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
     learned from. The first, on which the policy has not moved yet, always is. In the first ``critic_warmup_steps`` rollout
     batches only the critic learns, and the KL coefficient stays: a policy that stands still says nothing about it.
 
-    A value head on the policy's trunk has passes of its own before them (`learn_values`).
+    A value head on the policy's trunk has passes of its own before them (`learn_values`). A minibatch whose numbers are
+    broken is left out, and its metrics with it (`take_step`).
     """
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
     is_warming_up = learner.schedule.done <= config.critic_warmup_steps
-    of_values = {} if experience.states is None else learn_values(learner, experience)
+    of_values, of_head = ({}, []) if experience.states is None else learn_values(learner, experience)
     experience = replace(experience, states=None)
-    sums, norms, visited = MetricSums(), list[float](), 0
+    sums, taken, visited = MetricSums(), list[Taken](), 0
     epochs = 0 if is_warming_up and learner.critic is None else config.ppo_epochs
     for rows in _minibatches(experience, epochs, config, learner.generator):
+        minibatch, before = experience.select(rows), dict(sums.totals)
+        has_moved = any(math.isfinite(step.norm) for step in taken)
+        mixed = _gradients(learner, minibatch, sums, is_warming_up=is_warming_up, has_moved=has_moved)
+        experience.kl[rows] = minibatch.kl
         visited += 1
-        minibatch = experience.select(rows)
-        if is_warming_up:
-            accumulate_critic(learner, minibatch, sums)
-        else:
-            approx_kl = accumulate(learner, minibatch, sums)
-            experience.kl[rows] = minibatch.kl
-            if learner.ptx is not None:
-                learner.ptx.accumulate(learner.policy, sums)
-            if norms and config.approx_kl_limit is not None and approx_kl > config.approx_kl_limit:
-                learner.optimizer.zero_grad(set_to_none=True)
-                break
-        norms.append(optimizer_step(learner.optimizer, learner.trained, config.max_grad_norm))
-        if learner.average is not None and math.isfinite(norms[-1]):  # else the step was skipped
+        if mixed is None:
+            learner.optimizer.zero_grad(set_to_none=True)
+            break
+        sources = [*experience.sources(rows), *mixed]
+        step = take_step(learner, learner.trained, sums, before=before, update=len(taken) + 1, sources=sources)
+        taken.append(step)
+        visited -= step.is_left_out
+        if learner.average is not None and math.isfinite(step.norm):  # else the step was skipped
             learner.average.update()
-    metrics = {**experience.metrics, **of_values, **sums.means(max(1, visited)), **step_metrics(norms)}
+    learner.skips.count(taken or of_head)
+    metrics = {**experience.metrics, **of_values, **sums.means(max(1, visited))}
+    metrics |= step_metrics([step.norm for step in taken])
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     if config.kl_coef > 0:
         metrics["reference/kl_coef"] = learner.kl.coef
-        if not is_warming_up:
+        if not is_warming_up and math.isfinite(metrics.get("reference/kl", math.nan)):
             learner.kl.update(metrics["reference/kl"], config.rollout_batch_size)
     if config.approx_kl_limit is not None:
-        metrics["policy/update_frac"] = len(norms) / (config.ppo_epochs * (len(experience.kl) // config.minibatch_size))
+        made = sum(not step.is_left_out for step in taken)
+        metrics["policy/update_frac"] = made / (config.ppo_epochs * (len(experience.kl) // config.minibatch_size))
     seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
     return metrics | {"perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
 
 
-def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, float]:
+def _gradients(
+    learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums, *, is_warming_up: bool, has_moved: bool
+) -> list[str] | None:
+    """Gradients of all that a minibatch's step learns from, as `gradients` gives them."""
+    limit = learner.config.approx_kl_limit
+
+    def of_minibatch() -> bool:
+        if is_warming_up:
+            accumulate_critic(learner, minibatch, sums)
+            return True
+        approx_kl = accumulate(learner, minibatch, sums)
+        return not (has_moved and limit is not None and approx_kl > limit)
+
+    return gradients(learner, sums, of_minibatch, rows=len(minibatch.kl), mixes=not is_warming_up)
+
+
+def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[Taken]]:
     """``value_epochs`` passes of the policy's value head over the states that it read when the responses were scored.
 
     They cost next to nothing, as the trunk has no pass, and the value loss does not pull it away from the policy's.
+    Returns mean metrics and the head's steps.
     """
     config, head, states = learner.config, learner.policy.value_head, experience.states
     assert head is not None
     assert states is not None
-    sums, visited = MetricSums(), 0
+    sums, taken = MetricSums(), list[Taken]()
     for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
-        visited += 1
-        minibatch = experience.select(rows)
+        minibatch, before = experience.select(rows), dict(sums.totals)
         mask = minibatch.batch.response_mask
         values = scatter(head(states[rows], mask), mask)
         loss, metrics = value_loss(values, minibatch, config, action_mask(mask, config).sum())
         sums.add(metrics)
         loss.backward()
-        optimizer_step(learner.optimizer, [head], config.max_grad_norm)
-    return sums.means(visited)
+        sources = experience.sources(rows)
+        taken.append(take_step(learner, [head], sums, before=before, update=len(taken) + 1, sources=sources))
+    return sums.means(max(1, sum(not step.is_left_out for step in taken))), taken
 
 
 def _minibatches(
@@ -113,7 +135,7 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
     approx_kl = torch.zeros((), device=minibatch.kl.device)
-    for rows, batch in micro_batches(minibatch.batch, config.micro_batch):
+    for rows, batch in micro_batches(minibatch.batch, learner.micro_batch):
         part = minibatch.select(rows)
         outputs = learner.policy(
             batch.ids,
@@ -152,7 +174,7 @@ def accumulate_critic(learner: Learner[OnlineConfig], minibatch: Experience, sum
     """Gradients of only the value loss of one minibatch, for a critic of its own."""
     assert learner.critic is not None
     config, counts = learner.config, Counts.of(minibatch, learner.config)
-    for rows, _ in micro_batches(minibatch.batch, config.micro_batch):
+    for rows, _ in micro_batches(minibatch.batch, learner.micro_batch):
         _accumulate_values(learner.critic, minibatch.select(rows), config, counts, sums)
 
 

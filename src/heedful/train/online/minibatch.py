@@ -1,0 +1,95 @@
+"""One minibatch, whatever happens: in smaller parts if memory runs out, left out if its numbers are not finite."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from heedful.configs.online import RolloutConfig
+from heedful.train.online.learner import Learner
+from heedful.train.optimization import MetricSums, optimizer_step
+from heedful.train.skips import Taken
+from heedful.types import MicroBatch
+
+MOST_APPROX_KL = 10.0
+"""An update is left out if its approx_kl is above this: its probability ratios have exploded. (A mean ratio of 10 alone makes
+6.7; a policy that learns stays below about 0.05.)"""
+
+
+def gradients(
+    learner: Learner[RolloutConfig],
+    sums: MetricSums,
+    accumulate: Callable[[], bool],
+    *,
+    rows: int,
+    mixes: bool = True,
+) -> list[str] | None:
+    """Gradients of a minibatch and of the records mixed in, as many rows at a time as memory has room for.
+
+    Args:
+        learner: what learns; its gradients are cleared if memory runs out.
+        sums: the step's metrics.
+        accumulate: adds the minibatch's own gradients and metrics. It returns False if it is not to be learned from after
+            all; then no records are mixed in.
+        rows: of the minibatch.
+        mixes: whether records are mixed in, if there are any (``--ptx-data``).
+
+    Returns where the mixed-in records were read; None if ``accumulate`` returned False.
+    """
+    ptx, totals = learner.ptx if mixes else None, dict(sums.totals)
+    position = {} if ptx is None else ptx.order.state_dict()
+
+    def work(_limit: MicroBatch) -> list[str] | None:
+        if not accumulate():
+            return None
+        return [] if ptx is None else ptx.accumulate(learner.policy, sums, learner.micro_batch)
+
+    def undo() -> None:
+        learner.optimizer.zero_grad(set_to_none=True)
+        sums.totals = dict(totals)
+        if ptx is not None:
+            ptx.order.load_state_dict(position)
+
+    return learner.room.run(work, learner.config.micro_batch, rows=rows, undo=undo)
+
+
+def take_step(
+    learner: Learner[RolloutConfig],
+    modules: Sequence[nn.Module],
+    sums: MetricSums,
+    *,
+    before: Mapping[str, Tensor],
+    update: int,
+    sources: Sequence[str],
+) -> Taken:
+    """One optimizer step on the gradients that are there, for all modules or, if a number is broken, for none.
+
+    Args:
+        learner: what learns.
+        modules: those of its networks that do.
+        sums: the step's metrics.
+        before: the sums without this minibatch; they are put back if the step is left out.
+        update: number of the optimizer step within its rollout batch, from 1.
+        sources: where the minibatch's records were read.
+    """
+    broken, norm = broken_numbers(sums, before), math.nan
+    if broken:
+        learner.optimizer.zero_grad(set_to_none=True)
+    else:
+        norm = optimizer_step(learner.optimizer, modules, learner.config.max_grad_norm)
+        if not math.isfinite(norm) and learner.policy.grad_scaler is None:
+            broken = {"gradient norm": norm}
+    if broken:
+        sums.totals = dict(before)
+        learner.skips.leave_out(learner.schedule.done, update, broken, sources)
+    return Taken(norm, bool(broken))
+
+
+def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor]) -> dict[str, float]:
+    """The metrics that a minibatch made non-finite, and its approx_kl if that is above `MOST_APPROX_KL`."""
+    name = "policy/approx_kl"
+    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > MOST_APPROX_KL
+    if sums.are_finite() and not exploded:
+        return {}
+    values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}
+    return {name: value for name, value in values.items() if not math.isfinite(value)} or {name: values[name]}

@@ -1,0 +1,355 @@
+"""Numbers that are not finite: the step is left out as if it had never been, said with its records, and ends no run alone.
+
+They come from where they come from in real runs: a gradient that overflows, weights of a token that are broken, a reward of
+1e39, which float32 does not hold.
+"""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from heedful.checkpoints.save import check_finite
+from heedful.cli import main
+from heedful.configs.a2c import A2CConfig
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.errors import CheckpointError, TrainingError
+from heedful.train import dpo, reward, sft
+from heedful.train.online import online_dpo
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.experience import collect
+from heedful.train.online.minibatch import MOST_APPROX_KL, broken_numbers
+from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.online.respond import respond
+from heedful.train.online.start import start
+from heedful.train.online.update import learn
+from heedful.train.optimization import MetricSums
+
+CLIP = torch.nn.utils.clip_grad_norm_
+
+
+def overflow(patch, *steps):
+    """torch finds a gradient of these optimizer steps (of one module each) infinite."""
+    calls = []
+
+    def clip(parameters, max_norm):
+        calls.append(1)
+        if len(calls) in steps:
+            parameters[0].grad.view(-1)[0] = torch.inf
+        return CLIP(parameters, max_norm)
+
+    patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def numbers(state):
+    """What an optimizer step changes."""
+    weights = {name: state[name] for name in ("model", "policy", "critic", "average") if state.get(name) is not None}
+    return copy.deepcopy(weights | {"optimizer": state["optimizer"]["state"]})
+
+
+def flat(tree):
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree, key=str) for leaf in flat(tree[key])]
+    return [tree]
+
+
+def equal(a, b):
+    pairs = zip(flat(a), flat(b), strict=True)
+    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
+
+
+# -------------------------------------------------------------------------------------------------- trainers from data
+
+OFFLINE = {
+    "sft": (SFTConfig, sft, sft.train_sft),
+    "reward": (RewardConfig, reward, reward.train_reward),
+    "dpo": (DPOConfig, dpo, dpo.train_dpo),
+}
+
+
+@pytest.fixture
+def offline(tiny, demonstrations, write, tmp_path):
+    """``offline(name, **changes)``: settings of five steps of three records."""
+    pairs = write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)])
+
+    def make(name, **changes):
+        kind = OFFLINE[name][0]
+        common = {"model": tiny("qwen3"), "data": demonstrations if kind is SFTConfig else pairs, "batch_size": 3}
+        common |= {"eval_fraction": 0.0, "lr_schedule": "constant", "learning_rate": 1e-2, "dtype": "float32"}
+        return kind(**(common | {"output": tmp_path / "run", "max_steps": 5, "sample_every": 0} | changes))
+
+    return make
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_step_that_overflows_is_left_out_and_its_records_are_written_down(offline, name, monkeypatch, capsys):
+    """The run goes on, and the file names the records of just that step."""
+    settings = offline(name)
+    overflow(monkeypatch, 3)
+    summary = OFFLINE[name][2](settings)
+    assert summary["steps"] == 5
+    logged = lines(settings.output / "metrics.jsonl")
+    assert [line.get("optimizer/skipped_steps") for line in logged] == [None, None, 1.0, None, None]
+    assert [("optimizer/grad_norm" in line) for line in logged] == [True, True, False, True, True]
+    (left_out,) = lines(settings.output / "skipped.jsonl")
+    assert (left_out["step"], left_out["update"], left_out["not_finite"]) == (3, 1, ["gradient norm inf"])
+    learner = OFFLINE[name][1].start(offline(name, output=settings.output.with_name("again")))[0]
+    third = [next(learner.batches) for _ in range(3)][2]
+    expected = [f"{settings.data}:{row + 1}" for row in third]
+    assert left_out["records"] == expected
+    said = capsys.readouterr().err
+    assert f"step 3, update 1: gradient norm inf; records {', '.join(expected)})" in said
+    assert str(settings.output / "skipped.jsonl") in said
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_the_optimizer_does_not_notice_a_step_that_was_left_out(offline, name, monkeypatch):
+    """Weights, moments and Adam's count of steps are bit for bit those before it."""
+    settings = offline(name)
+    module = OFFLINE[name][1]
+    learner, data, *_ = module.start(settings)
+    rows = data if name == "reward" else data.train
+    more = () if name == "reward" else (data.pad_id,)
+
+    def step():
+        return module.learn(learner, [rows[i] for i in next(learner.batches)], *more, settings)
+
+    step()
+    before = numbers(learner.state_dict())
+    with monkeypatch.context() as patch:
+        overflow(patch, 1)
+        metrics = step()
+    assert metrics["optimizer/skipped_steps"] == 1
+    assert equal(numbers(learner.state_dict()), before)
+    assert learner.state_dict()["skipped_in_a_row"] == 1
+    step()
+    assert not equal(numbers(learner.state_dict()), before)
+    assert learner.state_dict()["skipped_in_a_row"] == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "bad", "ends_at"), [(3, (2, 3, 4, 5), 5), (2, (2, 3, 4), 4), (2, (1, 2, 4, 5), None)]
+)
+def test_too_many_in_a_row_end_the_run(offline, monkeypatch, limit, bad, ends_at):
+    """One more than --max-skipped-steps: with status 4, after the step is logged; those that are apart never do."""
+    settings = offline("sft", max_skipped_steps=limit, max_steps=6)
+    overflow(monkeypatch, *bad)
+    if ends_at is None:
+        assert sft.train_sft(settings)["steps"] == 6
+        return
+    with pytest.raises(TrainingError, match=rf"^{limit + 1} steps in a row .*--max-skipped-steps {limit} ") as caught:
+        sft.train_sft(settings)
+    assert caught.value.status == 4
+    assert str(settings.output / "skipped.jsonl") in str(caught.value)
+    assert [line["step"] for line in lines(settings.output / "metrics.jsonl")] == list(range(1, ends_at + 1))
+    assert [line["step"] for line in lines(settings.output / "skipped.jsonl")] == list(bad)
+
+
+def test_the_count_goes_on_after_a_resume(offline, monkeypatch):
+    settings = offline("sft", max_skipped_steps=1)
+    learner, data = sft.start(settings)
+    again, _ = sft.start(settings)
+    overflow(monkeypatch, 1, 2)
+
+    def step(learner):
+        sft.learn(learner, [data.train[i] for i in next(learner.batches)], data.pad_id, settings)
+
+    step(learner)
+    learner.skips.check()
+    again.load_state_dict(copy.deepcopy(learner.state_dict()))
+    step(again)
+    with pytest.raises(TrainingError, match="2 steps in a row"):
+        again.skips.check()
+
+
+def test_the_command_line_ends_with_status_4(offline, monkeypatch, capsys):
+    settings = offline("sft")
+    overflow(monkeypatch, 2)
+    flags = {"model": settings.model, "data": settings.data, "output": settings.output, "batch-size": 3}
+    flags |= {"eval-fraction": 0, "max-steps": 5, "sample-every": 0, "dtype": "float32", "max-skipped-steps": 0}
+    assert main(["sft", *(str(word) for flag, value in flags.items() for word in (f"--{flag}", value))]) == 4
+    said = capsys.readouterr().err
+    assert "heedful: TrainingError: 1 step in a row made no update" in said
+    assert "Traceback" not in said
+
+
+def test_a_record_with_a_broken_token_is_found(tiny, tmp_path, write):
+    """The embedding of a byte of one record is NaN, under adapters: no step learns from it, and the file says which it is."""
+    folder = tmp_path / "broken"
+    model = AutoModelForCausalLM.from_pretrained(tiny("llama"))
+    tokenizer = AutoTokenizer.from_pretrained(tiny("llama"))
+    (token,) = tokenizer("Z", add_special_tokens=False).input_ids
+    model.config.tie_word_embeddings = False  # else every token's probability would be NaN
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = torch.nan
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    data = write("d", [{"prompt": f"问{i}", "completion": f"答{i}" + "Z" * (i == 2)} for i in range(6)])
+    settings = SFTConfig(
+        model=str(folder), data=data, output=tmp_path / "run", batch_size=1, epochs=2, eval_fraction=0.0,
+        sample_every=0, lora_rank=2, dtype="float32", learning_rate=1e-2, lora_alpha=4,
+    )  # fmt: skip
+    assert sft.train_sft(settings)["steps"] == 12
+    left_out = lines(settings.output / "skipped.jsonl")
+    assert [line["records"] for line in left_out] == [[f"{data}:3"]] * 2
+    assert [line["not_finite"] for line in left_out] == [["loss/sft nan"]] * 2
+
+
+# ------------------------------------------------------------------------------------------------------------- online
+
+ONLINE = {
+    "ppo": (PPOConfig, {}),
+    "separate": (PPOConfig, {"critic": "separate"}),
+    "a2c": (A2CConfig, {}),
+    "grpo": (GRPOConfig, {}),
+    "online-dpo": (OnlineDPOConfig, {}),
+    "everything": (
+        PPOConfig,
+        {"critic": "separate", "ema_decay": 0.5, "kl_target": 1.0, "kl_horizon": 40, "ptx_coef": 0.5},
+    ),
+}
+TRAINERS = {PPOConfig: train_ppo, A2CConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
+
+
+@pytest.fixture
+def online(config, demonstrations):
+    """``online(name, **changes)``: settings of three steps; a minibatch is one prompt's four responses."""
+
+    def make(name, **changes):
+        kind, own = ONLINE[name]
+        sizes = {"samples_per_prompt": 4, "ppo_epochs": 1, "minibatch_size": 4} if kind is not A2CConfig else {}
+        sizes |= {"steps": 3, "learning_rate": 1e-2, "lr_schedule": "constant", "eval_fraction": 0.0}
+        ptx = {"ptx_data": demonstrations} if "ptx_coef" in own else {}
+        return config(kind, **(sizes | own | ptx | changes))
+
+    return make
+
+
+def too_large(word):
+    """A reward that float32 does not hold for half of the responses to one prompt."""
+
+    def reward(prompts, completions, **_):
+        return [
+            1e39 if word in prompt and i % 2 else float(len(c))
+            for i, (prompt, c) in enumerate(zip(prompts, completions, strict=True))
+        ]
+
+    return reward
+
+
+def updates(learner):
+    """Does one step of whatever algorithm."""
+    prompts = next(learner.prompts)
+    if isinstance(learner.config, OnlineDPOConfig):
+        return online_dpo.learn(learner, respond(learner, prompts))
+    return learn(learner, collect(learner, prompts))
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_nothing_online_notices_a_step_that_was_left_out(online, name, length, monkeypatch):
+    """Every gradient of a step overflows: policy, critic, average and moments stay, bit for bit."""
+    settings = online(name)
+    learner = start(settings, [length]).learner
+    updates(learner)
+    before = numbers(learner.state_dict())
+    with monkeypatch.context() as patch:
+        overflow(patch, *range(1, 100))
+        metrics = updates(learner)
+    after = numbers(learner.state_dict())
+    assert equal(after, before)
+    assert metrics["optimizer/skipped_steps"] >= 1
+    assert all(map(math.isfinite, metrics.values())), "metrics are those of updates that were made"
+    assert learner.state_dict()["skipped_in_a_row"] == 1
+    updates(learner)
+    assert not equal(numbers(learner.state_dict()), before)
+    assert learner.state_dict()["skipped_in_a_row"] == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(online, name, prompts, capsys):
+    """Without whitening the other minibatches are learned from; with it no number of the rollout batch is left."""
+    settings = online(name, steps=5, max_skipped_steps=9, samples_per_prompt=2, minibatch_size=2)
+    summary = TRAINERS[type(settings)](settings, rewards=[too_large("苹果")])
+    assert summary["steps"] == 5
+    left_out = lines(settings.output / "skipped.jsonl")
+    assert left_out
+    for line in left_out:
+        assert line["records"] == [f"{prompts}:9"], "the record with 苹果 and no other"
+    logged = {line["step"]: line for line in lines(settings.output / "metrics.jsonl")}
+    of_step = logged[left_out[0]["step"]]
+    assert of_step["optimizer/skipped_steps"] in ((1, 2) if name == "grpo" else (4,))
+    assert ("optimizer/grad_norm" in of_step) == (name == "grpo")
+    assert capsys.readouterr().err.count("an update was skipped") == len({line["step"] for line in left_out})
+    weights = AutoModelForCausalLM.from_pretrained(settings.output / "final").state_dict()
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "a2c"])
+def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
+    """Online DPO would go on: it only ranks, and 1e39 is more than 12."""
+    with pytest.raises(TrainingError, match="3 steps in a row made no update") as caught:
+        TRAINERS[ONLINE[name][0]](online(name, steps=9, max_skipped_steps=2), rewards=[too_large("")])
+    assert caught.value.status == 4
+
+
+def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, experience_of):
+    """The policy is far from the one that sampled: approx_kl above 10 is no number to learn from, below it is."""
+    settings = online("grpo", ppo_epochs=2)
+    for distance, is_left_out in ((0.5, False), (4.0, True)):
+        learner = make_learner(settings, torch.float32)
+        experience = experience_of(learner)
+        experience.old_logprobs.sub_(distance)
+        before = [p.detach().clone() for p in learner.policy.parameters()]
+        metrics = learn(learner, experience)
+        stood_still = all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+        assert stood_still == is_left_out
+        assert ("optimizer/skipped_steps" in metrics) == is_left_out
+    sums = MetricSums()
+    sums.add({"policy/approx_kl": torch.tensor(MOST_APPROX_KL), "loss/policy": torch.tensor(1.0)})
+    assert broken_numbers(sums, {}) == {}
+    before = dict(sums.totals)
+    sums.add({"policy/approx_kl": torch.tensor(MOST_APPROX_KL)})
+    assert broken_numbers(sums, before) == {}, "each minibatch by itself"
+    sums.add({"policy/approx_kl": torch.tensor(0.5)})
+    assert broken_numbers(sums, before) == {"policy/approx_kl": 10.5}
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_never_saved(offline, tmp_path, bad):
+    for name in OFFLINE:
+        learner = OFFLINE[name][1].start(offline(name))[0]
+        learner.save(tmp_path / name)
+        next(learner.model.parameters()).data.view(-1)[-1] = bad
+        with pytest.raises(CheckpointError, match=r"1 of .* weights that learn hold numbers that are not finite"):
+            learner.save(tmp_path / f"{name}-broken")
+        assert not (tmp_path / f"{name}-broken").exists()
+
+
+def test_a_critic_that_is_not_finite_is_not_saved_either(online, length, tmp_path):
+    learner = start(online("separate"), [length]).learner
+    learner.critic.value_head.weight.data[0, 0] = math.nan
+    with pytest.raises(CheckpointError, match=r"first: value_head\.weight"):
+        learner.save(tmp_path / "model")
+
+
+def test_what_is_frozen_is_not_looked_at():
+    module = torch.nn.Linear(1, 1)
+    module.weight.data.fill_(math.nan)
+    module.weight.requires_grad_(False)
+    check_finite(module)
