@@ -169,6 +169,8 @@ OUT_OF_RANGE = {
         *MACHINE,
         {"micro_batch_size": 0},
         *({"max_request_mb": x} for x in (0, -1, NAN)),
+        *({name: x} for name in ("max_held_mb", "receive_timeout") for x in (0, NAN, INFINITE)),
+        *({name: 0} for name in ("max_queue", "max_connections")),
         *({"port": x} for x in (-1, 65536)),
     ],
     KLConfig: [*SAMPLED, {"temperature": 0}],
@@ -330,6 +332,13 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
             for trainer in (PPOConfig, GRPOConfig, DPOConfig)
         ),
         (PPOConfig, {"output": "."}, "--output must name a folder"),
+        (ServeRewardConfig, {"max_held_mb": 63}, "--max-held-mb 63 is less than --max-request-mb 64, so the largest"),
+        (ServeRewardConfig, {"max_queue": 505}, "--max-connections 512 must be at least 513: those of --max-queue 505"),
+        *(
+            (ServeRewardConfig, {"allowed_hosts": ("ok", name)}, "--allowed-hosts .* must be a host name alone")
+            for name in ("", "http://a", "a:80", "a b", "盒")
+        ),
+        *((ServeRewardConfig, {"token_env": name}, "--token-env .* name of an environment") for name in ("", "A=b")),
     ],
 )
 def test_settings_that_contradict_each_other(make, config_class, together, message):

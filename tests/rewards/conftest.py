@@ -2,13 +2,17 @@
 
 import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
+from heedful.configs.scoring import ServeRewardConfig
 from heedful.rewards import Completion
+from heedful.rewards.serve import answer_requests, limits_of, longest_text
+from heedful.serving.process import FrontProcess
 from heedful.types import Message, Prompt
 
 
@@ -99,3 +103,31 @@ def answering():
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """``with serving(reward, **settings) as address`` serves a reward: the process that receives requests is the real one.
+
+    The reward is asked in a thread of this process.
+    """
+
+    @contextlib.contextmanager
+    def serve(reward, *, max_characters=None, **settings):
+        limits = limits_of(ServeRewardConfig(**({"model": "m"} | settings)))
+        most = max_characters or longest_text(reward)
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            with FrontProcess(bound) as front:
+                front.open(limits)
+
+                def answer():
+                    with contextlib.suppress(OSError):  # the process has ended, as it should
+                        answer_requests(front, reward, max_characters=most)
+
+                thread = threading.Thread(target=answer)
+                thread.start()
+                yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+            thread.join()
+
+    return serve

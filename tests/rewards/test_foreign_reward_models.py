@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 import torch
-from starlette.testclient import TestClient
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForSequenceClassification,
@@ -27,7 +26,7 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.rewards.resolve import load_model_reward
-from heedful.rewards.serve import make_app
+from heedful.rewards.serve import answer
 from heedful.train.reward import train_reward
 from heedful.types import Message, MicroBatch
 
@@ -187,10 +186,10 @@ def test_it_reads_what_the_template_writes(foreign):
 
 
 def test_the_server_gives_the_same_scores(foreign):
-    client = TestClient(make_app(reward_of(foreign), "m", max_bytes=10**6))
     prompts, completions = split()
-    answer = client.post("/score", json={"prompts": prompts, "completions": completions})
-    assert answer.json()["scores"] == close(card(foreign))
+    body = json.dumps({"prompts": prompts, "completions": completions}).encode()
+    status, content = answer(reward_of(foreign), body, max_characters=1000, log=print)
+    assert (status, content["scores"]) == (200, close(card(foreign)))
 
 
 def pairs():

@@ -1,6 +1,5 @@
 """heedful serve-reward: the same scores over HTTP as in the process, and a message for every request that is wrong."""
 
-import contextlib
 import json
 import re
 import signal
@@ -12,7 +11,6 @@ import threading
 import httpx2
 import pytest
 import torch
-import uvicorn
 
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import save_reward_model
@@ -26,7 +24,6 @@ from heedful.evaluate.policies import evaluate_scores
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
-from heedful.rewards.serve import make_app
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall
 
@@ -56,27 +53,16 @@ def reward(folder):
 
 
 @pytest.fixture(scope="module")
-def served(reward):
-    """The address of the application on a real server, in a thread."""
-    with serving(reward) as address:
+def served(reward, serving):
+    """The address of a server: the real process that receives requests, and the model in a thread of this one."""
+    with serving(reward, model="评分/模型", max_request_mb=MAX_BYTES / 1e6) as address:
         yield address
-
-
-@contextlib.contextmanager
-def serving(reward):
-    app = make_app(reward, "评分/模型", max_bytes=MAX_BYTES)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
 
 
 def post(served, content, path="/score"):
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return httpx2.post(served + path, content=body, trust_env=False)
+    headers = {"Content-Type": "application/json"}
+    return httpx2.post(served + path, content=body, headers=headers, trust_env=False)
 
 
 def test_the_scores_are_the_models_own(served, reward):
@@ -98,7 +84,7 @@ def test_the_documented_request_by_hand(served, reward):
     assert post(served, {"prompts": [], "completions": []}).json() == {"scores": []}
 
 
-def test_thinking_and_tools_arrive_at_the_server(thinker):
+def test_thinking_and_tools_arrive_at_the_server(thinker, serving):
     """What the template shows of them is read, and the scores are those of the model in this process."""
     name = thinker()
     tokenizer = load_tokenizer(name)
@@ -133,7 +119,8 @@ MESSAGE = {"role": "user", "content": "问"}
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b"[" * 15_000, "not JSON"),
+        (b"[" * 15_000, "nested too deeply"),
+        (b'{"prompts": [], "completions": [], "columns": ' + b"1" * 5_000 + b"}", "a number has too many digits"),
         ([], "must be a JSON object"),
         ({"prompts": ["a"]}, '"completions" must be a list, got None'),
         ({"completions": ["a"]}, '"prompts" must be a list, got None'),
@@ -255,26 +242,29 @@ def test_many_at_a_time(served, reward):
     assert found == {i: reward([prompt], ["答"], [False]) for i, prompt in enumerate(prompts)}
 
 
-@pytest.mark.parametrize("value", [float("nan"), ValueError("坏了")], ids=["nan", "raises"])
-def test_a_model_that_fails_is_status_500(value, capfd):
-    """A client then tries again and gives up with the message; a score that is no number is not sent."""
+@pytest.mark.parametrize("value", [float("nan"), ValueError("坏了 /secret/path")], ids=["nan", "raises"])
+def test_a_model_that_fails_is_status_500(value, serving, capfd):
+    """A client then tries again and gives up with the message; a score that is no number is not sent.
+
+    What went wrong inside is said on standard error, once for all requests of some seconds, and not to clients.
+    """
 
     def broken(prompts, completions, truncated):
         if isinstance(value, Exception):
             raise value
         return [value] * len(completions)
 
-    server = uvicorn.Server(uvicorn.Config(make_app(broken, "m", max_bytes=1000), log_level="warning", lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        answer = post(url, {"prompts": ["a"], "completions": ["b"]})
-        server.should_exit = True
-        thread.join()
-    assert answer.status_code == 500
-    assert ("坏了" if isinstance(value, Exception) else "not finite") in answer.json()["error"]
-    assert "Traceback" not in capfd.readouterr().err
+    with serving(broken, max_characters=1000) as url:
+        answers = [post(url, {"prompts": ["a"], "completions": ["b"]}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [500] * 3
+    message = answers[0].json()["error"]
+    said = capfd.readouterr().err
+    if isinstance(value, Exception):
+        assert message == "scoring failed; the server's log says why"
+        assert said == "heedful: scoring failed: ValueError: 坏了 /secret/path\n"
+    else:
+        assert message == "the reward model gave a score that is not finite"
+        assert said == "heedful: the reward model gave a score that is not finite\n"
 
 
 def test_the_command_serves_until_it_is_interrupted(folder, reward):

@@ -43,15 +43,52 @@ class RewardOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRewardConfig(MachineOptions):
-    """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it."""
+    """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it in seconds."""
 
     model: str
     """The reward model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     host: str = "127.0.0.1"
-    """Address to listen at. 127.0.0.1 is reachable only from this machine; 0.0.0.0 from every machine, without a password."""
+    """Address to listen at. 127.0.0.1 is reachable only from this machine; 0.0.0.0 from every machine: set token-env too."""
     port: Annotated[int, Range(at_least=0, at_most=65535)] = 8001
     """Port to listen at; 0 takes a free one."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time."""
+    token_env: str | None = None
+    """Name of an environment variable with a token that requests for scores must bring as `Authorization: Bearer TOKEN`.
+    None asks for none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names by which requests may call the server, besides the host setting and localhost. Others are refused, so that
+    no web page can reach it by letting its own name point here."""
+    max_queue: Annotated[int, POSITIVE] = 64
+    """Requests that may wait while one is scored; more are answered with 429, and heedful's trainers ask again later."""
     max_request_mb: Annotated[float, POSITIVE] = 64.0
     """Largest request in megabytes; a larger one is refused."""
+    max_held_mb: Annotated[float, POSITIVE] = 256.0
+    """Megabytes of all requests that are being received or wait; what would exceed it is answered with 429."""
+    receive_timeout: Annotated[float, POSITIVE] = 30.0
+    """Seconds in which a request must arrive, and in which its answer must be taken. Raise it for slow connections."""
+    max_connections: Annotated[int, POSITIVE] = 512
+    """Connections at a time. One more closes the one that has waited longest without a whole request."""
+
+    def check(self) -> None:
+        super().check()
+        if self.max_held_mb < self.max_request_mb:
+            raise ConfigError(
+                f"--max-held-mb {self.max_held_mb:g} is less than --max-request-mb {self.max_request_mb:g}, so the largest "
+                "request could never be held; raise the one or lower the other"
+            )
+        if self.max_connections < self.max_queue + 8:
+            raise ConfigError(
+                f"--max-connections {self.max_connections} must be at least {self.max_queue + 8}: those of --max-queue "
+                f"{self.max_queue} and 8 more; raise it, or lower --max-queue"
+            )
+        for name in self.allowed_hosts:
+            if not name or any(sign in name for sign in "/:@ ") or not name.isascii():
+                raise ConfigError(
+                    f"--allowed-hosts {name!r} must be a host name alone, such as gpu-box or rewards.example.org: no port, "
+                    "no http://"
+                )
+        if self.token_env is not None and (not self.token_env or "=" in self.token_env):
+            raise ConfigError(
+                f"--token-env {self.token_env!r} must be the name of an environment variable, such as REWARD_TOKEN"
+            )

@@ -1,29 +1,37 @@
-"""Serve a reward model over HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol)."""
+"""Serve a reward model over HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol).
+
+Two processes share the work. `heedful.serving` receives requests, checks them and lets them queue; here, one at a time, they
+are read, scored and answered.
+"""
 
 import contextlib
 import json
 import math
+import os
+import resource
 import socket
 import sys
-import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.data.messages import read_message, read_tools
-from heedful.errors import ConfigError, DataError, HeedfulError
+from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward
+from heedful.rewards.score_request import RequestError, read_request
+from heedful.serving.limits import Limits
+from heedful.serving.process import FrontProcess
 from heedful.types import MicroBatch
+
+SPARE_FILES = 96
+"""File descriptors that are not for connections: the interpreter's, and connections that are about to be closed."""
+SHORTEST_LIMIT = 100_000
+"""A text of so many characters is always tokenised, whatever the model can read."""
+QUIET_SECONDS = 10.0
+"""The least time between two lines about requests that failed."""
 
 
 def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = print) -> None:
@@ -33,145 +41,152 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
         config: the model, the address and the limits.
         announce: is called with a line of text when the server is ready (with its address), and when it has ended.
 
-    Raises ConfigError if the server cannot listen at the address, CheckpointError if there is no such reward model.
+    Raises ConfigError if the server cannot listen at the address, there is no token where ``config.token_env`` says, or the
+    system allows too few open files; CheckpointError if there is no such reward model.
     """
+    limits = limits_of(config)
     device = resolve_device(config.device)
-    with _bound(config.host, config.port) as listening:  # before the model, which may take minutes to load
+    # Both before the model, which may take minutes to load.
+    with _bound(config.host, config.port) as listening, FrontProcess(listening) as front:
         reward = load_model_reward(
             config.model,
             device=device,
             compute_dtype=resolve_dtype(config.dtype, device),
             micro_batch=MicroBatch(config.micro_batch_size),
         )
-        app = make_app(reward, config.model, max_bytes=int(config.max_request_mb * 1e6))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-        listening.listen()
+        front.open(limits)
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"{config.model} scores at http://{host}:{listening.getsockname()[1]}/score; Ctrl-C ends it")
-        with contextlib.suppress(KeyboardInterrupt):  # before the server handles signals itself
-            server.run(sockets=[listening])
+        if limits.max_connections < config.max_connections:
+            announce(
+                f"at most {limits.max_connections} connections at a time, not {config.max_connections}: the system allows "
+                "this process no more open files (ulimit -n)"
+            )
+        with contextlib.suppress(KeyboardInterrupt):
+            answer_requests(front, reward, max_characters=longest_text(reward))
     announce("the server has ended")
 
 
-def make_app(reward: ModelReward, name: str, *, max_bytes: int) -> Starlette:
-    """Make the web application: ``POST /score`` asks the reward, one request at a time; ``GET /health`` returns its name.
+def limits_of(config: ServeRewardConfig) -> Limits:
+    """Return what the process that receives requests has to know. Raises ConfigError."""
+    limits = Limits(
+        name=public_name(config.model),
+        hosts=tuple(name.lower().strip("[]") for name in (config.host, *config.allowed_hosts)),
+        any_address=config.host in ("0.0.0.0", "::"),
+        token=None if config.token_env is None else _token(config.token_env),
+        max_request_bytes=int(config.max_request_mb * 1e6),
+        max_held_bytes=int(config.max_held_mb * 1e6),
+        max_queue=config.max_queue,
+        max_connections=min(config.max_connections, _files_allowed() - SPARE_FILES),
+        receive_seconds=config.receive_timeout,
+    )
+    needed = config.max_queue + 8
+    if limits.max_connections < needed:
+        raise ConfigError(
+            f"the system allows this process {_files_allowed()} open files (ulimit -n), and --max-queue {config.max_queue} "
+            f"needs {needed + SPARE_FILES}; raise it with `ulimit -n`, or lower --max-queue"
+        )
+    return limits
+
+
+def answer_requests(front: FrontProcess, reward: ModelReward, *, max_characters: int) -> None:
+    """Answer one request after the other, forever.
 
     Args:
+        front: where they come from.
         reward: scores the responses.
-        name: the model's name, for ``/health``.
-        max_bytes: the largest request that is accepted.
+        max_characters: the longest text that is tokenised.
+
+    Raises OSError if the process that receives them dies.
     """
-    one_at_a_time = threading.Lock()
-
-    def scored(prompts: list[Any], completions: list[Any], truncated: list[bool]) -> list[float]:
-        with one_at_a_time:
-            return reward(prompts, completions, truncated) if completions else []
-
-    async def score(request: Request) -> Response:
-        try:
-            body = await _body(request, max_bytes)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
-        if body is None:
-            return _refused(413, f"the request is larger than {max_bytes} bytes; send fewer responses at a time")
-        try:
-            scores = await run_in_threadpool(scored, *read_request(body))
-        except (RequestError, HeedfulError) as error:
-            return _refused(400, str(error))
-        except Exception as error:
-            print(f"heedful: scoring failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            return _refused(500, f"scoring failed: {type(error).__name__}: {error}")
-        if not all(map(math.isfinite, scores)):
-            return _refused(500, "the reward model gave a score that is not finite")
-        return JSONResponse({"scores": scores})
-
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": name})
-
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _refused(error.status_code, f"{error.detail}; there are POST /score and GET /health")
-
-    routes = [Route("/score", score, methods=["POST"]), Route("/health", health, methods=["GET"])]
-    return Starlette(routes=routes, exception_handlers={HTTPException: refused})
+    log = _Log()
+    for body in front.requests():
+        status, content = answer(reward, body, max_characters=max_characters, log=log)
+        front.answer(status, json.dumps(content, ensure_ascii=False).encode())
 
 
-class RequestError(ValueError):
-    """A request that does not follow the protocol; the message says where."""
+def answer(
+    reward: ModelReward, body: bytes | bytearray, *, max_characters: int, log: Callable[[str], None]
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the content of the answer to one request.
 
-
-def read_request(body: bytes) -> tuple[list[Any], list[Any], list[bool]]:
-    """Return the prompts, completions and ``truncated`` flags of a request. Raises RequestError.
-
-    Each prompt and completion is a string or a list of messages.
+    What is wrong with the request is said to whoever sent it; what is wrong with the server, only to ``log``.
     """
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise RequestError(f'the request must be a JSON object with "prompts" and "completions", got {content!r:.80}')
-    for key in ("prompts", "completions"):
-        if not isinstance(content.get(key), list):
-            raise RequestError(f'"{key}" must be a list, got {content.get(key)!r:.80}')
-    prompts, completions = content["prompts"], content["completions"]
-    truncated = content.get("truncated", [False] * len(completions))
-    if not isinstance(truncated, list) or not all(isinstance(cut, bool) for cut in truncated):
-        raise RequestError(f'"truncated" must be a list of true and false, got {truncated!r:.80}')
-    if not len(prompts) == len(completions) == len(truncated):
-        raise RequestError(
-            f'"prompts", "completions" and "truncated" must have the same length, got {len(prompts)}, {len(completions)} and '
-            f"{len(truncated)}"
+        prompts, completions, truncated = read_request(body, max_characters=max_characters)
+        scores = reward(prompts, completions, truncated) if completions else []
+    except (RequestError, RewardError, DataError) as error:
+        return 400, {"error": str(error)}
+    except CheckpointError as error:
+        log(f"a conversation could not be rendered: {error}")
+        return 400, {"error": "the model's chat template cannot render a conversation; the server's log says why"}
+    except Exception as error:
+        log(f"scoring failed: {type(error).__name__}: {error}")
+        return 500, {"error": "scoring failed; the server's log says why"}
+    if not all(map(math.isfinite, scores)):
+        log("the reward model gave a score that is not finite")
+        return 500, {"error": "the reward model gave a score that is not finite"}
+    return 200, {"scores": scores}
+
+
+def longest_text(reward: ModelReward) -> int:
+    """Return the most characters that a text may have to be tokenised at all: more cannot be short enough for the model.
+
+    No token stands for more characters than its own name has, unless a tokenizer drops or merges what it does not know,
+    which `SHORTEST_LIMIT` leaves room for.
+    """
+    longest_token = max(map(len, reward.inputs.tokenizer.get_vocab()))
+    return max(SHORTEST_LIMIT, reward.model.max_length * longest_token)
+
+
+def public_name(model: str) -> str:
+    """Return a model's name without the folders above it: ``reward/final`` for ``/somebody/runs/reward/final``.
+
+    It begins with the run if the folder is one of a run's. Names on the Hub or ModelScope stay as they are.
+    """
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return model
+    parts = path.resolve().parts[1:]
+    if len(parts) > 2 and parts[-2] == "checkpoints":
+        return "/".join(parts[-3:])
+    return "/".join(parts[-2:] if parts[-1] in ("final", "best") else parts[-1:])
+
+
+class _Log:
+    """Writes lines to standard error, but not more often than every `QUIET_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._left_out = 0
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() < self._next:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
+        self._next, self._left_out = time.monotonic() + QUIET_SECONDS, 0
+        print(f"heedful: {text}{more}", file=sys.stderr, flush=True)
+
+
+def _token(variable: str) -> str:
+    """Return the token in an environment variable. Raises ConfigError."""
+    token = os.environ.get(variable, "")
+    if not token:
+        raise ConfigError(
+            f"--token-env {variable}: there is no such environment variable, or it is empty; set it first"
         )
-    for key, texts in (("prompts", prompts), ("completions", completions)):
-        for i, text in enumerate(texts):
-            _check_text(f"{key}[{i}]", text)
-    return prompts, completions, truncated
-
-
-def _check_text(place: str, text: Any) -> None:
-    """Raise RequestError if a text is not a string or a list of messages, or cannot be written as UTF-8."""
-    is_chat = isinstance(text, list) and bool(text) and all(_is_message(message) for message in text)
-    if not isinstance(text, str) and not is_chat:
-        raise RequestError(
-            f'{place} must be a string or a list of messages {{"role": "...", "content": "..."}}, got {text!r:.80}'
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"--token-env {variable}: the token must consist of ASCII letters, digits and signs, without spaces and line "
+            "breaks, because it is sent in a header"
         )
-    try:
-        json.dumps(text, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{place} contains half a character (a lone surrogate), which is not text") from error
-    for i, message in enumerate(text if isinstance(text, list) else []):
-        _check_extras(f"{place}[{i}]", message)
+    return token
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
-
-def _check_extras(place: str, message: dict[str, Any]) -> None:
-    """Raise RequestError if a message has thinking, tools or calls of another form than heedful sends."""
-    more = {key: value for key, value in message.items() if key != "tools"}
-    try:
-        read_tools("the request", message.get("tools"))
-        if more.keys() != {"role", "content"}:
-            read_message("the request", place, more)
-    except DataError as error:
-        raise RequestError(str(error)) from error
-
-
-async def _body(request: Request, max_bytes: int) -> bytes | None:
-    """Return the request's body, or None if it is too large. It is read to its end, so that the sender gets the answer."""
-    body = bytearray()
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= max_bytes:
-            body += piece
-    return bytes(body) if size <= max_bytes else None
-
-
-def _refused(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status_code=status)
+def _files_allowed() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _bound(host: str, port: int) -> socket.socket:

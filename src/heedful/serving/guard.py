@@ -1,0 +1,85 @@
+"""Who may ask for scores: checks on a request's headers, before anything of its body is read."""
+
+import hmac
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from heedful.serving.limits import Limits
+
+Refusal = tuple[int, str]
+"""The status and the message of an answer that refuses a request."""
+
+
+def host_refusal(headers: Mapping[str, str], limits: Limits) -> Refusal | None:
+    """Refuse a request that calls the server by a name that is not its own, or that another web site's page has made.
+
+    A page of a foreign site reaches a server on this machine if the site lets its own name point here (DNS rebinding). Its
+    requests then have that name as their Host. All others that a browser sends for a foreign page have an Origin.
+    """
+    host = headers.get("host")
+    if host is None:  # HTTP/1.0, which no browser speaks
+        return None
+    name = _name(f"//{host}")
+    if not _is_own(name, limits):
+        return 421, (
+            f"this server does not answer to the host {host[:80]!r}: call it by the address that it was given as --host, or "
+            "start it with --allowed-hosts and this name"
+        )
+    origin = headers.get("origin")
+    if origin is not None and _netloc(origin) != host.lower():
+        return 403, f"requests of web pages from elsewhere are refused; the Origin is {origin[:80]!r}"
+    return None
+
+
+def score_refusal(headers: Mapping[str, str], limits: Limits) -> Refusal | None:
+    """Refuse a request for scores that lacks the token, or whose body is not said to be JSON."""
+    if limits.token is not None:
+        given = headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {limits.token}".encode()):
+            wrong = "with another one" if given else "without it"
+            return (
+                401,
+                f"this server asks for a token, and the request came {wrong}; send `Authorization: Bearer TOKEN`",
+            )
+    kind = headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        return 415, f"the Content-Type must be application/json, got {kind[:80]!r}"
+    return None
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name means this machine and can mean no other."""
+    return name == "localhost" or name.endswith(".localhost") or (_is_address(name) and ip_address(name).is_loopback)
+
+
+def _is_own(name: str | None, limits: Limits) -> bool:
+    if name is None:
+        return False
+    return is_loopback(name) or name in limits.hosts or (limits.any_address and _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(url: str) -> str | None:
+    """Return the host name in a URL, in lower case, without port and brackets."""
+    try:
+        name = urlsplit(url).hostname
+    except ValueError:
+        return None
+    return name.rstrip(".") if name else None
+
+
+def _netloc(origin: str) -> str | None:
+    """Return host and port of an Origin, in lower case; None for one that has none, such as ``null``."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return None
+    return parts.netloc.lower() or None

@@ -1,0 +1,590 @@
+"""heedful serve-reward with clients that idle, stall, leave, flood it and send what they should not."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.save import save_reward_model
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.cli import main
+from heedful.rewards.serve import public_name
+
+HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"
+SECONDS = 0.5
+"""The longest that /health may take."""
+
+
+def head(length, *more):
+    """The head of a request for scores."""
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    lines = ["POST /score HTTP/1.1", "Host: localhost", "Content-Type: application/json", size, *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def request(count, words=60):
+    """A whole request for the scores of ``count`` responses."""
+    body = json.dumps({"prompts": ["a"] * count, "completions": ["b" * words] * count}).encode()
+    return head(len(body)) + body
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    tokenizer = load_tokenizer(tiny("qwen3"))
+    model = load_reward_model(tiny("qwen3"), tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=3)
+    folder = tmp_path_factory.mktemp("评分") / "run" / "final"
+    save_reward_model(model, tokenizer, folder)
+    return str(folder)
+
+
+class Server:
+    """``heedful serve-reward`` as a process of its own."""
+
+    def __init__(self, folder, log, *flags, files=None, env=()):
+        limited = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+        command = ["-m", "heedful.cli", "serve-reward", "--model", folder, "--port", "0", "--device", "cpu"]
+        self.log = log
+        with log.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*limited, sys.executable, *command, "--dtype", "float32", *flags],
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                encoding="utf-8",
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env),
+            )
+        line = self.process.stdout.readline()
+        assert "/score" in line, log.read_text()
+        self.port = int(re.search(r":(\d+)/score", line).group(1))
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def connect(self, sent=b"", *, receives=None):
+        """A connection on which something has been sent."""
+        connection = socket.socket()
+        if receives is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        try:
+            connection.settimeout(30)
+            connection.connect(("127.0.0.1", self.port))
+            connection.sendall(sent)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def memory(self):
+        """Megabytes of all its processes."""
+        return sum(_resident(pid) for pid in [self.process.pid, *_children(self.process.pid)]) / 1e6
+
+    def end(self, number=signal.SIGINT):
+        """Send a signal; the seconds that it took to end, and the exit status."""
+        start = time.monotonic()
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=30)
+        return time.monotonic() - start, status
+
+
+def _children(pid):
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def _resident(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def server(folder, tmp_path):
+    """``server(*flags)`` starts one; all are killed after the test."""
+    started = []
+
+    def start(*flags, **options):
+        started.append(Server(folder, tmp_path / f"{len(started)}.log", *flags, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def answer_on(connection, *, head_only=False):
+    """What comes until the connection is closed, or only the status line."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            received += piece
+            if head_only and b"\r\n" in received:
+                break
+    return received
+
+
+WATCH = """
+import json, select, socket, sys, time
+found = []
+def ask(port):
+    start = time.monotonic()
+    try:
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+            answer = connection.recv(12)
+    except OSError as error:
+        answer = repr(error).encode()
+    found.append((time.monotonic() - start, answer.decode()))
+sys.stdin.readline()
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    ask(int(sys.argv[1]))
+print(json.dumps(found))
+"""
+
+
+class HealthWatch:
+    """Asks for /health all the time, from a process of its own: what else this one does shall not slow it down."""
+
+    def __init__(self, server):
+        self.seconds = []
+        self.answers = set()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WATCH, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self):
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self
+
+    def __exit__(self, *_):
+        out, _ = self._process.communicate("end\n")
+        for seconds, answer in json.loads(out):
+            self.seconds.append(seconds)
+            self.answers.add(answer)
+
+
+async def _status(port, sent):
+    """The status of an answer, or the kind of error."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as error:
+        return type(error).__name__
+    try:
+        writer.write(sent)
+        line = await asyncio.wait_for(reader.readline(), 60)
+        return int(line.split()[1]) if line else "closed"
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        writer.close()
+
+
+def statuses(server, requests):
+    """The statuses of requests that are sent at the same time."""
+
+    async def ask():
+        return await asyncio.gather(*(_status(server.port, one) for one in requests))
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_whatever_clients_do(server, number):
+    """Half a head, half a body, requests that are scored and that wait, an answer that nobody reads."""
+    one = server()
+    kinds = [b"", HALF_HEAD, head(1000) + b"{", head(None) + b"5\r\n{", *[request(3000)] * 4]
+    connections = [one.connect(sent) for sent in kinds]
+    connections.append(one.connect(request(1) * 2000, receives=4096))
+    time.sleep(0.5)
+    seconds, status = one.end(number)
+    assert seconds < 5
+    assert status == (0 if number == signal.SIGINT else 143)
+    assert one.log.read_text() == ("" if number == signal.SIGINT else "heedful: terminated\n")
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("files", [256, None])
+def test_health_and_memory_under_load(server, files):
+    """300 idle and 200 busy connections, stalled uploads, abandoned requests and an oversized body, all at once."""
+    one = server(files=files)
+    before = one.memory()
+    start = time.monotonic()
+    with HealthWatch(one) as watch, contextlib.ExitStack() as stack:
+        hold = stack.enter_context
+        for _ in range(300):
+            hold(one.connect(HALF_HEAD))
+        stalled = [hold(one.connect(head(50_000_000))) for _ in range(20)]
+        for connection in stalled:
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                connection.send(b"x" * 2**20)
+        for _ in range(30):  # abandoned
+            one.connect(request(1000)).close()
+        endless = threading.Thread(target=send_endlessly, args=(one,))
+        endless.start()
+        found = statuses(one, [request(100)] * 200)
+        peak = one.memory()
+        endless.join()
+    over = time.monotonic()
+    count = {status: found.count(status) for status in set(found)}
+    slowest = sorted(watch.seconds)
+    seconds, status = one.end()
+    print(
+        f"\nfiles {files}: answers {count} in {over - start:.1f} s; health asked {len(slowest)} times, median "
+        f"{slowest[len(slowest) // 2]:.4f} s, slowest {slowest[-1]:.3f} s; memory {before:.0f} MB, then {peak:.0f} MB; ended "
+        f"in {seconds:.2f} s"
+    )
+    # Of so many open files there are fewer connections than clients, so a few are closed before they have asked.
+    assert set(found) <= {200, 429, "closed"} if files else set(found) == {200, 429}
+    assert 65 <= count[200] <= 67
+    assert count.get("closed", 0) <= 10
+    assert watch.answers == {"HTTP/1.1 200"}
+    assert len(slowest) > 20
+    assert max(slowest[:-3]) < SECONDS
+    assert slowest[-1] < 2, "also beside other programs, which may keep the processor from it for a moment"
+    assert peak - before < 400, "the bodies in flight are at most 256 MB"
+    assert one.log.read_text() == ""
+    assert (status, seconds < 5) == (0, True)
+
+
+def send_endlessly(server, limit=2**32):
+    """Send a body without an end; the bytes that could be sent, and the answer."""
+    sent = 0
+    with server.connect(head(None)) as connection:
+        piece = b"%x\r\n" % 2**20 + b" " * 2**20 + b"\r\n"
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while sent < limit:
+                connection.sendall(piece)
+                sent += 2**20
+        with contextlib.suppress(ConnectionResetError):
+            return sent, answer_on(connection)
+    return sent, b""
+
+
+def test_an_oversized_body_is_not_read_without_end(server):
+    one = server("--max-request-mb", "1")
+    sent, _ = send_endlessly(one)
+    assert sent < 2**29
+    with one.connect(head(2_000_000)) as connection:  # nothing of it is asked for
+        answer = answer_on(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer
+    with one.connect(head(2_000_000) + b" " * 2_000_000) as connection:  # sent before anybody listens
+        assert answer_on(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_a_large_request_does_not_hold_up_health(server):
+    """60 MB of JSON, and a text of 20 MB that is refused before it is tokenised."""
+    one = server()
+    many = json.dumps({"prompts": ["x"], "completions": ["y"], "columns": {"n": list(range(7_000_000))}}).encode()
+    assert len(many) > 55e6
+    long = json.dumps({"prompts": ["x"], "completions": ["ab c" * 5_000_000]}).encode()
+    with HealthWatch(one) as watch:
+        plain = {"Content-Type": "application/json"}
+        assert httpx2.post(f"{one.url}/score", content=many, headers=plain, timeout=60).status_code == 200
+        start = time.monotonic()
+        answer = httpx2.post(f"{one.url}/score", content=long, headers=plain, timeout=60)
+        seconds = time.monotonic() - start
+    assert (answer.status_code, seconds < 3) == (400, True)
+    assert "completions[0] has 20000000 characters; the reward model cannot read more than 100000" in answer.text
+    assert (watch.answers, max(watch.seconds) < SECONDS) == ({"HTTP/1.1 200"}, True)
+
+
+def test_it_leaves_no_process_behind(server):
+    """Killed at once, it frees its port; and it notices if the process that receives requests dies."""
+    one = server()
+    one.process.kill()
+    one.process.wait()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            one.connect().close()
+        except ConnectionRefusedError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("something still listens")
+    two = server()
+    (front,) = _children(two.process.pid)
+    os.kill(front, signal.SIGKILL)
+    assert two.process.wait(timeout=10) in (2, 3)
+    assert two.log.read_text() == "heedful: the process that receives requests has ended by itself, with status -9\n"
+
+
+class Slow:
+    """A reward that takes its time, and remembers whom it was asked about."""
+
+    def __init__(self):
+        self.go = threading.Semaphore(0)
+        self.asked = []
+
+    def __call__(self, prompts, completions, truncated):
+        self.asked.append(prompts[0])
+        self.go.acquire(timeout=30)
+        return [1.0] * len(completions)
+
+    def wait_for(self, count):
+        deadline = time.monotonic() + 10
+        while len(self.asked) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(self.asked) == count
+
+
+class Address:
+    """What `Server.connect` needs of a server in this process."""
+
+    def __init__(self, url):
+        self.url = url
+        self.port = int(url.rpartition(":")[2])
+
+    connect = Server.connect
+
+
+def named(name):
+    body = json.dumps({"prompts": [name], "completions": ["b"]}).encode()
+    return head(len(body)) + body
+
+
+def test_requests_beyond_the_queue_are_told_to_come_back(serving):
+    slow = Slow()
+    with serving(slow, max_characters=1000, max_queue=2) as url:
+        one = Address(url)
+        waiting = [one.connect(named("0"))]
+        slow.wait_for(1)
+        waiting += [one.connect(named(str(i))) for i in (1, 2)]
+        time.sleep(0.2)
+        with one.connect(head(100_000)) as connection:  # before its body has come
+            answer = answer_on(connection)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 1" in answer
+        assert b"connection: close" in answer
+        assert b"2 requests" in answer
+        with one.connect(named("small")) as connection:
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 429")
+        slow.go.release(3)
+        for connection in waiting:
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
+            connection.close()
+    assert slow.asked == ["0", "1", "2"]
+
+
+def test_requests_whose_client_has_gone_are_not_scored(serving):
+    slow = Slow()
+    with serving(slow, max_characters=1000) as url:
+        one = Address(url)
+        first = one.connect(named("first"))
+        slow.wait_for(1)
+        leaving = [one.connect(named(f"gone {i}")) for i in range(5)]
+        staying = one.connect(named("stays"))
+        time.sleep(0.2)
+        for connection in leaving:
+            connection.close()
+        time.sleep(0.2)
+        slow.go.release(2)
+        for connection in (first, staying):
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
+            connection.close()
+    assert slow.asked == ["first", "stays"]
+
+
+def test_what_does_not_arrive_in_time_is_given_up(serving):
+    """Half a head, a connection without any, half a body, and bytes that trickle in."""
+    with serving(Slow(), max_characters=1000, receive_timeout=0.6) as url:
+        one = Address(url)
+        for sent in (b"", HALF_HEAD):
+            start = time.monotonic()
+            with one.connect(sent) as connection:
+                assert answer_on(connection) == b""
+            assert 0.4 < time.monotonic() - start < 3
+        with one.connect(head(1000) + b"{") as connection:
+            start = time.monotonic()
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    connection.sendall(b" ")
+                    time.sleep(0.02)
+            assert answer_on(connection).startswith(b"HTTP/1.1 408")
+            assert time.monotonic() - start < 3.5
+
+
+def test_a_connection_that_is_kept_has_its_time_again(serving):
+    """The time of a request does not begin before the last answer."""
+    with serving(lambda p, c, t: [1.0] * len(c), max_characters=1000, receive_timeout=1.0) as url:
+        connection = Address(url).connect()
+        for _ in range(4):
+            time.sleep(0.5)
+            connection.sendall(named("a"))
+            received = b""
+            while b"scores" not in received:
+                received += connection.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_an_answer_that_nobody_takes_is_given_up(serving):
+    """Neither the connection nor what was written for it stays."""
+    with serving(lambda p, c, t: [1 / 3] * len(c), max_characters=10, receive_timeout=0.5) as url:
+        one = Address(url)
+        body = json.dumps({"prompts": [""] * 400_000, "completions": [""] * 400_000}).encode()
+        with one.connect(head(len(body)) + body, receives=4096) as connection:
+            time.sleep(4)
+            received = len(answer_on(connection))
+        assert received < len(body)
+
+
+def test_bodies_in_flight_are_bounded(serving):
+    """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
+    with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=2) as url:
+        one = Address(url)
+        holding = [one.connect(head(1_000_000) + b" " * 900_000) for _ in range(2)]
+        time.sleep(0.3)
+        with one.connect(head(500_000)) as connection:
+            assert answer_on(connection).startswith(b"HTTP/1.1 429")
+        with one.connect(head(None) + b"%x\r\n" % 500_000 + b" " * 500_000) as connection:
+            assert answer_on(connection).startswith(b"HTTP/1.1 429")
+        for connection in holding:
+            assert answer_on(connection).startswith(b"HTTP/1.1 408")
+            connection.close()
+        with one.connect(head(900_000) + b" " * 900_000) as connection:
+            assert b"not JSON" in answer_on(connection, head_only=True)
+
+
+def test_the_longest_idle_connection_makes_room(serving):
+    """Never one whose request is being scored."""
+    slow = Slow()
+    with serving(slow, max_characters=1000, max_queue=4, max_connections=12) as url:
+        one = Address(url)
+        busy = [one.connect(named(str(i))) for i in range(3)]
+        slow.wait_for(1)
+        idle = [one.connect(HALF_HEAD) for _ in range(9)]
+        time.sleep(0.2)
+        more = [one.connect(HALF_HEAD) for _ in range(2)]
+        for connection in idle[:2]:
+            assert answer_on(connection) == b""
+        idle[2].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            idle[2].recv(1)
+        slow.go.release(3)
+        for connection in busy:
+            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
+        for connection in (*busy, *idle, *more):
+            connection.close()
+
+
+def ask(url, **headers):
+    """POST a request for a score with these headers; a header that is None is left out."""
+    given = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    body = json.dumps({"prompts": ["a"], "completions": ["b"]}).encode()
+    return httpx2.post(f"{url}/score", content=body, headers=given)
+
+
+def ones(prompts, completions, truncated):
+    return [1.0] * len(completions)
+
+
+def test_other_sites_do_not_reach_it(serving):
+    """A name of theirs that points here (DNS rebinding), a page of theirs, and forms, which cannot send JSON."""
+    with serving(ones, max_characters=1000, allowed_hosts=("GPU-box",)) as url:
+        port = url.rpartition(":")[2]
+        for host in ("evil.example", f"evil.example:{port}", "203.0.113.9", "[bad", "localhost.evil.example"):
+            refused = ask(url, host=host)
+            assert (refused.status_code, "does not answer to the host" in refused.json()["error"]) == (421, True), host
+            assert httpx2.get(f"{url}/health", headers={"host": host}).status_code == 421
+        for host in (f"localhost:{port}", "127.0.0.1", "127.8.8.8", f"[::1]:{port}", "gpu-BOX:80", "a.localhost."):
+            assert ask(url, host=host).status_code == 200, host
+        for origin in ("https://evil.example", "null", "http://localhost:1", f"file://{url[7:]}x"):
+            refused = ask(url, origin=origin)
+            assert (refused.status_code, "Origin" in refused.json()["error"]) == (403, True), origin
+        assert ask(url, origin=url).status_code == 200
+        for kind in ("text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"):
+            refused = ask(url, content_type=kind)
+            assert (refused.status_code, "application/json" in refused.json()["error"]) == (415, True), kind
+        assert ask(url, content_type="Application/JSON; charset=utf-8").status_code == 200
+
+
+def test_at_every_address_any_address_in_digits_will_do(serving):
+    """Nobody can point one of those anywhere else. Names still must be said."""
+    with serving(ones, max_characters=1000, host="0.0.0.0") as url:
+        assert ask(url, host="203.0.113.9:8001").status_code == 200
+        assert ask(url, host="evil.example").status_code == 421
+
+
+def test_a_token(serving, monkeypatch):
+    """/health asks for none, and tells nothing that is worth one."""
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    with serving(ones, max_characters=1000, token_env="MY_TOKEN") as url:
+        for given in (
+            {},
+            {"authorization": "Bearer wrong!"},
+            {"authorization": "s3cret"},
+            {"authorization": "Bearer"},
+        ):
+            refused = ask(url, **given)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            assert "Authorization: Bearer TOKEN" in refused.json()["error"]
+            assert "s3cret" not in refused.text
+        assert ask(url, authorization="Bearer s3cret").status_code == 200
+        assert httpx2.get(f"{url}/health").json() == {"status": "ok", "model": "m"}
+
+
+def test_health_gives_a_name_and_no_path(server, folder):
+    one = server()
+    assert httpx2.get(f"{one.url}/health").json() == {"status": "ok", "model": "run/final"}
+    assert str(Path(folder).parent.parent) not in httpx2.get(f"{one.url}/health").text
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("alice/models/judge", "judge"),
+        ("alice/runs/好/final", "好/final"),
+        ("alice/runs/r/best", "r/best"),
+        ("alice/runs/r/checkpoints/step-20", "r/checkpoints/step-20"),
+    ],
+)
+def test_the_name_of_a_folder(tmp_path, folder, name, monkeypatch):
+    (tmp_path / folder).mkdir(parents=True)
+    assert public_name(str(tmp_path / folder)) == name
+    monkeypatch.chdir(tmp_path / folder)
+    assert public_name(".") == name
+
+
+def test_the_name_of_a_model_elsewhere():
+    assert public_name("org/judge") == "org/judge"
+    assert public_name("modelscope:org/judge") == "modelscope:org/judge"
+
+
+@pytest.mark.parametrize("token", [None, "", "two words", "秘密", "line\n"])
+def test_a_token_that_cannot_be_sent_is_refused(capsys, monkeypatch, token):
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    if token is not None:
+        monkeypatch.setenv("MY_TOKEN", token)
+    assert main(["serve-reward", "--model", "没有", "--port", "0", "--token-env", "MY_TOKEN"]) == 2
+    message = capsys.readouterr().err
+    assert "ConfigError: --token-env MY_TOKEN: " in message
+    assert not token or token not in message
+
+
+def test_too_few_files_are_refused_before_the_model_is_loaded():
+    run = ["-m", "heedful.cli", "serve-reward", "--model", "没有", "--port", "0"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", sys.executable, *run],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 168" in (
+        done.stderr
+    )
