@@ -9,8 +9,8 @@
     ├── MemoryFullError  (also MemoryError)    a model that does not fit into memory, even one row at a time
     └── MachineError     (also OSError)        the machine lacks what a run needs, such as space on the disk
 
-The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a user's
-mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
+The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a
+user's mistake, 3 for the machine, 4 for a run that began, could not go on, and can be resumed.
 
 `Terminated` is not an error: it is raised, as Python raises KeyboardInterrupt, to end what is running.
 """
