@@ -26,7 +26,7 @@ from heedful.demo.folder import check_output, make_beginning
 from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
 from heedful.demo.story import Sizes
 from heedful.demo.world import GOOD
-from heedful.display import print_table
+from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
@@ -67,7 +67,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     settings = read_recipe(config, recipe)
     check_output(config)
     resolve_device(config.device)
-    console = Console() if Console().is_terminal else Console(width=WIDTH)
+    console = Screen() if Screen().is_terminal else Screen(width=WIDTH)
     make_beginning(config, settings.tiny)
     sizes = sizes_of(config.output, settings.ppo.eval_fraction)
     _say(console, "heedful demo", story.opening(sizes))
