@@ -1,12 +1,17 @@
 """Tables of samples: readable at their width, whatever the language, and with nothing that a terminal would obey."""
 
 import io
+import json
+import os
+import subprocess
+import sys
+import unicodedata
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from heedful.display import print_table, shown
+from heedful.display import harmless, print_table, shown
 
 
 def printed(rows, width):
@@ -53,3 +58,67 @@ def test_numbers_take_no_more_than_they_need():
 def test_values_as_text(value, text):
     assert shown(value) == text
     assert shown("长" * 301) == "长" * 299 + "…"
+
+
+def has_commands(text):
+    return any(unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" for c in text)
+
+
+def test_a_text_of_unknown_origin_commands_no_terminal():
+    """It keeps everything else, also what joins the parts of an emoji."""
+    text = "好\n\ta👨\u200d👩 \u2028é"
+    assert harmless(text) == text
+    clipboard = "\x1b]52;c;aGk=\x07"
+    assert harmless(clipboard) == "\\x1b]52;c;aGk=\\x07"
+    for number in [*range(0x100), 0xD800, 0xDFFF]:
+        assert not has_commands(harmless(chr(number))), number
+
+
+def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
+    """A key of a record that sets the clipboard; and a random model, whose every fourth byte is a control character."""
+    data = tmp_path / "数据.jsonl"
+    data.write_text(json.dumps({"prompt": [{"\x1b]52;c;aGk=\x07": 1}], "completion": "a"}) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "heedful.cli"]
+    sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(tmp_path / "run")]
+    done = subprocess.run([*command, *sft], capture_output=True, check=False)
+    assert (done.returncode, has_commands(done.stderr.decode())) == (2, False), done.stderr
+    assert r"\x1b]52;c;aGk=\x07" in done.stderr.decode()
+    chat = ["chat", "--model", tiny(), "--raw", "--max-new-tokens", "100", "--device", "cpu"]
+    done = subprocess.run([*command, *chat], input=b"a\n", capture_output=True, check=True)
+    assert not has_commands(done.stdout.decode())
+    assert "\\x" in done.stdout.decode()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered):
+    """As in ``heedful sft ... 2>&1 | head -1``."""
+    data = tmp_path / "数据.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": f"{i}", "completion": "a"}) + "\n" for i in range(60)), encoding="utf-8"
+    )
+    sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(tmp_path / "run"), "--max-steps", "3"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "heedful.cli", *sft, "--batch-size", "2", "--device", "cpu"],
+        stdout=writing,
+        stderr=writing,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "run" / "final" / "model.safetensors").is_file()
+    wrong = [
+        sys.executable,
+        "-m",
+        "heedful.cli",
+        "sft",
+        "--model",
+        "没有",
+        "--data",
+        "没有.jsonl",
+        "--output",
+        str(tmp_path),
+    ]
+    assert subprocess.run(wrong, stdout=writing, stderr=writing, check=False).returncode == 2
+    os.close(writing)

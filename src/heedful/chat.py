@@ -10,6 +10,7 @@ from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
+from heedful.display import harmless
 from heedful.errors import ConfigError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
@@ -124,7 +125,7 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
         elif line:
             try:
                 for piece in conversation.answer(line):
-                    print(piece, end="", flush=True)
+                    print(harmless(piece), end="", flush=True)
                 print()
             except ConfigError as error:
                 print(f"({error})")

@@ -145,17 +145,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except KeyboardInterrupt:
-            print("heedful: interrupted", file=sys.stderr)
+            _say("interrupted")
             return 130
         except Terminated as ended:
-            print("heedful: terminated", file=sys.stderr)
+            _say("terminated")
             return ended.status
         except Exception as error:
             message = _message(error)
             if message is None:
                 raise
-            print(f"heedful: {message}", file=sys.stderr)
+            from heedful.display import harmless  # which loads rich
+
+            _say(harmless(message))
             return error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE
+
+
+def _say(text: str) -> None:
+    """Print a last line on standard error, if anybody reads it; if not, the exit status stays what it is."""
+    try:
+        print(f"heedful: {text}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 @contextlib.contextmanager

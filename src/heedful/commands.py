@@ -3,8 +3,6 @@
 from functools import cache
 from typing import Any
 
-from rich.console import Console
-
 from heedful.chat import chat
 from heedful.checkpoints.merge import merge_model
 from heedful.checkpoints.tiny import make_tiny_model
@@ -24,6 +22,7 @@ from heedful.configs.report import ReportConfig
 from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.tiny import TinyConfig
+from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
 from heedful.evaluate.output import check_result_file, report
@@ -164,4 +163,4 @@ def serve_reward_model(config: ServeRewardConfig) -> None:
 
 
 def _print(text: str) -> None:
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+    Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)

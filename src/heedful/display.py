@@ -1,5 +1,8 @@
 """Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes."""
 
+import contextlib
+import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -12,6 +15,18 @@ from rich.text import Text as RichText
 
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
+COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal may obey instead of showing it, but for tabs and line feeds; and halves of characters."""
+
+
+class Screen(Console):
+    """A console that falls silent when nobody reads it any more, as after ``2>&1 | head``, so that the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Send what is still to be said nowhere."""
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):  # a stream that is no file has no number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class Display:
@@ -25,7 +40,7 @@ class Display:
             total_steps: the number of steps at which the run ends.
             shown: maps names of metrics to the short labels under which they are shown.
         """
-        self.console = Console(stderr=True, soft_wrap=not _is_terminal())
+        self.console = Screen(stderr=True, soft_wrap=not _is_terminal())
         self.title = title
         self.total_steps = total_steps
         self.shown = shown
@@ -51,7 +66,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a line of text above the bar."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(harmless(text), markup=False, highlight=False)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print a table of samples above the bar."""
@@ -91,6 +106,11 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
     for row in rows:
         table.add_row(*(RichText(shown(value)) for value in row.values()))
     console.print(table, soft_wrap=False)
+
+
+def harmless(text: str) -> str:
+    """Return a text of unknown origin as a terminal may see it: control characters but line feeds and tabs as escapes."""
+    return COMMANDS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def shown(value: Any, limit: int = 300) -> str:

@@ -26,7 +26,7 @@ from heedful.demo.folder import check_output, drop_replaced, make_beginning
 from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
 from heedful.demo.story import Sizes
 from heedful.demo.world import GOOD
-from heedful.display import print_table
+from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
@@ -69,7 +69,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     settings = read_recipe(config, recipe)
     goes_on = check_output(config)
     resolve_device(config.device)
-    console = Console() if Console().is_terminal else Console(width=WIDTH)
+    console = Screen() if Screen().is_terminal else Screen(width=WIDTH)
     spent = 0.0
     if goes_on:
         done = [summary for stage in (settings.sft, settings.reward, settings.ppo) if (summary := finished(stage))]

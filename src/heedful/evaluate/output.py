@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from heedful.configs.evaluate import EvaluationOptions
-from heedful.display import print_table
+from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
 
@@ -33,7 +31,7 @@ def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
         result: numbers by their names, and tables (lists of rows), such as samples.
         config: the settings of the measurement; they are written with the result.
     """
-    console, output = Console(soft_wrap=True), config.output
+    console, output = Screen(soft_wrap=True), config.output
     tables = {name: value for name, value in result.items() if isinstance(value, list)}
     for name, rows in tables.items():
         if rows:
@@ -41,7 +39,7 @@ def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
     for name, value in result.items():
         if name in tables:
             continue
-        console.print(f"{name}: {_written(value)}", highlight=False)
+        console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in vars(config).items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.scoring import ServeRewardConfig
+from heedful.display import harmless
 from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.rewards.model import ModelReward
@@ -166,7 +167,7 @@ class _Log:
             return
         more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
         self._next, self._left_out = time.monotonic() + QUIET_SECONDS, 0
-        print(f"heedful: {text}{more}", file=sys.stderr, flush=True)
+        print(f"heedful: {harmless(text)}{more}", file=sys.stderr, flush=True)
 
 
 def _token(variable: str) -> str:
