@@ -46,7 +46,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         for step in run.steps():
             experience = collect(learner, next(learner.prompts))
             metrics = learn(learner, experience)
-            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
+            run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
             run.save(step)
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(experience, config))
