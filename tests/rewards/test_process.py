@@ -17,6 +17,8 @@ from heedful.rewards.process import FunctionProcess
 from heedful.rewards.resolve import resolve_rewards
 from heedful.types import Prompt
 
+NUMBER = f"1234.{os.getpid()}"
+"""Seconds that nobody else sleeps."""
 FAULTS = """
 import ctypes, os, random, subprocess, sys, time
 
