@@ -167,19 +167,24 @@ def rloo_advantages(
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
     kept = None if valid is None else valid.view_as(groups)
-    if kept is None:
-        others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-    else:
-        groups = torch.where(kept, groups, 0.0)
-        others = (groups.sum(dim=1, keepdim=True) - groups) / (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)
+    others_in_group: int | Tensor = group_size - 1
+    if kept is not None:
+        groups, others_in_group = torch.where(kept, groups, 0.0), (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)
+    others = (groups.sum(dim=1, keepdim=True) - groups) / others_in_group
     return _zero_where(_tied(groups, kept), groups - others, kept).flatten()
 
 
 def tied_groups(
     scores: Float[Tensor, " batch"], *, group_size: int, valid: Bool[Tensor, " batch"] | None = None
 ) -> Bool[Tensor, " groups"]:
-    """Marks groups of consecutive scores that are all equal, or of which fewer than two are valid: they teach nothing."""
-    groups = scores.view(-1, group_size)
+    """Marks groups of consecutive scores that are all equal, or of which fewer than two are valid: they teach nothing.
+
+    Args:
+        scores: one score per response; consecutive rows share a prompt.
+        group_size: number of responses per group.
+        valid: which responses have a score; None is all of them.
+    """
+    groups = scores.unflatten(0, (-1, group_size))
     return _tied(groups, None if valid is None else valid.view_as(groups)).squeeze(1)
 
 
