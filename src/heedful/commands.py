@@ -142,7 +142,7 @@ def show_runs(config: RunsConfig) -> None:
         for run in find_runs(config.folder)
     ]
     if rows:
-        print_table(Console(), "", rows)
+        print_table(Screen(), "", rows)
     else:
         _print(f"there are no runs in {config.folder}")
 

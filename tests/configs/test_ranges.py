@@ -98,7 +98,9 @@ SAMPLED = [*MEASURE, *SAMPLING, {"max_prompts": 0}, {"num_samples": 0}, {"sample
 REWARDS = [
     *({"reward_weights": (1.0, x)} for x in (NAN, INFINITE, -INFINITE)),
     *({"reward_timeout": x} for x in (0, -1, NAN, INFINITE)),
-    {"reward_retries": -1},
+    *({"reward_retry_minutes": x} for x in (-1, NAN, INFINITE)),
+    *({"reward_memory_gb": x} for x in (0, -1, NAN, INFINITE)),
+    *({"max_failed_rewards": x} for x in (-0.1, 1, NAN, INFINITE)),
     *({"reward_std_coef": x} for x in (-0.5, NAN)),
 ]
 LENGTHS = [{"batch_size": 0}, {"batch_size": -16}, {"epochs": 0}, {"epochs": NAN}, {"max_steps": 0}, {"max_length": -1}]
@@ -376,7 +378,16 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (PPOConfig, {"lora_rank": 4, "reference": "m", "reference_device": "cpu", "quantize": "4bit"}),
         (DPOConfig, {"reference_device": "cpu"}),
         (ScoresConfig, {"rewards": ()}),
-        (ScoresConfig, {"reward_combine": "mean-std", "reward_std_coef": 0.0, "reward_retries": 0}),
+        (
+            ScoresConfig,
+            {
+                "reward_combine": "mean-std",
+                "reward_std_coef": 0.0,
+                "reward_retry_minutes": 0.0,
+                "max_failed_rewards": 0.0,
+            },
+        ),
+        (ScoresConfig, {"max_failed_rewards": 0.0}),
         (PPOConfig, {"reward_weights": (0.0, -1.0), "score_clip": 1e-3, "score_norm_running": True}),
         (ServeRewardConfig, {"port": 0}),
         (ServeRewardConfig, {"port": 65535}),

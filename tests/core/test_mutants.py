@@ -369,7 +369,7 @@ MUTANTS = [
         ),
         (
             "rounding dust of equal scores is divided by eps",
-            "torch.where(_tied(groups), 0.0, centred)",
+            "_zero_where(_tied(groups, kept), centred, kept)",
             "centred",
             "::test_golden_group_of_equal_scores_is_exactly_zero",
         ),
@@ -381,8 +381,8 @@ MUTANTS = [
         ),
         (
             "leave-one-out divides by the whole group",
-            "/ (group_size - 1)",
-            "/ group_size",
+            "Tensor = group_size - 1",
+            "Tensor = group_size",
             "::test_identity_rloo_is_the_deviation_from_the_mean_scaled",
         ),
         (
@@ -390,6 +390,48 @@ MUTANTS = [
             "groups.sum(dim=1, keepdim=True) - groups)",
             "groups.sum(dim=1, keepdim=True))",
             "::test_golden_rloo_advantages",
+        ),
+        (
+            "a failed response is part of the mean",
+            "torch.where(kept, groups, 0.0).sum(dim=1, keepdim=True) /",
+            "groups.sum(dim=1, keepdim=True) /",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is counted in the mean",
+            "kept.sum(dim=1, keepdim=True).clamp_min(1)",
+            "groups.shape[1]",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is part of the deviation",
+            "torch.where(kept, groups - _mean(groups, kept), 0.0)",
+            "(groups - _mean(groups, kept))",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is counted in the deviation",
+            "(squares / (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1))",
+            "(squares / (groups.shape[1] - 1))",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is one of the others",
+            "torch.where(kept, groups, 0.0), (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)",
+            "groups, (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response has an advantage",
+            "tied if kept is None else tied | ~kept",
+            "tied",
+            "::test_golden_groups_with_failed_members",
+        ),
+        (
+            "one valid response is compared with nothing",
+            "largest <=",
+            "largest <",
+            "::test_golden_groups_with_failed_members",
         ),
         (
             "groups of one",

@@ -46,10 +46,11 @@ def cpu():
 class Answering:
     """A real server on this machine that behaves as it is told.
 
-    ``answer(count)`` is called for request number ``count`` (from 1) and returns status and body, or None to hang up.
+    ``answer(count)`` is called for request number ``count`` (from 1) and returns status, body and maybe headers, or None to
+    hang up.
     """
 
-    def __init__(self, answer):
+    def __init__(self, answer, port=0):
         self.requests = []
         """Path, headers and body of each request."""
         self.done = threading.Event()
@@ -63,8 +64,10 @@ class Answering:
                 if answered is None:
                     self.close_connection = True
                     return
-                status, content = answered
+                status, content, *headers = answered
                 self.send_response(status)
+                for name, value in (headers[0] if headers else {}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 with contextlib.suppress(OSError):  # the client may have given up
                     for piece in content if isinstance(content, list) else [content]:
@@ -75,7 +78,7 @@ class Answering:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}/score"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
@@ -93,11 +96,11 @@ class Answering:
 
 @pytest.fixture
 def answering():
-    """``answering(answer)`` starts a server; those of a test are stopped after it."""
+    """``answering(answer)`` starts a server, at a port if one is given; those of a test are stopped after it."""
     started = []
 
-    def start(answer):
-        started.append(Answering(answer))
+    def start(answer, port=0):
+        started.append(Answering(answer, port))
         return started[-1]
 
     yield start

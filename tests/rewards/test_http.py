@@ -1,17 +1,24 @@
 """Rewards over HTTP, against real servers on this machine that answer rightly, wrongly, late or not at all."""
 
+import contextlib
 import datetime
+import email.utils
+import functools
+import gzip
+import itertools
 import json
 import socket
+import threading
+import time
 
 import pytest
 
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.scoring import RewardOptions
+from heedful.configs.scoring import RewardOptions, redacted
 from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
-from heedful.rewards import Completion, Reward, http, score
+from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
 from heedful.train.online.engine import train_ppo
@@ -24,7 +31,7 @@ def scores_of(*values):
 
 def asked(url, completions, **options):
     """Scores of completions by the reward at an address, through the interface that trainers use."""
-    return score([Reward(url, HTTPReward(url, **({"first_wait": 0.0} | options)))], completions)[0]
+    return score([Reward(url, HTTPReward(url, **({"first_wait": 0.01} | options)))], completions)[0]
 
 
 def test_the_request_is_the_documented_one(answering, completions, chat):
@@ -82,13 +89,13 @@ def test_a_column_may_have_any_name(answering):
 )
 def test_what_may_pass_is_tried_again(answering, completions, bad):
     server = answering(lambda count: bad if count <= 2 else scores_of(1, 2, 3))
-    assert asked(server.url, completions, retries=2) == [1.0, 2.0, 3.0]
+    assert asked(server.url, completions) == [1.0, 2.0, 3.0]
     bodies = server.bodies()
     assert len(bodies) == 3
     assert bodies[0] == bodies[1] == bodies[2]
 
 
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("minutes", [0, 0.005])
 @pytest.mark.parametrize(
     ("bad", "fragment"),
     [
@@ -98,37 +105,41 @@ def test_what_may_pass_is_tried_again(answering, completions, bad):
     ],
     ids=["503", "429", "hangs up"],
 )
-def test_what_does_not_pass_is_told(answering, completions, bad, fragment, retries):
+def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minutes):
     """Never a score of 0: the address, what happened, how often it was tried, and what to change."""
     server = answering(lambda count: bad)
+    started = time.monotonic()
     with pytest.raises(RewardError) as error:
-        asked(server.url, completions, retries=retries)
-    tried = f"tried {retries + 1} time{'s' * (retries > 0)}."
-    for part in (server.url, fragment, tried, "--reward-timeout 60", f"--reward-retries {retries}", "server running"):
+        asked(server.url, completions, retry_seconds=60 * minutes)
+    tries = len(server.requests)
+    assert (tries == 1) == (minutes == 0)
+    assert 60 * minutes <= time.monotonic() - started < 60 * minutes + 2
+    tried = f"tried {tries} time{'s' * (tries > 1)}."
+    flags = ("--reward-timeout 60", f"--reward-retry-minutes {minutes}", "server running")
+    for part in (server.url, fragment, tried, *flags):
         assert part in str(error.value)
-    assert len(server.requests) == retries + 1
 
 
 def test_a_server_that_is_down(completions):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
-    with pytest.raises(RewardError, match=rf"reward {url} gave no scores: ConnectError.*tried 3 times"):
-        asked(url, completions, retries=2)
+    with pytest.raises(RewardError, match=rf"reward {url} gave no scores: ConnectError.*tried \d+ times"):
+        asked(url, completions, retry_seconds=0.2)
 
 
 def test_a_server_that_is_slow(answering, completions):
     """It answers the second time it is asked; without a second time, the flag to raise is named."""
     server = answering(lambda count: scores_of(1, 2, 3) if count == 2 or server.done.wait(30) else None)
-    assert asked(server.url, completions, timeout=0.3, retries=1) == [1.0, 2.0, 3.0]
+    assert asked(server.url, completions, timeout=0.3) == [1.0, 2.0, 3.0]
     with pytest.raises(RewardError, match=r"ReadTimeout.*tried 1 time\. .*--reward-timeout 0\.3 "):
-        asked(server.url, completions, timeout=0.3, retries=0)
+        asked(server.url, completions, timeout=0.3, retry_seconds=0)
 
 
 def test_a_server_that_trickles(answering, completions):
     """Each byte comes in time, and still the answer as a whole does not."""
     server = answering(lambda count: (200, [b" "] * 200))
     with pytest.raises(RewardError, match="ReadTimeout: the answer was not complete in time; tried 1 time"):
-        asked(server.url, completions, timeout=0.3, retries=0)
+        asked(server.url, completions, timeout=0.3, retry_seconds=0)
 
 
 @pytest.mark.parametrize(
@@ -166,31 +177,51 @@ def test_a_wrong_answer_is_an_error_at_once(answering, completions, answer, frag
     assert len(server.requests) == 1
 
 
-def test_the_waits_double_up_to_half_a_minute(answering, completions, monkeypatch):
-    waits = []
-    monkeypatch.setattr(http.time, "sleep", waits.append)
-    with pytest.raises(RewardError, match="tried 9 times"):
-        asked(answering(lambda count: (500, b"")).url, completions, retries=8, first_wait=0.5)
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+def test_the_waits_double_with_jitter(answering, completions):
+    """Measured at the server: between half and all of 0.05, 0.1, 0.2, ... seconds, and no two clients in step."""
+    times = [[], []]
+
+    def answer(seen, count):
+        seen.append(time.monotonic())
+        return (500, b"") if count < 6 else scores_of(1, 2, 3)
+
+    for seen in times:
+        server = answering(functools.partial(answer, seen))
+        assert asked(server.url, completions, first_wait=0.05) == [1.0, 2.0, 3.0]
+    gaps = [[b - a for a, b in itertools.pairwise(seen)] for seen in times]
+    for waits in gaps:
+        assert all(0.025 * 2**i <= wait < 0.05 * 2**i + 0.5 for i, wait in enumerate(waits))
+    assert all(abs(a - b) > 1e-5 for a, b in zip(*gaps, strict=True))
 
 
-def test_the_settings_reach_the_request(answering, completions, cpu):
-    """Each of the three would be noticed if it were ignored."""
+def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch):
+    """Each of them would be noticed if it were ignored."""
     server = answering(lambda count: (500, b"") if count < 3 else server.done.wait(30) or None)
-    options = RewardOptions(reward_retries=0, reward_timeout=0.25)
+    monkeypatch.setenv("HEEDFUL_TEST_TOKEN", "geheim")
+    options = RewardOptions(reward_retry_minutes=0, reward_timeout=0.25, reward_token_env="HEEDFUL_TEST_TOKEN")
     rewards = load_rewards([server.url], options, micro_batch=MicroBatch(2), **cpu)
     for count, fragment in ((1, "tried 1 time."), (2, "--reward-timeout 0.25 "), (3, "ReadTimeout")):
         with pytest.raises(RewardError, match=fragment):
             score(rewards, completions)
         assert len(server.requests) == count
     assert len(server.bodies()[0]["completions"]) == 2
+    assert server.requests[0][1]["Authorization"] == "Bearer geheim"
 
 
-@pytest.mark.parametrize("changes", [{"reward_timeout": 5.0}, {"reward_retries": 0}])
-def test_settings_of_requests_without_a_request_are_refused(tiny, tmp_path, changes):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward_timeout": 5.0}, "python: functions and rule:regex, and there is none; leave it out, or name one"),
+        ({"reward_retry_minutes": 0.0}, "is about rewards over http, and there is none; leave it out, or name one"),
+        ({"reward_token_env": "PATH"}, "is about rewards over http, and there is none; leave it out, or name one"),
+        ({"reward_memory_gb": 1.0}, "is about python: functions and rule:regex, and there is none"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_without_what_they_are_about_are_refused(tiny, tmp_path, changes, said):
     """By training and by what evaluates, before anything is loaded; a judge over http is one too."""
     flag = "--" + next(iter(changes)).replace("_", "-")
-    said = rf"^{flag} \S+ is about rewards over http, and there is none; leave it out, or name one"
+    said = rf"^{flag} \S+ is about .*{said.removeprefix('is about ')}"
     common = {"model": tiny("gpt2"), "data": "none.jsonl", **changes}
     for rewards in (("rule:digits",), ("rule:digits", "rule:json")):
         with pytest.raises(ConfigError, match=said):
@@ -199,13 +230,171 @@ def test_settings_of_requests_without_a_request_are_refused(tiny, tmp_path, chan
             evaluate_scores(ScoresConfig(**common, rewards=rewards))
         with pytest.raises(ConfigError, match=said):
             evaluate_best_of_n(BestOfNConfig(**common, rewards=rewards, judge=("rule:repetition",)))
-    here = "http://127.0.0.1:1/score"
+    here = "rule:regex:a" if flag == "--reward-memory-gb" else "http://127.0.0.1:1/score"
     with pytest.raises(DataError, match=r"none\.jsonl"):
         train_ppo(PPOConfig(**common, output=tmp_path / "run", rewards=("rule:digits",), best_by=(here,)))
     with pytest.raises(DataError, match=r"none\.jsonl"):
         train_ppo(PPOConfig(**common, output=tmp_path / "run"), rewards=[here])
     with pytest.raises(DataError, match=r"none\.jsonl"):
         evaluate_best_of_n(BestOfNConfig(**common, rewards=("rule:digits",), judge=(here,)))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "not set"), ("", "not set or empty"), ("a b", "visible"), ("密", "visible")]
+)
+def test_a_token_that_cannot_be_sent(tiny, tmp_path, monkeypatch, value, said):
+    monkeypatch.delenv("HEEDFUL_TEST_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HEEDFUL_TEST_TOKEN", value)
+    config = PPOConfig(
+        model=tiny("gpt2"),
+        data="none.jsonl",
+        output=tmp_path / "run",
+        rewards=("http://127.0.0.1:1/score",),
+        reward_token_env="HEEDFUL_TEST_TOKEN",
+    )
+    with pytest.raises(ConfigError, match=f"--reward-token-env HEEDFUL_TEST_TOKEN: .*{said}") as error:
+        train_ppo(config)
+    assert not value or value not in str(error.value)
+
+
+def in_two_seconds():
+    return email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2), usegmt=True)
+
+
+@pytest.mark.parametrize("wait", [lambda: "1", in_two_seconds], ids=["seconds", "date"])
+def test_retry_after_is_heeded(answering, completions, wait):
+    """A date has whole seconds, so two of them are at least one."""
+    times = []
+
+    def answer(count):
+        times.append(time.monotonic())
+        return (429, b"", {"Retry-After": wait()}) if count == 1 else scores_of(1, 2, 3)
+
+    assert asked(answering(answer).url, completions) == [1.0, 2.0, 3.0]
+    assert 0.9 <= times[1] - times[0] < 4
+
+
+def test_a_server_that_asks_for_more_time_than_there_is(answering, completions):
+    """Nothing is gained by waiting out the rest."""
+    server = answering(lambda count: (503, b"", {"Retry-After": "3600"}))
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"wait for 3600 s \(Retry-After\).*--reward-retry-minutes 10"):
+        asked(server.url, completions)
+    assert time.monotonic() - started < 5
+    assert len(server.requests) == 1
+
+
+def raw_server(respond):
+    """A server that sends what ``respond`` yields, header included, byte for byte; returns its address and how to stop it."""
+    listening, stop = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def serve():
+        with contextlib.suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                for piece in respond():
+                    connection.sendall(piece)
+                    if stop.wait(0.05):
+                        return
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def end():
+        stop.set()
+        thread.join()
+        listening.close()
+
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/score", end
+
+
+@pytest.mark.parametrize(
+    "endless", [b"X-Header: 1\r\n", b"HTTP/1.1 102 Processing\r\n\r\n"], ids=["headers", "interim answers"]
+)
+def test_what_comes_before_the_answer_counts_as_well(completions, endless):
+    """Headers one by one, or 1xx answers without end: each in time, and together more than an answer may take."""
+
+    def respond():
+        if endless.startswith(b"X"):
+            yield b"HTTP/1.1 200 OK\r\n"
+        for _ in range(400):
+            yield endless
+
+    url, end = raw_server(respond)
+    started = time.monotonic()
+    try:
+        with pytest.raises(RewardError, match="ReadTimeout: the answer was not complete in time; tried 1 time"):
+            asked(url, completions, timeout=0.5, retry_seconds=0)
+    finally:
+        end()
+    assert time.monotonic() - started < 3
+
+
+def test_an_answer_without_end(answering, completions):
+    """It is read up to a limit. A compressed one, whose size says nothing, is not asked for and not read."""
+    server = answering(lambda count: (200, b'{"scores": [' + b"1," * http.MOST_BYTES))
+    with pytest.raises(RewardError, match=f"answered with more than {http.MOST_BYTES} bytes"):
+        asked(server.url, completions)
+    bomb = gzip.compress(b" " * 100_000_000)
+    compressed = answering(lambda count: (200, bomb, {"Content-Encoding": "gzip"}))
+    with pytest.raises(RewardError, match="compressed body, which was not asked for"):
+        asked(compressed.url, completions)
+    assert [s.requests[0][1]["Accept-Encoding"] for s in (server, compressed)] == ["identity", "identity"]
+
+
+@pytest.mark.parametrize("away", [2.0, pytest.param(60.0, marks=pytest.mark.exhaustive)])
+def test_a_server_that_dies_and_returns(answering, completions, away):
+    """What it costs is the time that it was away."""
+    server = answering(lambda count: scores_of(1, 2, 3))
+    reward = Reward("h", HTTPReward(server.url))
+    assert score([reward], completions)[0] == [1.0, 2.0, 3.0]
+    server.close()
+    back = threading.Timer(away, lambda: answering(lambda count: scores_of(4, 5, 6), port=server.port))
+    back.start()
+    started = time.monotonic()
+    assert score([reward], completions)[0] == [4.0, 5.0, 6.0]
+    assert away - 0.1 <= time.monotonic() - started < away + http.LONGEST_WAIT + 1
+    back.join()
+
+
+def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, monkeypatch):
+    """A wrong address is told before the run, and soon."""
+    monkeypatch.setattr(http, "LONGEST_FIRST", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"It has never answered, so it was tried for 0\.5 s only"):
+        asked(url, completions)
+    assert time.monotonic() - started < 3
+
+
+def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):
+    """It may hold a password; the server gets it."""
+    server = answering(lambda count: (500, b"") if count > 1 else scores_of(1, 2, 3))
+    url = f"{server.url}?token=GEHEIM"
+    rewards = load_rewards([url, url], RewardOptions(reward_retry_minutes=0), micro_batch=MicroBatch(4), **cpu)
+    assert [reward.name for reward in rewards] == [f"{server.url}?...", f"{server.url}?...#2"]
+    assert score(rewards[:1], completions)[1] == {f"{server.url}?...": 2.0}
+    assert server.requests[0][0] == "/score?token=GEHEIM"
+    with pytest.raises(RewardError) as error:
+        score(rewards, completions)
+    for broken in ("http://host:port/x?token=GEHEIM", "http:?token=GEHEIM", "https:///x?token=GEHEIM"):
+        with pytest.raises(ConfigError) as refused:
+            check_reward_string(broken)
+        assert "GEHEIM" not in str(refused.value)
+    assert "GEHEIM" not in str(error.value)
+    assert redacted(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == f"- {server.url}?...\n- 'http://a/b?...' model:x?y"
+
+
+def test_a_score_that_is_no_number_fails_alone(answering, completions):
+    server = answering(lambda count: (200, b'{"scores": [1, NaN, 3]}'))
+    rewards = Ensemble((Reward("h", HTTPReward(server.url)),), max_failed=0.5)
+    found = score_tokens(rewards, completions)
+    assert (found.failed, found.without_failed().totals, found.means) == ((1,), [1.0, 3.0], {"h": 2.0})
+    assert "answered with the score nan" in found.note
+    assert len(server.requests) == 1  # a judge that may cost money is not asked again
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

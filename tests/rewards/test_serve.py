@@ -179,7 +179,7 @@ def run(tiny, tmp_path):
             data=str(prompts),
             output=tmp_path / name,
             rewards=(reward,),
-            reward_retries=0 if reward.startswith("http") else 3,
+            reward_retry_minutes=0.0 if reward.startswith("http") else 10.0,
             eval_fraction=0.3,
             steps=1,
             rollout_batch_size=4,
@@ -206,7 +206,7 @@ def test_a_run_with_it_is_the_run_with_the_model_itself(run, served, folder):
 def test_a_run_without_its_server_leaves_nothing_behind(run, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
-    with pytest.raises(RewardError, match=f"{url} gave no scores: ConnectError.*--reward-retries 0"):
+    with pytest.raises(RewardError, match=f"{url} gave no scores: ConnectError.*--reward-retry-minutes 0"):
         run(url, "http")
     assert not (tmp_path / "http").exists()
 

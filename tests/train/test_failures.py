@@ -1,6 +1,7 @@
 """However a run ends, its folder holds what was learned: complete models where the display says, and nothing half-written."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -26,12 +27,12 @@ BEFORE_STEPS = 1
 
 
 def failing(call, error):
-    """A reward that raises at its so-manieth call, and else is the length."""
+    """A reward that raises at its so-manieth call and each after it, and before is the length."""
     calls = []
 
     def reward(completions):
         calls.append(len(completions))
-        if len(calls) == call:
+        if len(calls) >= call:
             raise error
         return [float(len(completion)) for completion in completions]
 
@@ -306,22 +307,22 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(never, tmp_path, 
 @pytest.mark.parametrize(
     ("raised", "status", "message"),
     [
-        ("KeyboardInterrupt", 130, "heedful: interrupted\n"),
-        ("signal.raise_signal(signal.SIGTERM)", 143, "heedful: terminated\n"),
-        ("ValueError('坏了')", 4, "坏了"),
+        (f"os.kill({os.getpid()}, signal.SIGINT)", 130, "heedful: interrupted\n"),
+        (f"os.kill({os.getpid()}, signal.SIGTERM)", 143, "heedful: terminated\n"),
+        ("raise ValueError('坏了')", 4, "坏了"),
     ],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
 def test_the_command_line_says_where_an_interrupted_run_is(tiny, prompts, tmp_path, capsys, raised, status, message):
-    """And returns 130 or 143, as programs do that these signals ended."""
-    statement = raised if raised.startswith("signal") else f"raise {raised}"
+    """And returns 130 or 143, as programs do that these signals ended. They come while a reward is waited for."""
     (tmp_path / "rewards.py").write_text(
-        "import signal\n"
+        "import os, signal, time\n"
         "calls = []\n"
         "def length(completions):\n"
         "    calls.append(1)\n"
-        "    if len(calls) == 4:\n"
-        f"        {statement}\n"
+        "    if len(calls) >= 4:\n"
+        f"        {raised}\n"
+        "        time.sleep(100)\n"
         "    return [float(len(completion)) for completion in completions]\n",
         encoding="utf-8",
     )

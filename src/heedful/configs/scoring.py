@@ -1,15 +1,27 @@
 """Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions
-from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE, Range
+from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
+
+QUERY = re.compile(r"(https?:[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
+"""An address with a query or fragment, and what stands before it."""
+
+
+def redacted(text: str) -> str:
+    """A text with ``?...`` in the place of the queries and fragments of its http addresses: they may hold passwords.
+
+    Whatever writes an address down, or shows it, goes through this. Other text stays as it is.
+    """
+    return QUERY.sub(r"\1?...", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +36,31 @@ class RewardOptions(Settings):
     """How the weighted scores of several rewards become one. min and mean-std are for ensembles, and err on the low side."""
     reward_std_coef: Annotated[float, NOT_NEGATIVE] = 1.0
     """Standard deviations of the rewards that mean-std takes off their mean. Raising it trusts only what all agree on."""
-    reward_timeout: Annotated[float, POSITIVE] = 60.0
-    """Seconds to wait for an http reward's answer. Refused without such a reward."""
-    reward_retries: Annotated[int, NOT_NEGATIVE] = 3
-    """How often an http reward is asked again when it does not answer or is overloaded, after 0.5, 1, 2, ... seconds.
-    Refused without such a reward."""
+    max_failed_rewards: Annotated[float, BELOW_ONE] = 0.1
+    """Largest share of a batch's responses that may be left without a score because a reward failed on them (an exception, a
+    timeout, a crash, NaN). They are left out of everything and counted; with more the run stops. 0 stops at the first."""
+    reward_timeout: Annotated[float | None, POSITIVE] = None
+    """Seconds for one answer of an http reward, or one call of a python: function or rule:regex, which is then stopped. None
+    is 60 for http and 300 for functions. Refused without such a reward."""
+    reward_memory_gb: Annotated[float, POSITIVE] = 8.0
+    """Most memory, in gigabytes, that the process of a python: function may hold with its children; beyond it the process is
+    stopped (on Linux). Refused without such a reward."""
+    reward_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
+    """How long an http reward that does not answer or is overloaded is asked again, with waits of up to 5 seconds. Raise it
+    to sit out longer restarts of the server. Refused without such a reward."""
+    reward_token_env: str | None = None
+    """Environment variable with a token that http rewards are sent, as the header Authorization: Bearer TOKEN. Refused
+    without such a reward."""
+
+    @property
+    def answer_timeout(self) -> float:
+        """Seconds for an answer over http."""
+        return self.reward_timeout or 60.0
+
+    @property
+    def function_timeout(self) -> float:
+        """Seconds for a call of a function in a process of its own."""
+        return self.reward_timeout or 300.0
 
     def check(self) -> None:
         super().check()

@@ -28,13 +28,14 @@ from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.micro_batches import in_micro_batches
 from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError
+from heedful.evaluate.failures import without_failed
 from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
-from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score_tokens
+from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
@@ -72,16 +73,21 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model], functions)
     answered = _answer(config, config.model, prompts)
-    scores, _ = score(functions, answered.completions)
+    given = score_tokens(functions, answered.completions)
+    rows, failed = without_failed([given], len(given.totals))
+    kept, scores = answered.select(rows), [given.totals[row] for row in rows]
     return {
         "score_mean": sum(scores) / len(scores),
-        "interval_95": mean_interval(by_prompt(scores, answered.prompts)),
-        **_shape(answered),
+        "interval_95": mean_interval(by_prompt(scores, kept.prompts)),
+        **_shape(kept),
         **_counted(prompts, answered.completions),
+        **failed,
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": s}
-            for c, s in ((answered.completions[row], scores[row]) for row in _shown(prompts, config))
+            for c, s in (
+                (answered.completions[row], given.totals[row]) for row in _shown(prompts, config) if row in rows
+            )
         ],
     }
 
@@ -93,7 +99,8 @@ def evaluate_best_of_n(
 ) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
-    Of equally good responses, the first counts as the best. The result also has
+    Of equally good responses, the first counts as the best. Where a reward or judge failed on one of the n, the choice is
+    left out and counted. The result also has
 
     - the mean score over all responses, which is that of the plain model;
     - both means under the judge, if there is one;
@@ -111,8 +118,12 @@ def evaluate_best_of_n(
     functions, judges = _functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
     prompts, counts = _prompts(config, [config.model], [*functions, *judges])
     answered = _answer(config, config.model, prompts, best_of=config.n)
-    scores, _ = score(functions, answered.completions)
-    judged = score(judges, answered.completions)[0] if judges else None
+    given = [score_tokens(rewards, answered.completions) for rewards in (functions, judges) if rewards]
+    kept, failed = without_failed(given, len(answered.completions) // config.n, each=config.n)
+    rows = [choice * config.n + i for choice in kept for i in range(config.n)]
+    answered = answered.select(rows)
+    scores, *judgements = ([of_all.totals[row] for row in rows] for of_all in given)
+    judged = judgements[0] if judgements else None
     firsts = range(0, len(scores), config.n)
     best = [first + best_row(scores[first : first + config.n]) for first in firsts]
     decisive = scores if judged is None else judged
@@ -138,12 +149,16 @@ def evaluate_best_of_n(
         "kl_bound": kl_bound(config.n),
         **_shape(chosen),
         **_counted(prompts, answered.completions),
+        **failed,
         **left_out(counts),
         "best_of": table,
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": scores[row]}
             | ({} if judged is None else {"judge score": judged[row]})
-            for c, row in ((answered.completions[best[i]], best[i]) for i in _shown(prompts, config))
+            for c, row in (
+                (answered.completions[best[i]], best[i])
+                for i in (kept.index(choice) for choice in _shown(prompts, config) if choice in kept)
+            )
         ],
     }
 
@@ -163,15 +178,18 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model, config.baseline], functions)
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
-    our_scores, their_scores = (score(functions, completions)[0] for completions in (ours, theirs))
-    wins = [_win(a, b) for a, b in zip(our_scores, their_scores, strict=True)]
+    given = [score_tokens(functions, completions) for completions in (ours, theirs)]
+    our_scores, their_scores = (of_all.totals for of_all in given)
+    rows, failed = without_failed(given, len(ours))
+    wins = [_win(our_scores[row], their_scores[row]) for row in rows]
     return {
         "win_rate": sum(wins) / len(wins),
-        "interval_95": share_interval(by_prompt(wins, [completion.prompt for completion in ours])),
+        "interval_95": share_interval(by_prompt(wins, [ours[row].prompt for row in rows])),
         "ties": wins.count(0.5),
-        "score_mean": sum(our_scores) / len(wins),
-        "baseline_score_mean": sum(their_scores) / len(wins),
+        "score_mean": sum(our_scores[row] for row in rows) / len(wins),
+        "baseline_score_mean": sum(their_scores[row] for row in rows) / len(wins),
         **_counted(prompts, ours),
+        **failed,
         **left_out(counts),
         "samples": [
             {
@@ -182,6 +200,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
                 "baseline score": their_scores[row],
             }
             for row in _shown(prompts, config)
+            if row in rows
         ],
     }
 
@@ -343,7 +362,7 @@ def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
     return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
 
 
-def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> list[Reward]:
+def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> Ensemble:
     """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -359,7 +378,7 @@ def _functions(
     """Load the config's rewards and those given in Python. Raises ConfigError if there are none."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
-    check_http_options([*wanted, *judges], config)
+    check_reward_options([*wanted, *judges], config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)

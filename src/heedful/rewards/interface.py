@@ -8,25 +8,19 @@ arguments that it uses. The score None means "does not apply to this response". 
 numbers, one for each of a response's ``completion_ids``, is a dense score.
 """
 
-import inspect
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, overload
 
 from heedful.configs.scoring import Combination
-from heedful.data.messages import as_dict
-from heedful.errors import MemoryFullError, RewardError
+from heedful.errors import RewardError
+from heedful.rewards.calling import as_messages, call_reward, sample
 from heedful.rewards.combine import combine_scores, shares
-from heedful.types import Completion, Text
+from heedful.rewards.returned import OneScore, Problem, RewardFunction
+from heedful.types import Completion
 
-OneScore = float | list[float] | None
-"""A reward's score of a response: a number, one number per token, or None if the reward does not apply."""
-RewardFunction = Callable[..., Sequence[OneScore]]
-RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
-"""Arguments that every reward function may have; no column may have one of these names."""
+__all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "as_messages", "score", "score_tokens"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,10 @@ class Ensemble(Sequence[Reward]):
     combine: Combination = "sum"
     std_coef: float = 1.0
     """How many standard deviations ``mean-std`` subtracts."""
+    max_failed: float = 0.0
+    """The largest share of responses on which a reward may fail. 0 makes every failure an error."""
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """What failed calls gave as their reason, so that each is reported once."""
 
     @overload
     def __getitem__(self, index: int) -> Reward: ...
@@ -65,45 +63,76 @@ class Scores:
     """The scores that rewards gave to responses."""
 
     totals: list[float]
-    """The combined score of each response; a dense one is summed over its tokens."""
+    """The combined score of each response; a dense one is summed over its tokens. NaN if a reward failed on it."""
     tokens: list[list[float]] | None
     """The part of each total that belongs to tokens: one number for each of a response's ids. None if no reward is dense."""
     means: dict[str, float]
     """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
+    failed: tuple[int, ...] = ()
+    """The responses without a score, because a reward failed on them. They have no part in ``means``."""
+    note: str | None = None
+    """What went wrong, if anything that was not reported before."""
+
+    @property
+    def scored(self) -> list[int]:
+        """The responses that have a score."""
+        failed = set(self.failed)
+        return [row for row in range(len(self.totals)) if row not in failed]
+
+    def without_failed(self) -> "Scores":
+        """The scores of the responses that have one."""
+        tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
+        return replace(self, totals=[self.totals[row] for row in self.scored], tokens=tokens, failed=())
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
-    """Score completions as `score_tokens` does. Returns the total of each completion and the mean of each reward by name."""
-    scores = score_tokens(rewards, completions)
+    """Score completions as `score_tokens` does, with every failure an error.
+
+    Returns the total of each completion and the mean of each reward by name.
+    """
+    scores = score_tokens(replace(_ensemble(rewards), max_failed=0.0), completions)
     return scores.totals, scores.means
 
 
 def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -> Scores:
     """Score each completion with all rewards and combine the scores.
 
-    A reward that returns None for a response is left out of that response's combination.
+    A reward that returns None for a response is left out of that response's combination. A response on which a reward fails
+    (it raises, is stopped, crashes, or returns something that is not a finite number) or to which none applies has no score:
+    never 0, but NaN in ``totals``, and its row is in ``failed``.
 
     Args:
-        rewards: rewards whose scores are summed, or an `Ensemble`, which says how to combine them.
+        rewards: rewards whose scores are summed, or an `Ensemble`, which says how to combine them and how many may fail.
         completions: the responses to score.
 
-    Raises RewardError, naming the reward and a sample, if a reward raises an exception, needs a column that is missing,
-    returns the wrong number of scores or something that is not a finite number, or if no reward applies to a response.
+    Raises RewardError, naming the reward and a sample, if more fail than ``max_failed`` allows, or a reward needs a column
+    that is missing, or does not return one entry per response.
     """
-    ensemble = rewards if isinstance(rewards, Ensemble) else Ensemble(tuple(rewards))
-    columns = [_checked_scores(reward, completions) for reward in rewards]
+    ensemble = _ensemble(rewards)
+    called = [call_reward(reward.name, reward.function, completions) for reward in rewards]
+    failures = _failures(rewards, [column for column, _ in called], completions)
+    note = _check(ensemble, failures, len(completions))
+    recovered = [
+        _Failure(f"reward {reward.name} {first}", f"; for {sample(completions[0])}", first.cause)
+        for reward, (_, first) in zip(rewards, called, strict=True)
+        if first is not None
+    ]
+    if recovered and not failures:
+        note = _check_recovered(ensemble, recovered[0])
+    columns = [[None if isinstance(one, Problem) else one for one in column] for column, _ in called]
     means = {}
     for reward, column in zip(rewards, columns, strict=True):
-        applied = [_total(one) for one in column if one is not None]
+        applied = [_total(one) for row, one in enumerate(column) if one is not None and row not in failures]
         if applied:
             means[reward.name] = sum(applied) / len(applied)
     is_dense = any(isinstance(one, list) for column in columns for one in column)
     totals, tokens = [], []
     for row, completion in enumerate(completions):
         applied_here = [(r.weight, c[row]) for r, c in zip(rewards, columns, strict=True) if c[row] is not None]
-        if not applied_here:
-            names = ", ".join(reward.name for reward in rewards)
-            raise RewardError(f"no reward applies (all of {names} returned None) to {_sample(completion)}")
+        if row in failures:
+            totals.append(math.nan)
+            tokens.append([math.nan] * len(completion.ids))
+            continue
         weighted = [weight * _total(one) for weight, one in applied_here]
         totals.append(combine_scores(weighted, ensemble.combine, std_coef=ensemble.std_coef))
         if is_dense:
@@ -112,137 +141,70 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
                 if isinstance(one, list):
                     placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
             tokens.append(placed)
-    return Scores(totals, tokens if is_dense else None, means)
+    return Scores(totals, tokens if is_dense else None, means, tuple(failures), note)
+
+
+class _Failure(NamedTuple):
+    """Why a response has no score."""
+
+    reason: str
+    where: str
+    """The sample, as the end of the sentence."""
+    cause: BaseException | None
+
+
+def _failures(
+    rewards: Sequence[Reward], columns: Sequence[Sequence[OneScore | Problem]], completions: Sequence[Completion]
+) -> dict[int, _Failure]:
+    """The rows without a score, each with the first reward that failed on it."""
+    failures = {}
+    for row, completion in enumerate(completions):
+        problems = [
+            _Failure(f"reward {reward.name} {one}", f"; for {sample(completion)}", one.cause)
+            for reward, one in zip(rewards, (column[row] for column in columns), strict=True)
+            if isinstance(one, Problem)
+        ]
+        if problems:
+            failures[row] = problems[0]
+        elif all(column[row] is None for column in columns):
+            names = ", ".join(reward.name for reward in rewards)
+            reason = f"no reward applies (all of {names} returned None)"
+            failures[row] = _Failure(reason, f" to {sample(completion)}", None)
+    return failures
+
+
+def _check(ensemble: Ensemble, failures: Mapping[int, _Failure], count: int) -> str | None:
+    """Raise RewardError if too many responses have no score. Returns what is to be said of those few, if it is new."""
+    if not failures:
+        return None
+    first = failures[min(failures)]
+    if len(failures) / count > ensemble.max_failed:
+        allowed = (
+            f"{len(failures)} of {count} responses have no score, more than --max-failed-rewards {ensemble.max_failed:g} "
+            "allows; correct the reward, or raise it. The first: "
+        )
+        raise RewardError((allowed if ensemble.max_failed else "") + first.reason + first.where) from first.cause
+    new = [failure for failure in failures.values() if failure.reason not in ensemble.told]
+    ensemble.told.update(failure.reason for failure in new)
+    if not new:
+        return None
+    return f"{len(failures)} of {count} responses have no score and are left out; {new[0].reason}{new[0].where}"
+
+
+def _check_recovered(ensemble: Ensemble, failure: _Failure) -> str | None:
+    """What is to be said of a call that failed, though calls with fewer responses did not. Raises RewardError if none may."""
+    if not ensemble.max_failed:
+        raise RewardError(failure.reason + failure.where) from failure.cause
+    if failure.reason in ensemble.told:
+        return None
+    ensemble.told.add(failure.reason)
+    return f"{failure.reason}; called again with fewer responses at a time, it scored all of them"
+
+
+def _ensemble(rewards: Sequence[Reward]) -> Ensemble:
+    return rewards if isinstance(rewards, Ensemble) else Ensemble(tuple(rewards))
 
 
 def _total(one: OneScore) -> float:
     assert one is not None
     return float(sum(one)) if isinstance(one, list) else one
-
-
-def as_messages(prompt: Text) -> Any:
-    """Return a prompt as reward functions see it: a string, or a list of dictionaries with role and content.
-
-    Tools that the conversation offers are in the first one.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    return [as_dict(m) | ({"tools": json.loads(m.tools)} if m.tools else {}) for m in prompt]
-
-
-def _checked_scores(reward: Reward, completions: Sequence[Completion]) -> list[OneScore]:
-    try:
-        result = _call(reward, completions)
-    except (RewardError, MemoryFullError):
-        raise
-    except Exception as error:
-        culprit, own_error = _first_to_fail(reward, completions) or (completions[0], error)
-        raise RewardError(
-            f"reward {reward.name} raised {type(own_error).__name__}: {own_error}; for {_sample(culprit)}"
-        ) from own_error
-    # Arrays and tensors become lists of their rows. A set or a dictionary is refused: it has no order.
-    scores = list(result) if getattr(result, "shape", ()) else result
-    if isinstance(scores, str | bytes) or not isinstance(scores, Sequence):
-        raise RewardError(
-            f"reward {reward.name} returned {type(result).__name__} {result!r:.80}; it must return a list with one number "
-            f"per response; first sample: {_sample(completions[0])}"
-        )
-    if len(scores) != len(completions):
-        raise RewardError(
-            f"reward {reward.name} returned {len(scores)} scores for {len(completions)} responses; it must return one "
-            f"number per response; first sample: {_sample(completions[0])}"
-        )
-    return [_checked_score(reward, value, c) for value, c in zip(scores, completions, strict=True)]
-
-
-def _checked_score(reward: Reward, value: Any, completion: Completion) -> OneScore:
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) and (_holds_one(value) or len(value.shape) != 1):
-        return _checked_number(reward, value, completion)
-    if len(value) != len(completion.ids):
-        raise RewardError(
-            f"reward {reward.name} returned {len(value)} scores for a response of {len(completion.ids)} tokens; a score is "
-            "one finite number, None, or a list with one number for each of completion_ids (the token that ended the "
-            f"response is not among them); for {_sample(completion)}"
-        )
-    return [_checked_number(reward, one, completion) for one in value]
-
-
-def _checked_number(reward: Reward, value: Any, completion: Completion) -> float:
-    number = value.item() if hasattr(value, "item") and _holds_one(value) else value
-    if not isinstance(number, Real) or not _is_finite(number):
-        raise RewardError(
-            f"reward {reward.name} returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None "
-            f"if the reward does not apply; for {_sample(completion)}"
-        )
-    return float(number)
-
-
-def _holds_one(value: Any) -> bool:
-    """True for a number, also of numpy or torch, and for an array or tensor with one element."""
-    return all(length == 1 for length in getattr(value, "shape", ()))
-
-
-def _is_finite(number: Real) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer too large for a float
-        return False
-
-
-def _call(reward: Reward, completions: Sequence[Completion]) -> Any:
-    """Call the function with the arguments that it names, or with all of them if it takes ``**kwargs``."""
-    chats = [not isinstance(c.prompt.prompt, str) for c in completions]
-    names = {name for c in completions for name in c.prompt.columns}
-    reserved = sorted(names & set(RESERVED))
-    if reserved:
-        raise RewardError(
-            f"the prompts have a column {reserved[0]!r}, which is an argument of every reward; rename it in the data "
-            f"(reserved: {', '.join(RESERVED)})"
-        )
-    arguments: dict[str, Any] = {name: [c.prompt.columns.get(name) for c in completions] for name in sorted(names)}
-    arguments |= {
-        "prompts": [as_messages(c.prompt.prompt) for c in completions],
-        "completions": [
-            [{"role": "assistant", "content": c.response}] if chat else c.response
-            for c, chat in zip(completions, chats, strict=True)
-        ],
-        "completion_ids": [list(c.ids) for c in completions],
-        "truncated": [c.truncated for c in completions],
-        "thinking_parts": [c.thinking for c in completions],
-        "answer_parts": [c.answer for c in completions],
-    }
-    parameters = inspect.signature(reward.function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        accepted = arguments
-    else:
-        accepted = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
-    required = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    missing = [name for name in required if name not in arguments]
-    if missing:
-        raise RewardError(
-            f"reward {reward.name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}; the prompts have "
-            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data or map it with --columns; "
-            f"first sample: {_sample(completions[0])}"
-        )
-    return reward.function(**accepted)
-
-
-def _first_to_fail(reward: Reward, completions: Sequence[Completion]) -> tuple[Completion, Exception] | None:
-    for completion in completions:
-        try:
-            _call(reward, [completion])
-        except RewardError:  # it needs a column that only other records have
-            continue
-        except Exception as error:
-            return completion, error
-    return None
-
-
-def _sample(completion: Completion) -> str:
-    prompt = completion.prompt.prompt
-    text = prompt if isinstance(prompt, str) else prompt[-1].content
-    return f"the prompt {text!r:.80} ({completion.prompt.source}), response {completion.response!r:.120}"

@@ -1,19 +1,16 @@
 """Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME`` or ``http://HOST:PORT/PATH``."""
 
-import importlib.util
-import inspect
 import math
-import sys
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.checks import refuse
-from heedful.configs.scoring import RewardOptions
+from heedful.configs.scoring import RewardOptions, redacted
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
@@ -23,11 +20,19 @@ from heedful.models.reward_model import score_head
 from heedful.rewards.http import HTTPReward, check_url
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction
 from heedful.rewards.model import MICRO_BATCH, ModelReward
+from heedful.rewards.process import FunctionProcess
 from heedful.rewards.rules import make_rule
 from heedful.types import MicroBatch
 
 FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, or http://HOST:PORT/PATH"
 AnyReward = str | Reward | RewardFunction
+IN_PROCESS = ("python:", "rule:regex:")
+"""The beginnings of rewards that run in a process of their own: code and patterns of a user."""
+
+
+def is_address(reward: str) -> bool:
+    """Whether a reward is the address of a server."""
+    return reward.startswith(("http://", "https://"))
 
 
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
@@ -64,18 +69,29 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
         )
 
 
-def check_http_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Refuse settings of requests if nothing is requested. Raises ConfigError.
+def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
+    """Refuse settings of requests and of processes if there are none, and a token that is not there. Raises ConfigError.
 
     Args:
         wanted: every reward and judge.
         options: the settings.
     """
-    if not any(isinstance(reward, str) and reward.startswith(("http://", "https://")) for reward in wanted):
-        refuse(
-            options,
-            *("reward_timeout", "reward_retries"),
-            because="is about rewards over http, and there is none; leave it out, or name one: http://HOST:PORT/PATH",
+    has_http = any(isinstance(reward, str) and is_address(reward) for reward in wanted)
+    has_process = any(isinstance(reward, str) and reward.startswith(IN_PROCESS) for reward in wanted)
+    http = "rewards over http, and there is none; leave it out, or name one: http://HOST:PORT/PATH"
+    process = "python: functions and rule:regex, and there is none; leave it out, or name one: python:FILE.py:FUNCTION"
+    if not has_http:
+        refuse(options, "reward_retry_minutes", "reward_token_env", because=f"is about {http}")
+    if not has_process:
+        refuse(options, "reward_memory_gb", because=f"is about {process}")
+    if not has_http and not has_process:
+        refuse(options, "reward_timeout", because=f"is about rewards over http, {process}, or http://HOST:PORT/PATH")
+    token = None if options.reward_token_env is None else os.environ.get(options.reward_token_env, "")
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(
+            f"--reward-token-env {options.reward_token_env}: this environment variable "
+            f"{'is not set or empty' if not token else 'holds something else than visible ASCII characters'}; set it to the "
+            "token that the server expects"
         )
 
 
@@ -92,18 +108,13 @@ def load_rewards(
     The other arguments are those of `resolve_rewards`. Raises ConfigError, CheckpointError or RewardError.
     """
     check_wanted(wanted, options)
-    rewards = resolve_rewards(
-        wanted,
-        device=device,
-        compute_dtype=compute_dtype,
-        micro_batch=micro_batch,
-        timeout=options.reward_timeout,
-        retries=options.reward_retries,
-    )
+    rewards = resolve_rewards(wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
-    return Ensemble(tuple(rewards), options.reward_combine, options.reward_std_coef)
+    return Ensemble(
+        tuple(rewards), options.reward_combine, options.reward_std_coef, max_failed=options.max_failed_rewards
+    )
 
 
 def load_judges(
@@ -114,39 +125,31 @@ def load_judges(
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
-) -> list[Reward]:
+) -> Ensemble:
     """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
     try:
-        return resolve_rewards(
-            wanted,
-            device=device,
-            compute_dtype=compute_dtype,
-            micro_batch=micro_batch,
-            timeout=options.reward_timeout,
-            retries=options.reward_retries,
-        )
+        judges = resolve_rewards(wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
     except (ConfigError, RewardError) as error:
         raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
+    return Ensemble(tuple(judges), max_failed=options.max_failed_rewards)
 
 
 def resolve_rewards(
     rewards: Sequence[AnyReward],
+    limits: RewardOptions = RewardOptions(),  # noqa: B008 - it is frozen
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch = MICRO_BATCH,
-    timeout: float = 60.0,
-    retries: int = 3,
 ) -> list[Reward]:
     """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
     Args:
         rewards: strings as in ``--rewards``, functions or `Reward` objects.
+        limits: how long and with how much memory functions may run, and how long servers are asked.
         device: where reward models run.
         compute_dtype: the precision of reward models.
         micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
-        timeout: the most seconds for one answer over HTTP.
-        retries: how often a failed HTTP request is tried again.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -158,11 +161,24 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
-        elif isinstance(reward, str) and reward.startswith(("http://", "https://")):
-            http = HTTPReward(reward, timeout=timeout, retries=retries, micro_batch_size=micro_batch.rows)
-            named = Reward(reward, http)
+        elif isinstance(reward, str) and is_address(reward):
+            http = HTTPReward(
+                reward,
+                timeout=limits.answer_timeout,
+                retry_seconds=60 * limits.reward_retry_minutes,
+                token=os.environ.get(limits.reward_token_env or ""),
+                micro_batch_size=micro_batch.rows,
+            )
+            named = Reward(redacted(reward), http)
+        elif isinstance(reward, str) and reward.startswith(IN_PROCESS):
+            named = Reward(reward, FunctionProcess(reward, limits))
         elif isinstance(reward, str):
-            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch))
+            kind, _, rest = reward.partition(":")
+            if kind == "rule":
+                function: RewardFunction = make_rule(rest)
+            else:
+                function = load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
+            named = Reward(reward, function)
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
         same = names.count(named.name)
@@ -175,7 +191,7 @@ def check_reward_string(reward: str) -> None:
     """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
     if kind not in ("model", "python", "rule", "http", "https") or not separator or not rest:
-        raise ConfigError(f"--rewards: {reward!r} is not a reward; use {FORMS}")
+        raise ConfigError(f"--rewards: {redacted(reward)!r} is not a reward; use {FORMS}")
     if kind == "rule":
         make_rule(rest)
     if kind in ("http", "https"):
@@ -204,37 +220,3 @@ def load_model_reward(
     if device.type == "cpu":
         halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
     return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
-
-
-def _from_string(
-    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
-) -> RewardFunction:
-    kind, _, rest = reward.partition(":")
-    if kind == "rule":
-        return make_rule(rest)
-    if kind == "python":
-        return _load_function(rest)
-    return load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
-
-
-def _load_function(spec: str) -> RewardFunction:
-    file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not file or not name:
-        raise ConfigError(f"--rewards: python:{spec} does not name a function; use python:FILE.py:FUNCTION")
-    if not path.is_file():
-        raise ConfigError(f"--rewards: the file {file} of python:{spec} does not exist")
-    module_spec = importlib.util.spec_from_file_location(f"heedful_reward:{path.resolve()}", path)
-    if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"--rewards: {file} is not a Python file; use python:FILE.py:FUNCTION")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where dataclasses and pickle look up the module of a class
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise RewardError(f"--rewards: {file} cannot be imported: {type(error).__name__}: {error}") from error
-    functions = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-    if not callable(getattr(module, name, None)):
-        raise ConfigError(f"--rewards: {file} has no function {name!r}; it has {', '.join(functions) or 'none'}")
-    function: RewardFunction = getattr(module, name)
-    return function

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.interface import RewardFunction
 from heedful.rewards.numbers import final_number
+from heedful.rewards.returned import RewardFunction
 from heedful.types import split_thinking
 
 PUNCTUATION = str.maketrans("", "", " \n\t。，、；：！？“”,.!?:\"'")

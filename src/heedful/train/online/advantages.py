@@ -16,7 +16,10 @@ from heedful.configs.online import OnlineConfig
 
 
 class Rewards(NamedTuple):
-    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive."""
+    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive.
+
+    Responses without a score are not among its rows, so a group may have fewer of them than its prompt had responses.
+    """
 
     per_token: Float[Tensor, "batch time"]
     """Score, penalties and KL where they fall."""
@@ -25,6 +28,8 @@ class Rewards(NamedTuple):
     values: Float[Tensor, "batch time"] | None
     """The critic's values of the states before each token; None without a critic."""
     response_mask: Bool[Tensor, "batch time"]
+    valid: Bool[Tensor, " sampled"] | None = None
+    """Which of the responses that were sampled are the rows; None if all are."""
 
 
 class Estimate(NamedTuple):
@@ -48,18 +53,20 @@ def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 def group(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's responses, over their standard deviation (`core.group_advantages`)."""
-    return _spread(core.group_advantages(rewards.per_response, group_size=group_size(rewards, config)), rewards)
+    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
+    return _spread(core.group_advantages(scores, group_size=size, valid=rewards.valid), rewards)
 
 
 def group_mean(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its group: the responses to its prompt, or with batch-mean the whole rollout batch."""
-    size = group_size(rewards, config)
-    return _spread(core.group_advantages(rewards.per_response, group_size=size, scale="none"), rewards)
+    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
+    return _spread(core.group_advantages(scores, group_size=size, scale="none", valid=rewards.valid), rewards)
 
 
 def leave_one_out(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's other responses (`core.rloo_advantages`)."""
-    return _spread(core.rloo_advantages(rewards.per_response, group_size=group_size(rewards, config)), rewards)
+    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
+    return _spread(core.rloo_advantages(scores, group_size=size, valid=rewards.valid), rewards)
 
 
 def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
@@ -90,8 +97,15 @@ ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
-    """How many consecutive responses are compared with each other."""
-    return len(rewards.per_response) if config.estimator.compares == "batch" else config.samples_per_prompt
+    """How many consecutive responses are compared with each other, those without a score included."""
+    if config.estimator.compares == "batch":
+        return len(rewards.per_response if rewards.valid is None else rewards.valid)
+    return config.samples_per_prompt
+
+
+def in_groups(scores: Float[Tensor, " batch"], valid: Bool[Tensor, " sampled"] | None) -> Float[Tensor, " sampled"]:
+    """Scores at their places among all responses that were sampled, with zeros, which ``valid`` marks, at the others."""
+    return scores if valid is None else scores.new_zeros(len(valid)).masked_scatter(valid, scores)
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
@@ -99,6 +113,8 @@ def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
     return response_mask if config.action == "token" else core.first_in_mask(response_mask)
 
 
-def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
-    """A response's advantage at each of its tokens."""
+def _spread(advantages: Float[Tensor, " sampled"], rewards: Rewards) -> Estimate:
+    """A response's advantage at each of its tokens, of advantages of all responses that were sampled."""
+    if rewards.valid is not None:
+        advantages = advantages[rewards.valid]
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))

@@ -47,7 +47,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
                 experience = collect(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, experience)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(experience, config))
                 learner.check(metrics)

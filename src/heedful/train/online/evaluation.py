@@ -9,7 +9,7 @@ from heedful import core
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.data.loading import EncodedPrompt
-from heedful.rewards import score
+from heedful.rewards import score_tokens
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
 from heedful.train.online.experience import Experience
@@ -27,7 +27,8 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         objective = mean + std (mean of shaped scores - kl_price * KL)
 
     is what training maximises, in the unit of the score: the scores are shaped as in training (`respond.shape`), where
-    they have been shifted by mean and divided by std. If there are judges, their mean score is measured too.
+    they have been shifted by mean and divided by std. If there are judges, their mean score is measured too. Responses on
+    which a reward fails are left out and counted.
     """
     if not held_out:
         return {}
@@ -35,7 +36,10 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     generator = torch.Generator().manual_seed(config.seed + 1)
     with averaged(learner.average):
         rollouts, completions = learner.sampler.respond(learner.policy, held_out[: config.eval_prompts], generator)
-        scores, _ = score(learner.rewards, completions)
+        given = score_tokens(learner.rewards, completions)
+        if given.failed:
+            rollouts = rollouts.select(torch.tensor(given.scored, device=rollouts.lengths.device))
+        scores = given.without_failed().totals
         models = [] if learner.reference is None else [learner.policy, learner.reference]
         logprobs = [
             token_outputs(
@@ -50,7 +54,10 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
     judged = {}
     if learner.judges:
-        judged["eval/judge_mean"] = sum(score(learner.judges, completions)[0]) / len(completions)
+        verdicts = score_tokens(learner.judges, completions)
+        judged["eval/judge_mean"] = sum(verdicts.without_failed().totals) / len(verdicts.scored)
+        if verdicts.failed:
+            judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
     norm = learner.score_norm.current
     shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts.truncated, norm, config)
     return {
@@ -58,6 +65,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         "eval/objective": norm.mean + norm.std * (float(shaped.mean()) - config.kl_price * (kl or 0.0)),
         **judged,
         **({} if kl is None else {"eval/kl": kl}),
+        **({"eval/failed_frac": len(given.failed) / len(completions)} if given.failed else {}),
         "eval/response_length": float(rollouts.lengths.float().mean()),
         "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }

@@ -13,7 +13,7 @@ from heedful.configs.online import OnlineConfig
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.sampling.teacher_forced import token_values
-from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size
+from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size, in_groups
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import critic_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.respond import respond
@@ -42,6 +42,8 @@ class Experience:
     scores: list[float]
     """As the rewards gave them, before normalisation and penalties."""
     metrics: dict[str, float]
+    problem: str | None
+    """What the rewards had, if it is new."""
     states: Float[Tensor, "batch time hidden"] | None
     """What the policy's value head read; None if it has none."""
     sampler_logprobs: Float[Tensor, "batch time"] | None = None
@@ -108,6 +110,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         per_response=scored.shaped - kl_coef * penalty,
         values=values,
         response_mask=mask,
+        valid=scored.valid,
     )
     advantages, returns = ADVANTAGES[config.advantage](rewards, config)
     if config.whiten_advantages:
@@ -118,7 +121,9 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     if values is not None and returns is not None:
         metrics |= critic_metrics(values, returns, actions)
     if config.estimator.compares:
-        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
+        metrics["reward/tied_frac"] = tied_frac(
+            in_groups(rewards.per_response, rewards.valid), group_size(rewards, config), valid=rewards.valid
+        )
     metrics["time/score"] = time.perf_counter() - started - metrics["time/rollout"]
     return Experience(
         batch=batch,
@@ -132,6 +137,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         completions=scored.completions,
         scores=scored.scores,
         metrics=metrics,
+        problem=scored.given.note,
         states=None if old is None else old.states,
         sampler_logprobs=sampler_logprobs if old is None else None,
         is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),

@@ -31,10 +31,11 @@ UNREAD = (
 """What a run says once if responses were longer in a reward model's tokens than its prompts let expect."""
 
 
-def note_of(metrics: Mapping[str, float], samples_per_prompt: int) -> str | None:
-    """What a run should say of a step, if anything."""
+def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
+    """What a run should say of a step, if anything; ``problem`` is what its rewards had (`Scores.note`)."""
     tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
-    return "; ".join([TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics)) or None
+    notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
+    return "; ".join(notes) or None
 
 
 def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
@@ -100,6 +101,8 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if scored.unread:
         metrics["reward/unread_frac"] = scored.unread / len(given.totals)
+    if scored.valid is not None:
+        metrics["reward/failed_frac"] = 1 - len(given.totals) / len(scored.valid)
     if config.score_norm_running:
         metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
     if clip is not None:
@@ -122,7 +125,6 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
     return metrics
 
 
-def tied_frac(scores: Tensor, group_size: int) -> float:
-    """Share of groups of ``group_size`` consecutive scores that are all equal."""
-    groups = scores.view(-1, group_size)
-    return float((groups.amax(dim=1) == groups.amin(dim=1)).float().mean())
+def tied_frac(scores: Tensor, group_size: int, *, valid: Tensor | None = None) -> float:
+    """Share of groups of ``group_size`` consecutive scores that are all equal, or of which fewer than two are ``valid``."""
+    return float(core.tied_groups(scores, group_size=group_size, valid=valid).float().mean())

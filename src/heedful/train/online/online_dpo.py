@@ -18,6 +18,7 @@ from heedful.data.micro_batches import in_micro_batches
 from heedful.models.policy import TokenOutputs
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.online.advantages import in_groups
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
@@ -55,7 +56,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                 scored = respond(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, scored)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt))
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, config))
                 learner.check(metrics)
@@ -65,14 +66,23 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
     return run.summary
 
 
-def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
+def best_and_worst(scores: Tensor, group_size: int, valid: Tensor | None = None) -> list[tuple[int, int]]:
     """Rows of the best and the worst response of each group of consecutive scores; of equal ones the first.
 
-    A group whose scores all tie prefers nothing and makes no pair.
+    A group whose scores all tie prefers nothing and makes no pair; nor does one with fewer than two scores.
+
+    Args:
+        scores: of the responses that have one, in order.
+        group_size: how many responses a group has, those without a score included.
+        valid: which responses of all groups have a score; None if all do.
     """
-    groups = scores.view(-1, group_size)
-    pairs = zip(groups.argmax(dim=1).tolist(), groups.argmin(dim=1).tolist(), strict=True)
-    return [(i * group_size + best, i * group_size + worst) for i, (best, worst) in enumerate(pairs) if best != worst]
+    if valid is None:
+        valid = torch.ones_like(scores, dtype=torch.bool)
+    kept, groups = valid.view(-1, group_size), in_groups(scores, valid).view(-1, group_size)
+    best = torch.where(kept, groups, -torch.inf).argmax(dim=1).tolist()
+    worst = torch.where(kept, groups, torch.inf).argmin(dim=1).tolist()
+    row = (valid.cumsum(dim=0) - 1).view(-1, group_size).tolist()  # among those that have a score
+    return [(row[i][b], row[i][w]) for i, (b, w) in enumerate(zip(best, worst, strict=True)) if b != w]
 
 
 def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]:
@@ -82,7 +92,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     """
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
-    pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
+    pairs = best_and_worst(scored.shaped, config.samples_per_prompt, scored.valid)
     sums, taken = MetricSums(), list[Taken]()
     if scored.old is None:
         _read_the_rest(learner, scored, pairs, sums)
@@ -98,7 +108,9 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
     metrics |= sums.means(max(1, sum(not step.is_left_out for step in taken)))
     metrics |= step_metrics([step.norm for step in taken])
-    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
+    metrics["reward/tied_frac"] = tied_frac(
+        in_groups(scored.shaped, scored.valid), config.samples_per_prompt, valid=scored.valid
+    )
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
     return metrics | {"perf/tokens_per_second": float(scored.rollouts.lengths.sum()) / seconds}

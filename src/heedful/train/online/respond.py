@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from heedful import core
@@ -23,7 +23,7 @@ from heedful.types import Completion
 
 @dataclass(frozen=True)
 class Scored:
-    """A rollout batch with its scores, before advantages are estimated."""
+    """A rollout batch with its scores, before advantages are estimated. Responses without a score are not in it."""
 
     rollouts: Rollouts
     completions: list[Completion]
@@ -41,6 +41,8 @@ class Scored:
     unread: int
     """Responses too long to be read to their end by a reward model."""
     seconds: dict[str, float]
+    valid: Bool[Tensor, " sampled"] | None = None
+    """Which of the responses that were sampled have a score, and so are here; None if all do."""
 
     @property
     def scores(self) -> list[float]:
@@ -52,14 +54,18 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     """Sample, score and read what was sampled: prompts -> responses -> scores -> log-probs of policy and reference.
 
     If the reference has no part in what is learned, its pass is left out. So is the policy's, if nothing needs it before the
-    update (``needs_old_pass``). Raises RewardError.
+    update (``needs_old_pass``). Responses on which a reward failed are left out of all that follows. Raises RewardError.
     """
     config, started = learner.config, time.perf_counter()
     rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
     hit("rollout")
     sampled = time.perf_counter()
-    given = score_tokens(learner.rewards, completions)
+    given, valid = score_tokens(learner.rewards, completions), None
     hit("reward")
+    if given.failed:
+        rows = torch.tensor(given.scored, device=rollouts.lengths.device)
+        valid = torch.zeros(len(completions), dtype=torch.bool, device=rows.device).index_fill(0, rows, True)
+        rollouts, completions, given = rollouts.select(rows), [completions[row] for row in rows], given.without_failed()
     unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
@@ -89,7 +95,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     hit("pass")
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds)
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid)
 
 
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
-from heedful.rewards import Ensemble, Reward, RewardFunction, score
-from heedful.rewards.resolve import check_http_options, check_wanted, load_judges, load_rewards
+from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
+from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.train.fits import check_memory
@@ -172,11 +172,11 @@ def reference_score_norm(
     if not prompts:
         return core.ScoreNorm()
     _, completions = sampler.respond(reference, prompts, generator)
-    scores = torch.tensor(score(rewards, completions)[0], dtype=torch.float64)
+    scores = torch.tensor(score_tokens(rewards, completions).without_failed().totals, dtype=torch.float64)
     std = float(scores.std(correction=0))
     if std < core.SMALLEST_STD:
         raise RewardError(
-            f"all {len(completions)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
+            f"all {len(scores)} reference samples got the score {float(scores[0])}, so there is no scale to normalise "
             "by; use --score-norm-samples 0 or a reward that tells responses apart"
         )
     return core.ScoreNorm(float(scores.mean()), std)
@@ -188,7 +188,7 @@ def _wanted_rewards(
     """All rewards, and the config with those that are strings. Raises ConfigError."""
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
-    check_http_options([*wanted, *config.best_by], config)
+    check_reward_options([*wanted, *config.best_by], config)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 

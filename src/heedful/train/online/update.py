@@ -67,8 +67,9 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         if not is_warming_up and math.isfinite(metrics.get("reference/kl", math.nan)):
             learner.kl.update(metrics["reference/kl"], config.rollout_batch_size)
     if config.approx_kl_limit is not None:
+        minibatches = math.ceil(len(experience.kl) / config.minibatch_size)
         made = sum(not step.is_left_out for step in taken)
-        metrics["policy/update_frac"] = made / (config.ppo_epochs * (len(experience.kl) // config.minibatch_size))
+        metrics["policy/update_frac"] = made / (config.ppo_epochs * minibatches)
     seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
     return metrics | {"perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
 

@@ -1,0 +1,74 @@
+"""What a reward function may return, read into plain numbers. Used here and in the processes of functions; no torch."""
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
+
+OneScore = float | list[float] | None
+"""A reward's score of a response: a number, one number per token, or None if the reward does not apply."""
+
+
+class Problem(str):
+    """Why a response has no score, as the end of a sentence that begins with the reward's name."""
+
+    __slots__ = ("cause",)
+    cause: BaseException | None
+
+    def __new__(cls, text: str, cause: BaseException | None = None) -> "Problem":
+        problem = super().__new__(cls, text)
+        problem.cause = cause
+        return problem
+
+
+RewardFunction = Callable[..., Sequence[OneScore | Problem]]
+
+
+class ResultError(Exception):
+    """A function returned something that is not a list with one score per response; the text follows the reward's name."""
+
+
+def read_scores(result: Any) -> list[OneScore | Problem]:
+    """Read what a reward function returned: per response a finite number, None, a list of them, or what is wrong with it.
+
+    Numbers may be of Python, numpy or torch; arrays and tensors become lists of their rows. A `Problem` stays one. Raises
+    ResultError if the result is not a list: a set or a dictionary has no order.
+    """
+    scores = list(result) if getattr(result, "shape", ()) else result
+    if isinstance(scores, str | bytes) or not isinstance(scores, Sequence):
+        raise ResultError(
+            f"returned {type(result).__name__} {result!r:.80}; it must return a list with one number per response"
+        )
+    return [_score(value) for value in scores]
+
+
+def _score(value: Any) -> OneScore | Problem:
+    if value is None or isinstance(value, Problem):
+        return value
+    if not isinstance(value, list | tuple) and (_holds_one(value) or len(value.shape) != 1):
+        return _number(value)
+    numbers = [_number(one) for one in value]
+    wrong = [number for number in numbers if isinstance(number, Problem)]
+    return wrong[0] if wrong else [number for number in numbers if not isinstance(number, Problem)]
+
+
+def _number(value: Any) -> float | Problem:
+    number = value.item() if hasattr(value, "item") and _holds_one(value) else value
+    if not isinstance(number, Real) or not _is_finite(number):
+        return Problem(
+            f"returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None if the reward does "
+            "not apply"
+        )
+    return float(number)
+
+
+def _holds_one(value: Any) -> bool:
+    """True for a number, also of numpy or torch, and for an array or tensor with one element."""
+    return all(length == 1 for length in getattr(value, "shape", ()))
+
+
+def _is_finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer too large for a float
+        return False

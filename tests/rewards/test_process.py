@@ -1,0 +1,350 @@
+"""Functions of a file in processes of their own: whatever they do, heedful goes on, and nothing of them stays behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from heedful.configs.scoring import RewardOptions
+from heedful.errors import ConfigError, RewardError
+from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards.process import FunctionProcess
+from heedful.rewards.resolve import resolve_rewards
+from heedful.types import Prompt
+
+NUMBER = f"1234.{os.getpid()}"
+"""Seconds that nobody else sleeps."""
+FAULTS = """
+import ctypes, os, random, subprocess, sys, time
+
+BAD = "坏"
+
+def when_bad(act):
+    def reward(completions):
+        if BAD in completions:
+            act()
+        return [float(len(c)) for c in completions]
+    return reward
+
+def burn():
+    while True:
+        pass
+
+def hold_the_gil():
+    import re
+    re.search("(a+)+$", "a" * 60 + "b")
+
+def fork_and_hang():
+    subprocess.Popen(["sleep", "1234"])
+    subprocess.Popen(["sleep", "1234"], start_new_session=True)  # leaves the process group
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1234)
+        os._exit(0)
+    time.sleep(1234)
+
+def eat():
+    kept = b"x" * 10**10
+
+def eat_in_a_child():
+    subprocess.run([sys.executable, "-c", "import time; kept = b'x' * 10**9; time.sleep(1234)"])
+
+def fail():
+    raise ValueError("坏了")
+
+sleeps = when_bad(lambda: time.sleep(1234))
+burns = when_bad(burn)
+holds_the_gil = when_bad(hold_the_gil)
+crashes = when_bad(lambda: ctypes.string_at(0))
+aborts = when_bad(os.abort)
+leaves = when_bad(lambda: os._exit(0))
+exits = when_bad(lambda: sys.exit(0))
+interrupts = when_bad(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+eats = when_bad(eat)
+eats_in_a_child = when_bad(eat_in_a_child)
+forks_and_hangs = when_bad(fork_and_hang)
+raises = when_bad(fail)
+closes = when_bad(lambda: os.closerange(3, 256))
+
+def comes_back_twice(completions):
+    os.fork()
+    return [float(len(c)) for c in completions]
+
+def leaves_a_child(completions):
+    subprocess.Popen(["sleep", "1234"], start_new_session=True)
+    return [float(len(c)) for c in completions]
+
+def draws(completions):
+    return [random.random() for _ in completions]
+
+def counts(completions, calls=[]):
+    calls.append(0)
+    return [float(len(calls))] * len(completions)
+
+def prints(completions):
+    print("x" * 100_000)
+    input_is_empty = sys.stdin.read() == ""
+    return [float(input_is_empty)] * len(completions)
+
+def where(completions):
+    return [float(os.getpid()), float("torch" in sys.modules)] + [0.0] * (len(completions) - 2)
+"""
+
+
+@pytest.fixture
+def faults(tmp_path):
+    path = tmp_path / "错误.py"
+    path.write_text(FAULTS.replace("1234", NUMBER), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def function(faults):
+    """``function(name)`` is the reward of that name, with two seconds and a quarter of a gigabyte."""
+
+    def load(name, timeout=2.0):
+        return FunctionProcess(f"python:{faults}:{name}", RewardOptions(reward_timeout=timeout, reward_memory_gb=0.25))
+
+    return load
+
+
+def below(pid):
+    """Processes that descend from one."""
+    children = [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
+    return children + [deeper for child in children for deeper in below(child)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    """No test leaves a process: neither as a child nor, having lost its parent, anywhere."""
+
+    def sleepers():
+        commands = {path: path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdecimal()}
+        found = []
+        for path, command in commands.items():
+            try:
+                if NUMBER.encode() in command.read_bytes():
+                    found.append(path.name)
+            except OSError:  # it ended meanwhile
+                continue
+        return found
+
+    assert sleepers() == []
+    yield
+    gc.collect()
+    assert below(os.getpid()) == []
+    assert sleepers() == []
+
+
+def answers(texts):
+    return [Completion(Prompt("问", f"数据.jsonl:{i}"), text) for i, text in enumerate(texts, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sleeps", "did not end within"),
+        ("burns", "did not end within"),
+        ("holds_the_gil", "did not end within"),
+        ("forks_and_hangs", "did not end within"),
+        ("crashes", "crashed: its process was ended by SIGSEGV"),
+        ("aborts", "crashed: its process was ended by SIGABRT"),
+        ("leaves", "ended its process (exit status 0)"),
+        ("exits", "raised SystemExit: 0"),
+        ("interrupts", "raised KeyboardInterrupt"),
+        ("eats", "held more than --reward-memory-gb 0.25 and was stopped"),
+        ("eats_in_a_child", "held more than --reward-memory-gb 0.25 and was stopped"),
+        ("raises", "raised ValueError: 坏了"),
+        ("closes", "ended its process (exit status 1)"),
+    ],
+)
+def test_one_bad_response_costs_only_itself(function, name, said):
+    """The others have their scores, the failure is told once with its sample, and the next call is as if nothing was."""
+    reward = Ensemble((Reward("r", function(name, timeout=1.0)),), max_failed=0.3)
+    texts = ["一", "二二", "三三三", "坏"]
+    found = score_tokens(reward, answers(texts))
+    assert found.failed == (3,)
+    assert found.without_failed().totals == [1.0, 2.0, 3.0]
+    assert found.means == {"r": 2.0}
+    for part in (f"1 of 4 responses have no score and are left out; reward r {said}", "数据.jsonl:4", "'坏'"):
+        assert part in found.note
+    assert score_tokens(reward, answers(["一", "二二"])).totals == [1.0, 2.0]
+    if name == "raises":
+        assert score_tokens(reward, answers(texts)).note is None  # told already
+
+
+def test_more_than_may_fail_is_an_error(function):
+    reward = Ensemble((Reward("r", function("raises")),), max_failed=0.3)
+    with pytest.raises(
+        RewardError, match=r"2 of 4 responses have no score, more than --max-failed-rewards 0\.3 allows"
+    ):
+        score_tokens(reward, answers(["坏", "二二", "三三三", "坏"]))
+    with pytest.raises(
+        RewardError, match=r"^reward r raised ValueError: 坏了 \(.*错误\.py, line \d+\); for the prompt"
+    ):
+        score([Reward("r", function("raises"))], answers(["一", "坏"]))
+
+
+def test_it_is_one_process_that_knows_no_torch(function):
+    """Started once, kept between calls, cheap to start."""
+    reward = function("where")
+    assert [reward(completions=["a", "b"]) for _ in range(2)] == [reward(completions=["a", "b"])] * 2
+    pid, has_torch = reward(completions=["a", "b"])
+    assert pid != os.getpid()
+    assert not has_torch
+    counting = function("counts")
+    assert [counting(completions=["a"]) for _ in range(3)] == [[1.0], [2.0], [3.0]]
+    reward.close()
+    assert reward(completions=["a", "b"])[0] != pid
+
+
+def test_a_process_that_was_killed_between_calls_is_replaced(function):
+    reward = function("where")
+    pid = int(reward(completions=["a", "b"])[0])
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(1)
+    assert int(reward(completions=["a", "b"])[0]) != pid
+
+
+def test_random_numbers_depend_on_the_responses_alone(function):
+    """So a run that is resumed, whose process is another, sees the same scores."""
+    one, other = function("draws"), function("draws")
+    assert one(completions=["a", "b"]) == one(completions=["a", "b"]) == other(completions=["a", "b"])
+    assert one(completions=["a", "b"]) != one(completions=["a", "c"])
+
+
+def test_a_child_that_returns_answers_nothing(function):
+    reward = function("comes_back_twice")
+    assert [reward(completions=["一" * n]) for n in (1, 2, 3)] == [[1.0], [2.0], [3.0]]
+
+
+def test_what_it_leaves_ends_with_it(function):
+    reward = function("leaves_a_child")
+    assert reward(completions=["a"]) == [1.0]
+    assert len(below(os.getpid())) == 3
+    reward.close()
+    assert below(os.getpid()) == []
+
+
+def test_what_it_prints_is_no_answer(function, capfd):
+    """And there is nothing to read: the terminal is the user's."""
+    assert function("prints")(completions=["a"]) == [1.0]
+    assert capfd.readouterr().out == "x" * 100_000 + "\n"
+
+
+HOLDER = """
+import sys, time
+from heedful.configs.scoring import RewardOptions
+from heedful.rewards.process import FunctionProcess
+reward = FunctionProcess(sys.argv[1], RewardOptions(reward_timeout=100.0))
+print("ready", flush=True)
+reward(completions=["坏"])
+"""
+
+
+@pytest.mark.parametrize("name", ["sleeps", "holds_the_gil", "forks_and_hangs"])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_dies_with_the_program_that_called_it(faults, name, ending):
+    """Even by kill -9, and even while a call holds the interpreter of the process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, f"python:{faults}:{name}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as holder:
+        assert holder.stdout.readline() == b"ready\n"
+        time.sleep(0.5)
+        theirs = below(holder.pid)
+        assert len(theirs) >= 2
+        holder.send_signal(ending)
+        holder.wait(20)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in theirs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("while True: pass", RewardError, "did not end within"),
+        ("import os; os._exit(3)", RewardError, r"ended its process \(exit status 3\)"),
+        ("import ctypes; ctypes.string_at(0)", RewardError, "SIGSEGV"),
+        ("kept = b'x' * 10**10", RewardError, "--reward-memory-gb 0.25"),
+        ("x = 1", ConfigError, "has no function 'f'; it has none"),
+    ],
+    ids=["hangs", "leaves", "crashes", "eats", "lacks it"],
+)
+def test_a_file_that_cannot_be_loaded(tmp_path, monkeypatch, text, error, said):
+    monkeypatch.setattr("heedful.rewards.process.LONGEST_START", 2.0)
+    path = tmp_path / "奖励.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(error, match=said) as refused:
+        FunctionProcess(f"python:{path}:f", RewardOptions(reward_timeout=1.0, reward_memory_gb=0.25))
+    assert str(path) in str(refused.value)
+
+
+def test_a_pattern_that_never_ends(cpu):
+    """rule:regex runs what a user wrote on what a model wrote; the other rules are heedful's own."""
+    (reward,) = resolve_rewards(["rule:regex:(a+)+$"], RewardOptions(reward_timeout=0.5), **cpu)
+    found = score_tokens(Ensemble((reward,), max_failed=0.5), answers(["aaa", "a" * 60 + "b", "b"]))
+    assert found.failed == (1,)
+    assert found.without_failed().totals == [1.0, 0.0]
+
+
+def test_what_is_asked_again_is_bounded(function):
+    """A function that fails on everything is called 17 times at most, whatever the batch."""
+    calls = []
+
+    def fails(completions):
+        calls.append(len(completions))
+        raise ValueError("坏了")
+
+    with pytest.raises(RewardError, match="200 of 200"):
+        score_tokens(Ensemble((Reward("r", fails),), max_failed=0.5), answers(["一"] * 200))
+    assert len(calls) == 17
+
+    def on_one(completions):
+        calls.append(len(completions))
+        if "坏" in completions:
+            raise ValueError("坏了")
+        return [1.0] * len(completions)
+
+    for place in (0, 100, 199):
+        calls.clear()
+        texts = ["一"] * 200
+        texts[place] = "坏"
+        assert score_tokens(Ensemble((Reward("r", on_one),), max_failed=0.1), answers(texts)).failed == (place,)
+        assert len(calls) <= 17
+        assert sum(calls) <= 3 * 200 + 17
+
+
+def test_sys_exit_in_a_function_given_in_python():
+    """It must not end the program with status 0 and no model."""
+
+    def leaves(completions):
+        sys.exit(0)
+
+    with pytest.raises(RewardError, match="reward r raised SystemExit: 0"):
+        score([Reward("r", leaves)], answers(["一"]))
+
+
+def test_a_failure_of_the_batch_alone_is_told():
+    """What fails once and not again has scores, and is reported all the same."""
+    calls = []
+
+    def flaky(completions):
+        calls.append(0)
+        if len(calls) == 1:
+            raise OSError("网络")
+        return [1.0] * len(completions)
+
+    found = score_tokens(Ensemble((Reward("r", flaky),), max_failed=0.1), answers(["一", "二"]))
+    assert (found.failed, found.totals) == ((), [1.0, 1.0])
+    assert (
+        found.note
+        == "reward r raised OSError: 网络; called again with fewer responses at a time, it scored all of them"
+    )
