@@ -1,19 +1,19 @@
 """Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions
 from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE, Range
-from heedful.configs.settings import Settings
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(Settings):
+class RewardOptions(TrustOptions):
     """What scores responses, and how several scores become one."""
 
     rewards: tuple[str, ...] = ()
@@ -32,8 +32,10 @@ class RewardOptions(Settings):
 
     def check(self) -> None:
         super().check()
-        if not all(map(math.isfinite, self.reward_weights)):
-            raise ConfigError(f"--reward-weights must be finite numbers, got {self.reward_weights}")
+        for i, weight in enumerate(self.reward_weights, 1):
+            if not abs(weight) <= sys.float_info.max:
+                got = weight if isinstance(weight, float) else f"a number of {weight.bit_length()} bits"
+                raise ConfigError(f"--reward-weights must be finite numbers, got {got} as number {i}")
         if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
             raise ConfigError(
                 f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
@@ -42,7 +44,7 @@ class RewardOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRewardConfig(MachineOptions):
+class ServeRewardConfig(TrustOptions, MachineOptions):
     """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it."""
 
     model: str

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.source import NO_CODE, Source, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.checks import refuse
 from heedful.configs.scoring import RewardOptions
+from heedful.configs.trust import TrustOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
@@ -99,6 +101,7 @@ def load_rewards(
         micro_batch=micro_batch,
         timeout=options.reward_timeout,
         retries=options.reward_retries,
+        trust=options,
     )
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
@@ -124,6 +127,7 @@ def load_judges(
             micro_batch=micro_batch,
             timeout=options.reward_timeout,
             retries=options.reward_retries,
+            trust=options,
         )
     except (ConfigError, RewardError) as error:
         raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
@@ -137,6 +141,7 @@ def resolve_rewards(
     micro_batch: MicroBatch = MICRO_BATCH,
     timeout: float = 60.0,
     retries: int = 3,
+    trust: TrustOptions = NO_CODE,
 ) -> list[Reward]:
     """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
@@ -147,6 +152,7 @@ def resolve_rewards(
         micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
         timeout: the most seconds for one answer over HTTP.
         retries: how often a failed HTTP request is tried again.
+        trust: says whether code in the folders of reward models may run.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -162,7 +168,7 @@ def resolve_rewards(
             http = HTTPReward(reward, timeout=timeout, retries=retries, micro_batch_size=micro_batch.rows)
             named = Reward(reward, http)
         elif isinstance(reward, str):
-            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch))
+            named = Reward(reward, _from_string(reward, device, compute_dtype, micro_batch, trust))
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
         same = names.count(named.name)
@@ -183,38 +189,39 @@ def check_reward_string(reward: str) -> None:
 
 
 def load_model_reward(
-    name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
+    model: str | Source, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
 ) -> ModelReward:
     """Load a reward model, frozen, with its own tokenizer.
 
     Args:
-        name: a folder or a name on the Hub or ModelScope.
+        model: a folder, a name on the Hub or ModelScope, or a `Source`.
         device: where the model runs.
         compute_dtype: the precision of its matrix products.
         micro_batch: the most rows and tokens that it reads at a time.
 
     Raises CheckpointError.
     """
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
-        tokenizer = load_tokenizer(name, chat_template="plain")
+        tokenizer = load_tokenizer(model, chat_template="plain")
     stored = frozen_dtype(device, compute_dtype)
-    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
-    freeze(model)
+    scorer = load_reward_model(model, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
+    freeze(scorer)
     if device.type == "cpu":
-        halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
+        halve_frozen(scorer.classifier, compute_dtype, but=[score_head(scorer.classifier)])
+    return ModelReward(scorer, RewardInputs(tokenizer, scorer.reads), micro_batch=micro_batch)
 
 
 def _from_string(
-    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
+    reward: str, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch, trust: TrustOptions
 ) -> RewardFunction:
     kind, _, rest = reward.partition(":")
     if kind == "rule":
         return make_rule(rest)
     if kind == "python":
         return _load_function(rest)
-    return load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
+    source = resolve(rest, trust)
+    return load_model_reward(source, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
 
 
 def _load_function(spec: str) -> RewardFunction:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from heedful.checkpoints.source import resolve
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.data.messages import read_message, read_tools
 from heedful.errors import ConfigError, DataError, HeedfulError
@@ -38,7 +39,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
     device = resolve_device(config.device)
     with _bound(config.host, config.port) as listening:  # before the model, which may take minutes to load
         reward = load_model_reward(
-            config.model,
+            resolve(config.model, config),
             device=device,
             compute_dtype=resolve_dtype(config.dtype, device),
             micro_batch=MicroBatch(config.micro_batch_size),
