@@ -149,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             message = _message(error)
             if message is None:
                 raise
-            print(f"heedful: {message}", file=sys.stderr)
+            from heedful.display import visible  # the message may quote a file
+
+            print(f"heedful: {visible(message)}", file=sys.stderr)
             return 2
 
 

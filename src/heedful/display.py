@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from unicodedata import category
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -95,6 +96,14 @@ def shown(value: Any, limit: int = 300) -> str:
         return " to ".join(f"{end:z.2f}" for end in value)
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def visible(text: str) -> str:
+    """Return a text with escapes for characters that a terminal would obey, such as ESC, but for line breaks and tabs."""
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t" else c
+        for c in text
+    )
 
 
 def _is_terminal() -> bool:
