@@ -14,13 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "types", "configs", "files", "display", "hub"}
+LEAVES = {"errors", "types", "configs", "files", "display", "hub", "redact"}
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
     "files": set(),
     "display": set(),
+    "redact": set(),
     "configs": {"errors"},
     "hub": set(),
     "core": set(),
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "demo", "rewards", "checkpoints", "types"},
 }
-NO_LEAVES = {"errors", "types", "files", "display", "core"}
+NO_LEAVES = {"errors", "types", "files", "display", "redact", "core"}
 """Rooms that import nothing of heedful at all, but their own files."""
 ALGORITHMS = {"sft", "reward", "dpo", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""

@@ -27,11 +27,12 @@ def check_output(config: EvaluationOptions) -> None:
     if output is None:
         return
     check_result_file(output)
-    if output.name in RUN_FILES and (output.parent / "environment.json").is_file():
-        raise ConfigError(f"--output {output} is a file of the run in {output.parent}; choose another name")
-    if not output.exists():
+    file = output.resolve()  # also if a folder of its path is made only later, as in data/new/../a.jsonl
+    if file.name in RUN_FILES and (file.parent / "environment.json").is_file():
+        raise ConfigError(f"--output {output} is a file of the run in {file.parent}; choose another name")
+    if not file.exists():
         return
-    if not _is_result(output):
+    if not _is_result(file):
         raise ConfigError(
             f"--output {output} exists and is no result of heedful evaluate, so it is left alone; choose another name"
         )
@@ -41,7 +42,7 @@ def check_output(config: EvaluationOptions) -> None:
 
 def _is_result(path: Path) -> bool:
     """Whether a file is what `report` writes: a JSON object with the settings of a measurement."""
-    if path.stat().st_size > LARGEST_RESULT:
+    if not path.is_file() or path.stat().st_size > LARGEST_RESULT:
         return False
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
