@@ -98,7 +98,7 @@ def _check_model_folder(name: str) -> None:
 def _check_shards(folder: Path) -> None:
     """Refuse an index of weights that names files outside its folder. Raises CheckpointError."""
     for index in sorted(folder.glob("*.index.json")):
-        with explained(str(index), "index of weights"):
+        with explained(str(index), "list of weights"):
             files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
         if outside:

@@ -92,6 +92,8 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         key = str(key_node.value).replace("-", "_")
         if not key.isidentifier():
             raise ConfigError(f"{place}: {key_node.value!r:.80} is no name of a setting; write key: value")
+        if key in ("help", "h"):
+            raise ConfigError(f"{place}: {key} is no setting; heedful COMMAND --help lists them")
         if key not in hints and hints.get(key.removeprefix("no_")) is bool:
             raise ConfigError(f"{place}: {key} is no setting; write {key.removeprefix('no_')}: false")
         if any(flag.key == key for flag in flags):
