@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals"}
+LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact"}
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
     "errors": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "faults": {"errors"},
     "signals": {"errors"},
     "display": set(),
+    "redact": set(),
     "configs": {"errors"},
     "hub": set(),
     "core": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "demo", "rewards", "checkpoints", "types"},
 }
-NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "core"}
+NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
 ALGORITHMS = {"sft", "reward", "dpo", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""

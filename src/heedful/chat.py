@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
@@ -100,10 +101,11 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     Raises ConfigError and CheckpointError.
     """
     device = resolve_device(config.device)
-    renderer = Renderer(load_chat_tokenizer(config.model, config))
+    source = resolve(config.model, config)
+    renderer = Renderer(load_chat_tokenizer(source, config))
     if not config.raw and not renderer.tokenizer.chat_template:
         raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
-    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)

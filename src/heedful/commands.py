@@ -25,7 +25,7 @@ from heedful.configs.tiny import TinyConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import policies, reward_models
-from heedful.evaluate.output import check_result_file, report
+from heedful.evaluate.output import check_output, report
 
 __all__ = ["chat"]
 
@@ -81,47 +81,51 @@ def report_training(config: RunOptions, summary: dict[str, Any], objective: str)
 
 def evaluate_accuracy(config: AccuracyConfig) -> None:
     """Print how often a reward model orders pairs correctly, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(reward_models.evaluate_accuracy(config), config)
 
 
 def evaluate_win_rate(config: WinRateConfig) -> None:
     """Print how often a policy scores higher than a baseline, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(policies.evaluate_win_rate(config), config)
 
 
 def evaluate_scores(config: ScoresConfig) -> None:
     """Print the mean score of a policy's responses, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(policies.evaluate_scores(config), config)
 
 
 def evaluate_best_of_n(config: BestOfNConfig) -> None:
     """Print the mean score of the best of n responses, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(policies.evaluate_best_of_n(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:
     """Print the KL of a policy to a reference, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(policies.evaluate_kl(config), config)
 
 
 def evaluate_perplexity(config: PerplexityConfig) -> None:
     """Print the perplexity of a model on text, and save it if ``config.output`` names a file."""
-    check_result_file(config.output)
+    check_output(config)
     report(policies.evaluate_perplexity(config), config)
 
 
 def plan_memory(config: PlanConfig) -> None:
     """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
     from heedful.checkpoints.shape import load_shape
+    from heedful.checkpoints.source import resolve
     from heedful.planning.report import plan_report
-    from heedful.planning.shapes import KNOWN
+    from heedful.planning.shapes import KNOWN, Shape
 
-    for line in plan_report(config, cache(lambda name: KNOWN[name] if name in KNOWN else load_shape(name))):
+    def shape(name: str) -> Shape:
+        return KNOWN[name] if name in KNOWN else load_shape(resolve(name, config))
+
+    for line in plan_report(config, cache(shape)):
         _print(line)
 
 

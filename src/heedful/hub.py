@@ -2,11 +2,15 @@
 
 import importlib
 import re
+from pathlib import Path
 
 from heedful.errors import CheckpointError, ConfigError, DataError
 
 MODELSCOPE = "modelscope:"
-NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+"""A name on ModelScope. Neither part begins with a dot, so it cannot lead out of the folder of downloads."""
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+"""A model on the Hugging Face Hub."""
 
 _folders: dict[tuple[str, str], str] = {}
 """The folder of each download of this process, so that a run reads one version and asks ModelScope for it once."""
@@ -29,6 +33,24 @@ def local_dataset(name: str) -> str:
 def downloaded_model(name: str) -> str:
     """Return what `local_model` does, without any download: a model that this process has not downloaded keeps its name."""
     return _folders.get(("snapshot_download", name), name)
+
+
+def is_download(folder: str) -> bool:
+    """True for a folder that `local_model` or `local_dataset` downloaded in this process."""
+    return folder in _folders.values()
+
+
+def hub_revision(name: str) -> str | None:
+    """Return the commit of a model on the Hugging Face Hub that was read last, as the local cache has it.
+
+    None for anything else: a folder, a name on ModelScope, a model that was never downloaded.
+    """
+    if not HUB_NAME.fullmatch(name) or Path(name).exists():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def _folder(function: str, name: str, failure: type[CheckpointError] | type[DataError]) -> str:

@@ -142,6 +142,11 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.samp
 )  # fmt: skip
 
 
+def is_path(text):
+    """Of the texts above, those that can be a path and mean themselves."""
+    return "\0" not in text and not text.startswith("~")
+
+
 @pytest.mark.parametrize("weights", [(1.0, -0.5), (-1e-05, 2e30), (-0.0,), (-3.0, -2.0)])
 def test_negative_weights_are_no_flags(written, tmp_path, weights):
     """From YAML, from flags, and back: a number with a minus is told from a flag."""
@@ -159,7 +164,8 @@ def test_negative_weights_are_no_flags(written, tmp_path, weights):
 @given(text=TEXTS)
 def test_strings_survive_the_round_trip(tmp_path_factory, text):
     """Also in a field that may be None: the quoted text 'null' is a text."""
-    config = PPOConfig(model=text or "m", data=text, columns=text, chat_template=text, output=Path("o"))
+    path = text if is_path(text) else "m"
+    config = PPOConfig(model=path or "m", data=path, columns=text, chat_template=path, output=Path("o"))
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
     config = ChatConfig(model="m", system_prompt=text)
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
@@ -178,7 +184,7 @@ def test_the_text_none_is_told_from_no_text(tmp_path):
     gamma=st.floats(0, 1),
     value_clip_range=st.none() | st.floats(1e-9, 10),
     seed=st.integers(0, 2**63 - 1),
-    reference=st.none() | TEXTS.filter(lambda text: text != "None"),
+    reference=st.none() | TEXTS.filter(lambda text: text != "None" and is_path(text)),
     rewards=st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda t: t[0] != "-")
     ),
@@ -190,7 +196,11 @@ def test_a_saved_configuration_repeats_the_run(tmp_path_factory, rewards, **sett
 
 
 @settings(max_examples=15)
-@given(output=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda s: s.strip("./")))
+@given(
+    output=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+        lambda s: s.strip("./") and is_path(s)
+    )
+)
 def test_any_output_folder_survives(tmp_path_factory, output):
     config = SFTConfig(model="m", data="d", output=Path(output))
     assert round_trip(config, tmp_path_factory.mktemp("y") / "c.yaml") == config
@@ -312,6 +322,20 @@ def test_an_empty_file_sets_nothing(written):
         ("optimizer:\n  learning_rate: 1", ["{path}:4", "optimizer", "mapping", "flat"]),
         ("eval_data: [[a]]", ["{path}:4", "eval_data"]),
         ("? [a, b]\n: c", ["{path}:4"]),
+        ("batch_size: " + "9" * 400, ["--batch-size", "below 2^63", "{path}:4"]),
+        ("output=/tmp/x: 1", ["{path}:4", "'output=/tmp/x' is no name of a setting"]),
+        ("columns --overwrite: 1", ["{path}:4", "'columns --overwrite' is no name of a setting"]),
+        ("columns: !!python/object/apply:os.system ['true']", ["{path}:4", "the tag", "python/object/apply:os.system"]),
+        ("columns: !!python/name:os.system ''", ["{path}:4", "the tag", "python/name:os.system"]),
+        ("!!python/name:os.system : 1", ["{path}:4", "the tag", "python/name:os.system"]),
+        ("columns: !!binary aGk=", ["{path}:4", "the tag", "binary"]),
+        ("<<: {epochs: 2}", ["{path}:4"]),
+        ("help: true", ["{path}:4", "--help"]),
+        ("help: [1, 2]", ["{path}:4", "help is no setting"]),
+        ("h: true", ["{path}:4", "h is no setting"]),
+        ("no_overwrite: true", ["{path}:4", "write overwrite: false"]),
+        ("eval_data: ~nosuchuser7/x", ["--eval-data", "~nosuchuser7", "does not exist", "./~nosuchuser7", "{path}:4"]),
+        ('eval_data: "a\\0b"', ["--eval-data", "NUL", "{path}:4"]),
     ],
 )
 def test_a_wrong_line_is_named_with_its_file(written, refused, line, fragments):
@@ -319,6 +343,55 @@ def test_a_wrong_line_is_named_with_its_file(written, refused, line, fragments):
     message = refused(SFTConfig, [path])
     for fragment in fragments:
         assert fragment.format(path=path) in message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "reward_weights: --overwrite",
+        "rewards: --overwrite",
+        "rewards: [--overwrite]",
+        "rewards: -x",
+        "best_by: --steps=1",
+    ],
+)
+def test_no_value_is_read_as_a_flag(written, refused, line):
+    path = written(RUN_YAML + line + "\n")
+    message = refused(PPOConfig, [path])
+    assert f"{path}:4" in message
+    assert "dash" in message
+
+
+def test_what_unfolds_without_end(written, refused):
+    """Aliases of aliases, and a list inside itself: neither is unfolded."""
+    bomb = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(12))
+    assert "nested" in refused(SFTConfig, [written("a0: &a0 [x]\n" + bomb)])
+    assert "nested" in refused(PPOConfig, [written("rewards: &a [*a]\n")])
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 100_000, "a: " + "[" * 2000 + "]" * 2000])
+def test_yaml_nested_without_end(written, refused, text):
+    path = written(text)
+    message = refused(SFTConfig, [path])
+    assert path in message
+    assert "nested" in message or "not valid YAML" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "fragments"),
+    [
+        ({"seed": 10**5000}, ["--seed", "below 2^63"]),
+        ({"reward_weights": (10**400,)}, ["--reward-weights", "finite"]),
+        ({"learning_rate": "1e-5"}, ["--learning-rate must be a number, got '1e-5'"]),
+        ({"steps": None, "seed": [1]}, ["--seed must be a number, got [1]"]),
+        ({"kl_coef": 10**400}, ["--kl-coef", "below 2^63"]),
+    ],
+)
+def test_settings_in_python_are_refused_as_flags_are(settings, fragments):
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig(model="m", data="d", output=Path("o"), **settings)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
 
 
 def test_a_line_that_a_flag_overrides_is_not_blamed(written, refused):

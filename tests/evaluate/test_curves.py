@@ -14,6 +14,7 @@ from heedful.cli import COMMANDS, main
 from heedful.configs.options import RunOptions
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.curves import draw_curves, figure_of, panels_of, read_algorithm, read_run, short_names, smoothed
+from heedful.files import to_json
 
 PPO_STEP = {
     "loss/policy": 0.0,
@@ -271,6 +272,15 @@ def test_names_are_as_short_as_they_can_be(tmp_path, folders, names):
     assert short_names([tmp_path / folder for folder in folders]) == names
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_only_a_line_break_ends_a_line(logged, end):
+    """JSON writes other ends of lines as they are, here in the name of a reward."""
+    lines = [to_json({"step": step, "loss/sft": 2.0, f"reward/奖{end}励": 1.0}) for step in (1, 2)]
+    assert end in lines[0]
+    folder = logged("运行", "".join(line + "\n" for line in lines))
+    assert read_run(folder, "一").points(f"reward/奖{end}励") == ([1, 2], [1.0, 1.0])
+
+
 def test_what_is_not_finite_is_a_gap(logged):
     folder = logged("x", [{"step": 1, "loss/sft": 2.0}, {"step": 2, "loss/sft": None}, {"step": 3, "loss/sft": 1}])
     (axes,) = figure(folder).axes
@@ -324,6 +334,8 @@ def test_the_command(sft, ppo, tmp_path, capsys):
         ("[1]", ["an object of numbers", "[1]"]),
         ('{"step": 1, "loss/sft": "低"}', ["an object of numbers", "低"]),
         ('{"step": 1, "loss/sft": true}', ["an object of numbers"]),
+        ('{"step": 1, "loss/sft": 1' + "0" * 400 + "}", ["an object of numbers"]),
+        ("[" * 5000, ["not JSON"]),
         ('{"loss/sft": 1}', ["has no step"]),
         ('{"step": null}', ["has no step"]),
     ],

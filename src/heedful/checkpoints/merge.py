@@ -25,7 +25,7 @@ def merge_model(config: MergeConfig) -> None:
 
     Raises ConfigError and CheckpointError before anything is written.
     """
-    source = resolve(config.adapter)
+    source = resolve(config.adapter, config)
     if not source.adapters:
         raise CheckpointError(f"{config.adapter} holds no adapters (adapter_config.json), so there is nothing to merge")
     _check_output(config, source)

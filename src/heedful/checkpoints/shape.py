@@ -16,12 +16,12 @@ def load_shape(model: str | Source) -> Shape:
     source = resolve(model)
     config = load_config(source)
     with explained(source.folder, "model's shape"), torch.device("meta"):
-        return shape_of(config)
+        return shape_of(config, runs_code=source.runs_code)
 
 
-def shape_of(config: Any) -> Shape:
+def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
     """The shape of a model of this configuration, with its output head if it is a decoder."""
-    trunk = AutoModel.from_config(config)
+    trunk = AutoModel.from_config(config, trust_remote_code=runs_code)
     text = config.get_text_config()
     embedding = trunk.get_input_embeddings().weight
     linear = [module.weight for module in trunk.modules() if isinstance(module, nn.Linear | Conv1D)]

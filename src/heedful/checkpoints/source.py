@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ import transformers
 from transformers import AutoConfig
 
 from heedful.checkpoints.adapters import ADAPTER_CONFIG, adapter_chain
+from heedful.checkpoints.model_code import check_code_is_here, needs_code
+from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError
-from heedful.hub import local_model
+from heedful.hub import is_download, local_model
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -33,17 +36,25 @@ class Source:
     """The plain model to load: the folder itself, or the base at the bottom of its adapters."""
     adapters: tuple[Path, ...]
     """Adapter folders to merge into the base, in order."""
+    runs_code: bool = False
+    """Whether Python code in the folders may run."""
 
 
-def resolve(model: str | Source) -> Source:
+NO_CODE = TrustOptions()
+
+
+def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
     """Find what a name means, and check that it exists, before anything large is loaded.
 
     Args:
         model: a folder, an adapter folder (its base must exist too), or a name on the Hub. A name of the form
             ``org/model`` or ``model`` that is no local path is left to the Hub unchecked. A `Source` is returned as it
             is.
+        options: say whether code in the folder may run. Code that is downloaded by name never may: it could be other code
+            in the next run.
 
-    Raises CheckpointError if a local path is missing or holds no model.
+    Raises CheckpointError if a local path is missing or holds no model, if its index of weights names files elsewhere, or if
+    trusted code is not in the folder.
     """
     if isinstance(model, Source):
         return model
@@ -56,7 +67,11 @@ def resolve(model: str | Source) -> Source:
             raise CheckpointError(f"{adapters[0]} holds adapters, whose base is not there: {error}") from error
     else:
         _check_model_folder(folder)
-    return Source(str(model), folder, base, tuple(adapters))
+    runs_code = options.trust_remote_code and Path(base).is_dir() and not is_download(base)
+    if runs_code:
+        for place in (Path(base), *adapters):
+            check_code_is_here(place)
+    return Source(str(model), folder, base, tuple(adapters), runs_code)
 
 
 def _check_model_folder(name: str) -> None:
@@ -67,6 +82,7 @@ def _check_model_folder(name: str) -> None:
             models = sorted({str(p.parent) for kind in ("config.json", ADAPTER_CONFIG) for p in path.glob(f"*/{kind}")})
             hint = f"; did you mean {' or '.join(models)}?" if models else ""
             raise CheckpointError(f"{name} is a folder without a config.json, so it is not a Hugging Face model{hint}")
+        _check_shards(path)
     elif path.exists():
         raise CheckpointError(f"{name} is a file; a model is a folder in Hugging Face format, or a Hub name")
     else:
@@ -79,11 +95,21 @@ def _check_model_folder(name: str) -> None:
             raise CheckpointError(f"model {name} does not exist{hint}")
 
 
+def _check_shards(folder: Path) -> None:
+    """Refuse an index of weights that names files outside its folder. Raises CheckpointError."""
+    for index in sorted(folder.glob("*.index.json")):
+        with explained(str(index), "list of weights"):
+            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
+        if outside:
+            raise CheckpointError(f"{index}: names weights outside its folder: {outside[0]!r}; get the model again")
+
+
 def load_config(model: str | Source) -> Any:
     """Load only a model's configuration. Raises CheckpointError."""
     source = resolve(model)
     with explained(source.folder, "configuration"):
-        return AutoConfig.from_pretrained(source.base)
+        return AutoConfig.from_pretrained(source.base, trust_remote_code=source.runs_code)
 
 
 @contextlib.contextmanager
@@ -103,6 +129,8 @@ def explained(name: str, kind: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
+        if "trust_remote_code" in str(error):  # transformers would run code, and was told not to
+            raise CheckpointError(needs_code(name)) from error
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         nowhere = "" if Path(name).exists() else " (and there is no folder of that name here)"
         raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}{nowhere}") from error

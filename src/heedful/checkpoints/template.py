@@ -1,5 +1,6 @@
-"""The variables that a chat template reads, and values for them that become the template's own defaults."""
+"""Which chat templates are refused; the variables that one reads, and values for them that become its own defaults."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,36 @@ SWITCHES = ("enable_thinking", "thinking")
 """Names of the switch for thinking; the first that a template reads is meant."""
 PROVIDED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """Variables that come with every rendering; the special tokens (``bos_token``) do too."""
+PLAIN_NAME = re.compile(r"[\w. -]+")
+_ENVIRONMENT = _compile_jinja_template("").environment
+
+
+def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse chat templates that could not be saved, or that no time limit could end.
+
+    Each template is saved in a file of its name, so a name leads nowhere else. A power of numbers such as ``9 ** 9 ** 9`` is
+    one operation, in which nothing can interrupt Python; no template needs one.
+
+    Args:
+        tokenizer: its templates are looked at; they need not be valid.
+        name: the model's, for messages.
+
+    Raises CheckpointError.
+    """
+    templates = tokenizer.chat_template
+    for key, template in (templates if isinstance(templates, dict) else {"default": templates or ""}).items():
+        if not PLAIN_NAME.fullmatch(key):
+            raise CheckpointError(f"{name}: a chat template is named {key!r}, which is no file name; rename it")
+        try:
+            tree = _ENVIRONMENT.parse(template)
+        except (jinja2.TemplateSyntaxError, RecursionError):
+            continue  # refused when it is used
+        power = tree.find(nodes.Pow)
+        if power is not None:
+            raise CheckpointError(
+                f"{name}: the chat template computes a power (** in line {power.lineno}), which could take for ever; give "
+                "another --chat-template"
+            )
 
 
 def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: Mapping[str, Any]) -> None:
@@ -65,8 +96,7 @@ def variables_of(template: str, name: str) -> frozenset[str]:
     Raises CheckpointError, with the model's name, if the template is not Jinja.
     """
     try:
-        environment = _compile_jinja_template(template).environment
-        tree = environment.parse(template)
+        tree = _ENVIRONMENT.parse(template)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"{name}: the chat template is not valid Jinja: {error.message} (line {error.lineno})"
@@ -78,7 +108,7 @@ def variables_of(template: str, name: str) -> frozenset[str]:
         for node in tree.find_all(kind)
         if node.name in names and isinstance(node.node, nodes.Name)
     }
-    return (frozenset(meta.find_undeclared_variables(tree)) - (own - asked)) - set(environment.globals)
+    return (frozenset(meta.find_undeclared_variables(tree)) - (own - asked)) - set(_ENVIRONMENT.globals)
 
 
 def _with_defaults(template: str, values: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
 
+from heedful.checkpoints.model_code import leave_code
 from heedful.checkpoints.source import Source, load_config
 from heedful.errors import CheckpointError
 
@@ -32,8 +33,10 @@ def read_weights(
 
     A text model is saved as what it is, which a warning says. Raises CheckpointError if transformers has no class for it.
     """
-    options |= {"dtype": torch.float32, "output_loading_info": True}
+    options |= {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": source.runs_code}
     config = load_config(source)
+    if not source.runs_code:
+        leave_code(config, source.folder)
     text = getattr(config, "text_config", None)
     if text is None or type(config) in LOADS[kind]:
         return auto.from_pretrained(source.base, **options)

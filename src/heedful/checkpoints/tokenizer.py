@@ -4,9 +4,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from heedful.checkpoints.source import Source, explained, load_config, resolve
-from heedful.checkpoints.template import set_defaults
+from heedful.checkpoints.source import NO_CODE, Source, explained, load_config, resolve
+from heedful.checkpoints.template import check_templates, set_defaults
 from heedful.configs.template import TemplateOptions
+from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.context import context_length
 
@@ -30,7 +31,7 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
     """
     source = resolve(model)
     with explained(source.folder, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(source))
+        tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(source), trust_remote_code=source.runs_code)
         if set(tokenizer.get_vocab()) <= {token.content for token in tokenizer.added_tokens_decoder.values()}:
             raise CheckpointError(
                 f"{source.folder}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?"
@@ -39,10 +40,18 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if adds_bos else "") + PLAIN_TEMPLATE
     elif chat_template:
-        if not Path(chat_template).is_file():
-            raise ConfigError(f"--chat-template: {chat_template!r} is neither 'plain' nor an existing Jinja file")
-        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        tokenizer.chat_template = _read_template(Path(chat_template))
+    check_templates(tokenizer, source.folder)
     return tokenizer
+
+
+def _read_template(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(f"--chat-template: {str(path)!r} is neither 'plain' nor an existing Jinja file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template {path}: not UTF-8: {error}; save the file as UTF-8") from error
 
 
 def load_chat_tokenizer(model: str | Source, options: TemplateOptions) -> PreTrainedTokenizerBase:
@@ -61,7 +70,13 @@ def _tokenizer_home(source: Source) -> str:
     return with_one[-1] if with_one else source.base
 
 
-def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+def check_companion(
+    flag: str,
+    model: str | Source | None,
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+    options: TrustOptions = NO_CODE,
+) -> None:
     """Refuse a reference or value model that cannot read the policy's token ids, before it is loaded.
 
     Args:
@@ -69,12 +84,13 @@ def check_companion(flag: str, model: str | Source | None, tokenizer: PreTrained
         model: the companion; for None nothing is checked.
         tokenizer: the policy's. The companion must give each of its tokens the same id, and may know more tokens.
         longest: the most tokens that it has to read.
+        options: say whether code in its folder may run.
 
     Raises ConfigError and CheckpointError.
     """
     if model is None:
         return
-    source = resolve(model)
+    source = resolve(model, options)
     name = source.name
     own, theirs = tokenizer.get_vocab(), load_tokenizer(source).get_vocab()
     different = [token for token, i in own.items() if theirs.get(token) != i]

@@ -6,11 +6,12 @@ from typing import Annotated
 from heedful.configs.options import MachineOptions, SamplingOptions
 from heedful.configs.ranges import POSITIVE
 from heedful.configs.template import TemplateOptions
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatConfig(SamplingOptions, TemplateOptions, MachineOptions):
+class ChatConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
     """Talk to a model in the terminal. /reset starts over, /quit ends."""
 
     model: str

@@ -21,6 +21,6 @@ class DemoConfig(MachineOptions):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "output", Path(self.output))
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the demo, such as runs/demo")

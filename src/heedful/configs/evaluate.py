@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
 from heedful.configs.ranges import POSITIVE, Range
 from heedful.configs.scoring import RewardOptions
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(RecordOptions, MachineOptions):
+class EvaluationOptions(RecordOptions, TrustOptions, MachineOptions):
     """What every measure has."""
 
     data: str
@@ -27,6 +28,8 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     limit."""
     output: Path | None = None
     """JSON file for the result. None only prints it."""
+    overwrite: bool = False
+    """Replace an earlier result in the output file. Any other file is left alone."""
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -35,7 +38,7 @@ class EvaluationOptions(RecordOptions, MachineOptions):
     def check(self) -> None:
         super().check()
         if self.output is not None:
-            object.__setattr__(self, "output", Path(self.output).expanduser())
+            object.__setattr__(self, "output", Path(self.output))
 
 
 @dataclass(frozen=True, kw_only=True)

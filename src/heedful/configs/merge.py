@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.configs.settings import Settings
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeConfig(Settings):
+class MergeConfig(TrustOptions):
     """Write a plain model from LoRA adapters and the model they belong to: a policy, reward model or value model."""
 
     adapter: str
@@ -20,6 +20,6 @@ class MergeConfig(Settings):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "output", Path(self.output))
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the model, such as runs/merged")

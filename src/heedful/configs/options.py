@@ -8,6 +8,7 @@ from heedful.configs.lora import MemoryOptions
 from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
 from heedful.configs.settings import Settings
 from heedful.configs.template import TemplateOptions
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
 
@@ -26,7 +27,7 @@ class MachineOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(MachineOptions):
+class RunOptions(TrustOptions, MachineOptions):
     """A training run, its folder, and what it does every N steps."""
 
     output: Path
@@ -61,7 +62,7 @@ class RunOptions(MachineOptions):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "output", Path(self.output))
         object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
         for name in self.allow_change:
             if not hasattr(self, name) and name != "models":

@@ -22,6 +22,8 @@ import yaml
 from heedful.errors import ConfigError
 
 C = TypeVar("C")
+PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+"""The tags of values for which none was written."""
 NULLS = ("", "null", "Null", "NULL", "~", "None")
 
 
@@ -72,18 +74,28 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply; settings are flat 'key: value' lines") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
         raise ConfigError(f"{path}: expected 'key: value' lines, found {found}")
+    _refuse_tag(root, str(path))
     hints = typing.get_type_hints(config_class)
     flags: list[YamlFlag] = []
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{place}: expected a name before the colon; settings are flat 'key: value' lines")
+        _refuse_tag(key_node, place)
         key = str(key_node.value).replace("-", "_")
+        if not key.isidentifier():
+            raise ConfigError(f"{place}: {key_node.value!r:.80} is no name of a setting; write key: value")
+        if key in ("help", "h"):
+            raise ConfigError(f"{place}: {key} is no setting; heedful COMMAND --help lists them")
+        if key not in hints and hints.get(key.removeprefix("no_")) is bool:
+            raise ConfigError(f"{place}: {key} is no setting; write {key.removeprefix('no_')}: false")
         if any(flag.key == key for flag in flags):
             raise ConfigError(f"{place}: the key {key!r} is set twice")
         flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))
@@ -92,6 +104,8 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
 
 def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[str, ...]:
     name = "--" + key.replace("_", "-")
+    for one in (node, *(node.value if isinstance(node, yaml.SequenceNode) else ())):
+        _refuse_tag(one, f"{place}: {key}")
     if isinstance(node, yaml.SequenceNode):
         if any(not isinstance(item, yaml.ScalarNode) or _is_dashed(item.value) for item in node.value):
             raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
@@ -106,10 +120,18 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
             raise ConfigError(f"{place}: {key} must be true or false, got {value!r}")
         return (name,) if value.lower() == "true" else (name.replace("--", "--no-", 1),)
     if typing.get_origin(annotation) is tuple:
+        if _is_dashed(value):
+            raise ConfigError(f"{place}: {key} is {value!r:.80}; no item of it may begin with a dash, as flags do")
         return (name, value)
     if node.style is None and value in NULLS and _is_optional(annotation):
         return (f"{name}=None",)
     return (f"{name}={value}",)
+
+
+def _refuse_tag(node: yaml.Node, what: str) -> None:
+    """Refuse a tag that was written out, such as !!python/object; nothing ever acts on one. Raises ConfigError."""
+    if node.tag not in PLAIN_TAGS:
+        raise ConfigError(f"{what} has the tag {node.tag!r}; settings are plain values, without tags")
 
 
 def _is_dashed(value: str) -> bool:

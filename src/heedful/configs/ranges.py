@@ -20,7 +20,7 @@ class Range:
 
     def holds(self, value: float) -> bool:
         """True if the value is inside. NaN and infinities never are."""
-        return math.isfinite(value) and self.above < value < self.below and self.at_least <= value <= self.at_most
+        return self.above < value < self.below and self.at_least <= value <= self.at_most
 
     @property
     def words(self) -> str:
@@ -42,13 +42,22 @@ BELOW_ONE = Range(at_least=0, below=1)
 """A decay or a share that leaves something."""
 SEED = Range(at_least=0, below=2**63)
 """What every random generator takes."""
+LARGEST = 2**63
+"""Integers are smaller than this in everything that counts with them."""
 
 
 def check_ranges(config: Any) -> None:
     """Raise ConfigError, naming the flag, if a field's value is outside the range that is written on it."""
     for field, allowed in _ranges(type(config)).items():
         value = getattr(config, field)
-        if value is not None and not allowed.holds(value):
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise ConfigError(f"{flag(field)} must be a number, got {value!r:.80}")
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            got = value if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
+            raise ConfigError(f"{flag(field)} must be below 2^63, got {got}")
+        if not allowed.holds(value):
             raise ConfigError(f"{flag(field)} must {allowed.words}, got {value}")
 
 

@@ -20,7 +20,7 @@ class ReportConfig(Settings):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "output", Path(self.output))
         if not self.runs:
             raise ConfigError("--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo")
         if self.output.suffix.lower() not in FORMATS:

@@ -1,13 +1,13 @@
 """Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
 
-import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range
-from heedful.configs.settings import Settings
+from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
@@ -25,7 +25,7 @@ def redacted(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(Settings):
+class RewardOptions(TrustOptions):
     """What scores responses, and how several scores become one."""
 
     rewards: tuple[str, ...] = ()
@@ -64,8 +64,10 @@ class RewardOptions(Settings):
 
     def check(self) -> None:
         super().check()
-        if not all(map(math.isfinite, self.reward_weights)):
-            raise ConfigError(f"--reward-weights must be finite numbers, got {self.reward_weights}")
+        for i, weight in enumerate(self.reward_weights, 1):
+            if not abs(weight) <= sys.float_info.max:
+                got = weight if isinstance(weight, float) else f"a number of {weight.bit_length()} bits"
+                raise ConfigError(f"--reward-weights must be finite numbers, got {got} as number {i}")
         if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
             raise ConfigError(
                 f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
@@ -74,7 +76,7 @@ class RewardOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRewardConfig(MachineOptions):
+class ServeRewardConfig(TrustOptions, MachineOptions):
     """Serve a reward model over HTTP, for --rewards http://HOST:PORT/score of any trainer. Ctrl-C ends it in seconds."""
 
     model: str

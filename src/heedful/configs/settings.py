@@ -1,7 +1,8 @@
-"""What every configuration does when it is made: check each field's range, then what fields say together."""
+"""What every configuration does when it is made: check each field's range, expand paths, check what fields say together."""
 
 from dataclasses import dataclass
 
+from heedful.configs.paths import expand_paths
 from heedful.configs.ranges import check_ranges
 
 
@@ -11,6 +12,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        expand_paths(self)
         self.check()
 
     def check(self) -> None:

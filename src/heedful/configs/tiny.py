@@ -32,6 +32,6 @@ class TinyConfig(Settings):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output).expanduser())
+        object.__setattr__(self, "output", Path(self.output))
         if self.hidden_size % 8:
             raise ConfigError(f"--hidden-size must be a multiple of 8 (4 heads of even size), got {self.hidden_size}")

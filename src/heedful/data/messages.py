@@ -5,9 +5,9 @@ Whatever this format has no place for would be lost on its way to the template, 
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from heedful.data.readers import kind_of
+from heedful.data.readers import fault_in, kind_of, listed, parse_json
 from heedful.errors import DataError
 from heedful.types import THINK, THINK_END, Conversation, Message, ToolCall
 
@@ -101,7 +101,7 @@ def read_message(source: str, name: str, item: Any) -> Message:
     # Parquet writes null for a key that a message does not have.
     fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
     if "role" not in fields:
-        found = f"an object with {', '.join(fields) or 'no keys'}" if isinstance(item, dict) else shown(item)
+        found = f"an object with {listed(fields) or 'no keys'}" if isinstance(item, dict) else shown(item)
         raise wrong(source, f"`{name}` is {found}", "an object with exactly role and content")
     role = fields["role"]
     if role not in ROLES:
@@ -111,7 +111,7 @@ def read_message(source: str, name: str, item: Any) -> Message:
     if unknown or ("content" not in fields and not calls):
         raise wrong(
             source,
-            f"`{name}` is an object with {', '.join(fields)}",
+            f"`{name}` is an object with {listed(fields)}",
             f"for the role {role} exactly role and content"
             + (f", and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}" if len(KEYS[role]) > 2 else ""),
         )
@@ -203,8 +203,8 @@ def _check_results(source: str, name: str, messages: Conversation) -> None:
         if message.tool_call_id is not None and ids and not known:
             raise wrong(
                 source,
-                f"`{name}[{i}].tool_call_id` is {message.tool_call_id!r}",
-                f"the id of an open call: {', '.join(ids)}",
+                f"`{name}[{i}].tool_call_id` is {message.tool_call_id!r:.80}",
+                f"the id of an open call: {listed(ids)}",
             )
         answered = known[0] if known else open_calls[0]
         open_calls = tuple(call for call in open_calls if call is not answered)
@@ -218,10 +218,10 @@ def _optional(source: str, name: str, value: Any) -> str | None:
 
 def _parsed(source: str, name: str, value: str, accepted: str) -> Any:
     try:
-        return json.loads(value, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(value)
+    except ValueError as error:
         raise wrong(source, f"`{name}` is not JSON ({error}): {shown(value)}", accepted) from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    fault = fault_in(parsed)
+    if fault is not None:
+        raise wrong(source, f"`{name}` as JSON: {fault}", accepted)
+    return parsed

@@ -2,23 +2,21 @@
 
 Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub
 or ModelScope. Text is UTF-8. Some faults pass Python's JSON reader and would break a training run later; they are refused
-here: duplicate keys, NaN and infinity, lone surrogates.
+here: duplicate keys, NaN and infinity, lone surrogates, values nested without end.
 """
 
-import codecs
 import difflib
-import gzip
-import io
 import itertools
 import json
 import math
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from heedful.data.lines import Growth, check_packed, is_packed, numbered_lines, read_whole
+from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
 from heedful.hub import MODELSCOPE, local_dataset
 
@@ -42,6 +40,12 @@ ACCEPTED_SOURCES = (
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
 """A name with one of these endings is a missing file, not a data set on the Hub."""
+MOST_NAMES = 20
+"""Names of columns in a message."""
+DEEPEST = 100
+"""Levels of lists and objects in a record. Python's own limit is near 1,000, and other code would meet it later."""
+PARQUET_ROWS, PARQUET_RATIO = 1024, 1000
+"""Rows unpacked at a time, and how many times the file's size they may have: Parquet stores a repeated text once."""
 
 Row = tuple[str, dict[str, Any]]
 
@@ -102,15 +106,21 @@ def kind_of(value: Any) -> str:
     """Name the kind of a value in the words of JSON, for messages."""
     names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
     if isinstance(value, list):
-        return f"list of {kind_of(value[0])}s" if value else "empty list"
+        inner = value[0] if value else None
+        what = "lists" if isinstance(inner, list) else f"{kind_of(inner)}s"
+        return f"list of {what}" if value else "empty list"
     return names.get(type(value), type(value).__name__)
 
 
 def _rows(path: str, *, streaming: bool) -> Iterator[Row]:
     if path.startswith(MODELSCOPE):
         return _hub_rows(path, streaming=streaming)
-    file = Path(path).expanduser()
-    if not file.exists():
+    try:
+        file = Path(path).expanduser()
+        exists = file.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, no permission, no such user
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    if not exists:
         if HUB_NAME.fullmatch(path) and not path.lower().endswith(FILE_ENDINGS):
             return _hub_rows(path, streaming=streaming)
         raise _missing(path, file)
@@ -134,6 +144,10 @@ def _rows(path: str, *, streaming: bool) -> Iterator[Row]:
 
 
 def _missing(path: str, file: Path) -> DataError:
+    if file.is_symlink():
+        return DataError(
+            f"{path}: a symbolic link to {str(file.readlink())!r}, which leads nowhere. Give the file itself."
+        )
     if not file.parent.is_dir():
         return DataError(f"{path}: no such file: there is no folder {str(file.parent)!r}. {ACCEPTED_SOURCES}.")
     near = difflib.get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=3)
@@ -142,14 +156,22 @@ def _missing(path: str, file: Path) -> DataError:
 
 
 def _json_lines(path: str, file: Path) -> Iterator[Row]:
-    for number, raw in _lines(path, file):
-        if raw.strip():
+    for number, raw in numbered_lines(path, file):
+        if not raw.strip():
+            continue
+        source = f"{path}:{number}"
+        try:
             text = _decoded(raw, path, number).rstrip("\r\n")
-            yield f"{path}:{number}", _object(_parsed(text, path, f"{path}:{number}", number), f"{path}:{number}")
+            fields = _object(_parsed(text, path, source, number), source)
+        except DataError:
+            if is_packed(file):
+                check_packed(path, file)
+            raise
+        yield source, fields
 
 
 def _json_list(path: str, file: Path) -> Iterator[Row]:
-    text = "".join(_decoded(raw, path, number) for number, raw in _lines(path, file))
+    text = _decoded(read_whole(path, file), path)
     value = _parsed(text, path, path, 1) if text.strip() else []
     if not isinstance(value, list):
         raise DataError(f"{path}: found a JSON {kind_of(value)}; a .json file must hold one list of objects.")
@@ -159,56 +181,43 @@ def _json_list(path: str, file: Path) -> Iterator[Row]:
 
 def _plain_text(path: str, file: Path) -> Iterator[Row]:
     """Yield the whole file as one ``text``, byte for byte."""
-    text = "".join(_decoded(raw, path, number) for number, raw in _lines(path, file))
+    text = _decoded(read_whole(path, file), path)
     if text.strip():
         yield f"{path}:1", {"text": text}
 
 
-def _lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with _opened(file) as stream:
-            # Lines end only at "\n": str.splitlines would also cut at U+2028, which JSON allows inside a string.
-            for number, raw in enumerate(stream, 1):
-                yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: the gzip stream is cut short or corrupt ({error}). Copy or download the file again; `gzip -t` "
-            "checks it."
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.") from error
-
-
-def _opened(file: Path) -> io.BytesIO | io.BufferedReader:
-    if not file.name.lower().endswith(".gz"):
-        return file.open("rb")
-    with gzip.open(file, "rb") as packed:  # read to its checksum, or damage would look like a fault in a line
-        return io.BytesIO(packed.read())
-
-
-def _decoded(raw: bytes, path: str, number: int) -> str:
+def _decoded(raw: bytes, path: str, line: int = 1) -> str:
+    """Return the text of bytes that begin at the beginning of a line."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
+        line += raw.count(b"\n", 0, error.start)
+        place = error.start - raw.rfind(b"\n", 0, error.start)
         raise DataError(
-            f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line. Save "
+            f"{path}:{line}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {place} of the line. Save "
             "the file as UTF-8, for example: iconv -f GB18030 -t UTF-8"
         ) from error
 
 
 def _parsed(text: str, path: str, source: str, first_line: int) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         excerpt = text[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(
             f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}, near {excerpt!r}. "
             "A .jsonl file holds one whole JSON object per line; a .json file holds one list of objects."
         ) from error
-    except RecursionError as error:
-        raise DataError(f"{source}: nested too deeply to be a record. Records are flat objects.") from error
     except ValueError as error:
         raise DataError(f"{source}: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError, also for a repeated key, NaN, infinity, or values nested too deeply."""
+    try:
+        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply to be a record. Records are flat objects.") from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -216,7 +225,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in fields:
             raise ValueError(
-                f"the key {key!r} appears twice in one object. Keep one; heedful cannot tell which was meant."
+                f"the key {printable(key)!r} appears twice in one object. Keep one; heedful cannot tell which was meant."
             )
         fields[key] = value
     return fields
@@ -233,7 +242,6 @@ def _object(value: Any, source: str) -> dict[str, Any]:
 
 
 def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
-    import pyarrow
     from pyarrow import parquet
 
     number = 0
@@ -241,11 +249,17 @@ def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
         with parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
             _require_distinct_columns(names, path)
-            for batch in table.iter_batches():
+            growth = Growth(path, file.stat().st_size, PARQUET_RATIO, "write it as .jsonl")
+            for batch in table.iter_batches(PARQUET_ROWS):
+                growth.add(batch.nbytes)
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", row
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # pyarrow's own, OSError, and those of values that Python cannot hold, such as a year 60000
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Write it again.") from error
 
 
@@ -253,7 +267,7 @@ def _require_distinct_columns(names: list[str], path: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(
-            f"{path}: the column {twice[0]!r} appears twice. Keep one; heedful cannot tell which was meant."
+            f"{path}: the column {printable(twice[0])!r} appears twice. Keep one; heedful cannot tell which was meant."
         )
 
 
@@ -282,30 +296,42 @@ def _renamed(fields: dict[str, Any], columns: Mapping[str, str], source: str) ->
         if column not in fields:
             raise DataError(
                 f"{source}: no column {column!r}, which --columns {name}={column} asks for"
-                f"{_perhaps(column, list(fields))}. This record has {', '.join(fields) or 'no columns'}."
+                f"{_perhaps(column, list(fields))}. This record has {listed(fields) or 'no columns'}."
             )
     kept = {name: value for name, value in fields.items() if name not in columns.values()}
     return kept | {name: fields[column] for name, column in columns.items()}
 
 
 def _usable(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return ``fields`` unchanged. Raises DataError for NaN, infinity or a lone surrogate in them, at any depth."""
-    todo: list[tuple[str, Any]] = [("", fields)]
+    """Return ``fields`` unchanged. Raises DataError if `fault_in` finds something in them."""
+    fault = fault_in(fields)
+    if fault is not None:
+        raise DataError(f"{source}: {fault}")
+    return fields
+
+
+def fault_in(value: Any) -> str | None:
+    """Say where a JSON value holds NaN, infinity or a lone surrogate, or is nested too deeply; None if it does not."""
+    todo: list[tuple[str, Any, int]] = [("", value, 0)]
     while todo:  # a stack, not recursion, because the file decides how deep it nests
-        place, value = todo.pop()
+        place, value, depth = todo.pop()
         if isinstance(value, float) and not math.isfinite(value):
-            raise DataError(f"{source}: {place} is {value}. Numbers must be finite; leave a missing one out.")
+            return f"{printable(place)} is {value}. Numbers must be finite; leave a missing one out."
         if isinstance(value, str) and not _is_unicode(value):
-            raise DataError(
-                f"{source}: {place} holds a lone surrogate (half of a character) in {value[:60]!a}, which no "
+            return (
+                f"{printable(place)} holds a lone surrogate (half of a character) in {value[:60]!a}, which no "
                 "tokenizer can encode. Text was cut inside an emoji, or written by a broken encoder: repair it there."
             )
+        if not isinstance(value, dict | list | tuple):
+            continue
+        if depth == DEEPEST:
+            return f"{printable(place, 60)} is nested too deeply, more than {DEEPEST} levels. Records are flat objects."
         if isinstance(value, dict):
-            todo += [(f"a key in {place or 'the record'}", key) for key in value]
-            todo += [(f"{place}.{key}" if place else f"{key}", item) for key, item in value.items()]
-        elif isinstance(value, list):
-            todo += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
-    return fields
+            todo += [(f"a key in {place or 'the record'}", key, depth) for key in value]
+            todo += [(f"{place}.{key}" if place else f"{key}", item, depth + 1) for key, item in value.items()]
+        else:
+            todo += [(f"{place}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+    return None
 
 
 def _is_unicode(text: str) -> bool:
@@ -320,4 +346,11 @@ def _is_unicode(text: str) -> bool:
 
 def _perhaps(name: str, known: tuple[str, ...] | list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f" (perhaps {near[0]!r})" if near else ""
+    return f" (perhaps {printable(near[0])!r})" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names of columns or keys for a message: the first twenty, with escapes for what a terminal would obey."""
+    every = list(names)
+    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
+    return ", ".join(printable(name, 60) for name in every[:MOST_NAMES]) + more

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from heedful.data.messages import read_conversation, read_tools, shown, text, wrong
-from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, parse_columns, read_records
+from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, listed, parse_columns, read_records
+from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
 from heedful.types import (
     Conversation,
@@ -254,7 +255,7 @@ def _shape(record: Record, mapping: Mapping[str, str], task: _Task) -> Shape:
     fitting = [shape for shape in task.shapes if present.issuperset(shape)]
     if fitting:
         return max(fitting, key=lambda shape: sum(name in mapping for name in shape))
-    found = ", ".join(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
+    found = listed(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
     raise DataError(
         f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}.{_hint(record, present, task)}"
     )
@@ -264,7 +265,7 @@ def _hint(record: Record, present: set[str], task: _Task) -> str:
     for shape in task.shapes:
         missing = {name: _stand_in(name, record.fields) for name in shape if name not in present}
         if all(missing.values()):
-            return f" Perhaps: --columns {','.join(f'{name}={column}' for name, column in missing.items())}"
+            return f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in missing.items()))}"
     if task is PROMPTS and "text" in present:
         return " `text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text"
     return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"

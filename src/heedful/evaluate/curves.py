@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ def read_run(folder: Path, name: str) -> Run:
         state = "is not a run: it has no metrics.jsonl" if folder.is_dir() else "does not exist"
         raise CheckpointError(f"--runs: {folder} {state}{hint}")
     algorithm = read_algorithm(folder)
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other ends of lines
     metrics = [_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not any(panel.training in line for panel in panels_of(algorithm) for line in metrics):
         raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
@@ -156,7 +157,7 @@ def read_algorithm(folder: Path) -> str:
         )
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"--runs: {path} is damaged: not JSON ({error}); {form}") from error
     command = content.get("command") if isinstance(content, dict) else None
     program, _, algorithm = command.partition(" ") if isinstance(command, str) else ("", "", "")
@@ -269,7 +270,7 @@ def _metrics(line: str, place: str) -> dict[str, float]:
     """Parse one line of metrics.jsonl into numbers by their names. null, written for a number that is not finite, is NaN."""
     try:
         record: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is damaged: not JSON ({error}); delete the line to draw the rest") from error
     if not isinstance(record, dict) or not all(_is_number(value) for value in record.values()):
         raise DataError(f"{place} is damaged: expected an object of numbers, got {line:.80}")
@@ -279,7 +280,10 @@ def _metrics(line: str, place: str) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    """Whether a value is null or a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
 
 
 def _colour(index: int) -> str:

@@ -1,5 +1,6 @@
 """Show and save the result of a measurement."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,51 @@ from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
 
+RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
+"""What a run writes into its folder."""
+LARGEST_RESULT = 2**26
+"""In bytes; a larger file is no result."""
 
-def check_result_file(output: Path | None, what: str = "a JSON file") -> None:
-    """Check, before any work is done, that a result can be written to ``output``. Raises ConfigError.
+
+def check_output(config: EvaluationOptions) -> None:
+    """Check, before any work is done, that the result can be written, and that no file but an earlier result is lost.
+
+    Raises ConfigError.
+    """
+    output = config.output
+    if output is None:
+        return
+    check_result_file(output)
+    file = output.resolve()  # also if a folder of its path is made only later, as in data/new/../a.jsonl
+    if file.name in RUN_FILES and (file.parent / "environment.json").is_file():
+        raise ConfigError(f"--output {output} is a file of the run in {file.parent}; choose another name")
+    if not file.exists():
+        return
+    if not _is_result(file):
+        raise ConfigError(
+            f"--output {output} exists and is no result of heedful evaluate, so it is left alone; choose another name"
+        )
+    if not config.overwrite:
+        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is what `report` writes: a JSON object with the settings of a measurement."""
+    if not path.is_file() or path.stat().st_size > LARGEST_RESULT:
+        return False
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    settings = content.get("settings") if isinstance(content, dict) else None
+    return isinstance(settings, dict) and "output" in settings
+
+
+def check_result_file(output: Path, what: str = "a JSON file") -> None:
+    """Check that a file can be written to ``output``. Raises ConfigError.
 
     ``what`` names the kind of file in messages.
     """
-    if output is None:
-        return
     if output.is_dir():
         raise ConfigError(f"--output {output} is a folder; name {what}")
     blocking = blocking_file(output)

@@ -9,7 +9,7 @@ import torch
 
 from heedful import core
 from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import load_config
+from heedful.checkpoints.source import load_config, resolve
 from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
@@ -215,11 +215,14 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     """
     if config.top_k or config.top_p < 1:
         raise ConfigError("--top-k and --top-p must be left out here: filtered responses do not estimate the KL")
-    check_companion("--reference", config.reference, load_tokenizer(config.model), longest=0)
+    tokenizer = load_tokenizer(resolve(config.model, config))
+    check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
     prompts, counts = _prompts(config, [config.model, config.reference])
     answered = _answer(config, config.model, prompts)
     device = resolve_device(config.device)
-    reference = load_policy(config.reference, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    reference = load_policy(
+        resolve(config.reference, config), device=device, compute_dtype=resolve_dtype(config.dtype, device)
+    )
     freeze(reference)
     logprobs, ref_logprobs = (
         token_outputs(
@@ -248,9 +251,10 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     ``loss`` is that mean, in nats per token. Raises DataError and CheckpointError.
     """
     device = resolve_device(config.device)
-    renderer = Renderer(load_chat_tokenizer(config.model, config))
+    source = resolve(config.model, config)
+    renderer = Renderer(load_chat_tokenizer(source, config))
     records, counts = held_out(read_demonstrations, config)
-    policy = load_policy(config.model, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     examples, done = encode_demonstrations(
         records,
@@ -292,12 +296,13 @@ def _prompts(
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
     for name in models:
-        renderer = Renderer(load_chat_tokenizer(name, config))
+        source = resolve(name, config)
+        renderer = Renderer(load_chat_tokenizer(source, config))
         too_long_for |= set(
             too_long(
                 [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
                 [prompt.source for prompt in prompts],
-                limit=prompt_room(config.max_new_tokens, context_length(load_config(name))),
+                limit=prompt_room(config.max_new_tokens, context_length(load_config(source))),
                 action=config.too_long,
                 what="prompts",
             )
@@ -309,7 +314,7 @@ def _prompts(
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for name in models:
-        renderer = Renderer(load_tokenizer(name, chat_template=config.chat_template))
+        renderer = Renderer(load_tokenizer(resolve(name, config), chat_template=config.chat_template))
         check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     return prompts, counts
 
@@ -317,8 +322,9 @@ def _prompts(
 def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     device = resolve_device(config.device)
-    renderer = Renderer(load_chat_tokenizer(name, config))
-    policy = load_policy(name, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    source = resolve(name, config)
+    renderer = Renderer(load_chat_tokenizer(source, config))
+    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")

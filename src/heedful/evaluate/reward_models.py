@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.core.agreement import ordered_pairs
@@ -37,10 +38,9 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     """
     device = resolve_device(config.device)
     rankings, counts = held_out(read_rankings, config)
-    tokenizer = load_chat_tokenizer(config.reward_model, config)
-    model = load_reward_model(
-        config.reward_model, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device)
-    )
+    source = resolve(config.reward_model, config)
+    tokenizer = load_chat_tokenizer(source, config)
+    model = load_reward_model(source, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device))
     freeze(model)
     encoded, left = encode_rankings(
         rankings,

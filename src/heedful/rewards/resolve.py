@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.source import Source, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.checks import refuse
 from heedful.configs.scoring import RewardOptions, redacted
@@ -177,7 +178,10 @@ def resolve_rewards(
             if kind == "rule":
                 function: RewardFunction = make_rule(rest)
             else:
-                function = load_model_reward(rest, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
+                source = resolve(rest, limits)
+                function = load_model_reward(
+                    source, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch
+                )
             named = Reward(reward, function)
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
@@ -199,24 +203,24 @@ def check_reward_string(reward: str) -> None:
 
 
 def load_model_reward(
-    name: str, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
+    model: str | Source, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
 ) -> ModelReward:
     """Load a reward model, frozen, with its own tokenizer.
 
     Args:
-        name: a folder or a name on the Hub or ModelScope.
+        model: a folder, a name on the Hub or ModelScope, or a `Source`.
         device: where the model runs.
         compute_dtype: the precision of its matrix products.
         micro_batch: the most rows and tokens that it reads at a time.
 
     Raises CheckpointError.
     """
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
-        tokenizer = load_tokenizer(name, chat_template="plain")
+        tokenizer = load_tokenizer(model, chat_template="plain")
     stored = frozen_dtype(device, compute_dtype)
-    model = load_reward_model(name, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
-    freeze(model)
+    scorer = load_reward_model(model, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
+    freeze(scorer)
     if device.type == "cpu":
-        halve_frozen(model.classifier, compute_dtype, but=[score_head(model.classifier)])
-    return ModelReward(model, RewardInputs(tokenizer, model.reads), micro_batch=micro_batch)
+        halve_frozen(scorer.classifier, compute_dtype, but=[score_head(scorer.classifier)])
+    return ModelReward(scorer, RewardInputs(tokenizer, scorer.reads), micro_batch=micro_batch)

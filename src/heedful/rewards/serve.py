@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from heedful.checkpoints.source import resolve
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import harmless
 from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
@@ -50,7 +51,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
     # Both before the model, which may take minutes to load.
     with _bound(config.host, config.port) as listening, FrontProcess(listening) as front:
         reward = load_model_reward(
-            config.model,
+            resolve(config.model, config),
             device=device,
             compute_dtype=resolve_dtype(config.dtype, device),
             micro_batch=MicroBatch(config.micro_batch_size),

@@ -91,7 +91,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    source = resolve(config.model)
+    source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))
@@ -100,7 +100,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
         lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
     )
     longest = max(pair.length for pair in train + held_out)
-    check_companion("--reference", config.reference, tokenizer, longest)
+    check_companion("--reference", config.reference, tokenizer, longest, config)
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     check_memory(config, Lengths(longest), device, dtype)

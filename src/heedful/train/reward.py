@@ -103,7 +103,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    source = resolve(config.model)
+    source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
     model = load_reward_model(
         source,

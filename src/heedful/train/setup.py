@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.quantize import check_bitsandbytes, four_bit
-from heedful.checkpoints.source import Source
+from heedful.checkpoints.source import Source, resolve
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.online import RolloutConfig
 from heedful.configs.reward_model import RewardConfig
@@ -112,7 +112,7 @@ def load_reference(config: RolloutConfig | DPOConfig, source: Source, policy: Po
         dtype = policy.compute_dtype  # the KL before the first update is 0
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(
-            config.reference or source,
+            resolve(config.reference, config) if config.reference else source,
             device=device,
             compute_dtype=dtype,
             four_bit=smaller,

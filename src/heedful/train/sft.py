@@ -91,7 +91,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    source = resolve(config.model)
+    source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
     renderer = Renderer(tokenizer)
     context = context_length(load_config(source))

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from heedful.checkpoints.load import load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.quantize import four_bit
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
@@ -26,15 +27,15 @@ from heedful.train.setup import prepare, stored_dtype
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
     """Refuse a critic that cannot read the policy's token ids, ``longest`` of them. Raises ConfigError, CheckpointError."""
-    check_companion("--value-model", config.value_model, tokenizer, longest)
+    check_companion("--value-model", config.value_model, tokenizer, longest, config)
     if config.critic == "reward":
         name = first_reward_model(config)
-        if RewardInputs(load_tokenizer(name)).renderer is None:
+        if RewardInputs(load_tokenizer(resolve(name, config))).renderer is None:
             raise ConfigError(
                 f"--critic reward needs a decoder, which reads no tokens to come, but {name} is an encoder; use --critic "
                 "separate"
             )
-        check_companion("--critic reward:", name, tokenizer, longest)
+        check_companion("--critic reward:", name, tokenizer, longest, config)
 
 
 def first_reward_model(config: OnlineConfig) -> str:
@@ -65,11 +66,13 @@ def load_critic(
     }
     if config.critic == "reward":
         start = first_reward_model(config)
-        critic = value_model_from(load_reward_model(start, load_tokenizer(start), merged=True, **machine), start)
+        source = resolve(start, config)
+        critic = value_model_from(load_reward_model(source, load_tokenizer(source), merged=True, **machine), start)
     else:
         start = config.value_model or config.model
         trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
-        critic = load_value_model(start, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
+        source = resolve(start, config)
+        critic = load_value_model(source, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
     prepare(critic, config, base=start)
     return critic
 

@@ -77,13 +77,13 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     check_output(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
-    source = resolve(config.model)
+    source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config))
     train, held_out, counts = _load_prompts(config, source, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
     longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
-    check_companion("--reference", config.reference, renderer.tokenizer, longest)
+    check_companion("--reference", config.reference, renderer.tokenizer, longest, config)
     critic_options = config if isinstance(config, OnlineConfig) and config.estimator.critic else None
     if critic_options is not None:
         check_critic(critic_options, renderer.tokenizer, longest)

@@ -1,0 +1,88 @@
+"""Take secrets out of what is written down: passwords and tokens in URLs, in flags, and those of the environment."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+HIDDEN = "***"
+"""What stands in the place of a secret."""
+NAMES = re.compile(
+    r"(^|[-_.])(token|secret|password|passwd|pwd|passphrase|credentials?|authorization|bearer|api[-_]?key|key)$", re.I
+)
+"""Names of flags, keys and environment variables that hold a secret. ``max_new_tokens`` is none."""
+SHAPES = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
+    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
+"""Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT."""
+URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.I)
+SHORTEST = 8
+"""Characters of the shortest value in the environment that is taken for a secret; shorter ones are words."""
+
+
+def redact(value: Any) -> Any:
+    """Return a value without secrets: a string, or lists, tuples and mappings of them. Anything else is returned as it is.
+
+    What goes: the user and password of a URL and every value in its query; tokens known by their shape (``hf_...``); what
+    environment variables such as ``HF_TOKEN`` hold, wherever it stands; and what a mapping has under a name such as
+    ``api_key``. The names stay, so that it can be seen what was there.
+    """
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Path):
+        return type(value)(_text(str(value)))
+    if isinstance(value, Mapping):
+        return {key: HIDDEN if _is_secret(key, item) else redact(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(redact(item) for item in value)
+    return value
+
+
+def redacted_argv(arguments: Sequence[str]) -> list[str]:
+    """Return command-line arguments without secrets: `redact`, and what follows flags such as ``--wandb-key``."""
+    kept: list[str] = []
+    hides_next = False
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument.startswith("-"):
+            hides_next = not equals and NAMES.search(name.lstrip("-")) is not None
+            secret = bool(equals) and _is_secret(name.lstrip("-"), value)
+            kept.append(f"{name}={HIDDEN}" if secret else _text(argument))
+        elif equals and _is_secret(name, value):  # NAME=VALUE
+            kept.append(f"{name}={HIDDEN}")
+        else:
+            kept.append(HIDDEN if hides_next else _text(argument))
+            hides_next = False
+    return kept
+
+
+def _is_secret(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, str) and value != "" and NAMES.search(name) is not None
+
+
+def _text(text: str) -> str:
+    for secret in sorted(_in_environment(), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return SHAPES.sub(HIDDEN, URL.sub(lambda match: _url(match.group()), text))
+
+
+def _in_environment() -> set[str]:
+    return {value for name, value in os.environ.items() if len(value) >= SHORTEST and NAMES.search(name)}
+
+
+def _url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL after all, such as http://[
+        return url
+    _, at, host = parts.netloc.rpartition("@")
+    netloc = f"{HIDDEN}@{host}" if at else host
+    return parts._replace(netloc=netloc, query=_values(parts.query), fragment=_values(parts.fragment)).geturl()
+
+
+def _values(query: str) -> str:
+    """A query with every value hidden, as any of them may be the secret."""
+    return re.sub(r"[^&=]+(?=&|$)", HIDDEN, query)

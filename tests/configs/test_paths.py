@@ -1,0 +1,106 @@
+"""``~`` in every setting that is a path is expanded once, when the configuration is made."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+
+from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.merge import MergeConfig
+from heedful.configs.parse import parse, to_yaml
+from heedful.configs.paths import PATHS, REWARDS
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.report import ReportConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.errors import ConfigError
+
+NO_PATHS = {"device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs"}
+"""Settings that are text."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "家"))
+    return str(tmp_path / "家")
+
+
+def test_every_setting_of_text_is_a_path_or_known_to_be_none(config_class):
+    """A new setting must be put into one of the lists."""
+    hints = typing.get_type_hints(config_class)
+    texts = [
+        f.name
+        for f in dataclasses.fields(config_class)
+        if {hints[f.name], *typing.get_args(hints[f.name])} & {str, Path}
+    ]
+    assert texts
+    assert set(texts) <= {*PATHS, *REWARDS, *NO_PATHS}
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (lambda p: RewardConfig(model=p, data=p, output=Path(p), eval_data=p, offset_data=p, chat_template=p),
+         ["model", "data", "output", "eval_data", "offset_data", "chat_template"]),
+        (lambda p: PPOConfig(model=p, data=p, output=Path(p), reference=p, critic="separate", value_model=p, ptx_data=p,
+                             ptx_coef=1.0),
+         ["model", "data", "output", "reference", "value_model", "ptx_data"]),
+        (lambda p: KLConfig(model=p, data=p, output=Path(p), reference=p), ["model", "data", "output", "reference"]),
+        (lambda p: WinRateConfig(model=p, data=p, baseline=p), ["model", "data", "baseline"]),
+        (lambda p: MergeConfig(adapter=p, output=Path(p)), ["adapter", "output"]),
+    ],
+)  # fmt: skip
+def test_paths_are_expanded(make, fields, home):
+    config = make("~/数据/一")
+    assert {field: str(getattr(config, field)) for field in fields} == dict.fromkeys(fields, f"{home}/数据/一")
+    assert isinstance(config.output, Path | None)
+
+
+def test_paths_in_rewards_are_expanded(home):
+    rewards = ("model:~/评分", "python:~/奖励.py:分", "rule:regex:~", "http://h/~x")
+    expanded = (f"model:{home}/评分", f"python:{home}/奖励.py:分", "rule:regex:~", "http://h/~x")
+    config = GRPOConfig(model="m", data="d", output=Path("o"), rewards=rewards, best_by=("model:~/评委",))
+    assert (config.rewards, config.best_by) == (expanded, (f"model:{home}/评委",))
+    assert BestOfNConfig(model="m", data="d", rewards=("a",), judge=("model:~/评委",)).judge == (f"model:{home}/评委",)
+    assert ReportConfig(runs=("~/a", "b"), output=Path("~/c.png")).runs == (f"{home}/a", "b")
+
+
+def test_what_is_no_path_stays(home):
+    config = PPOConfig(model="org/name", data="modelscope:a/b", output=Path("o"), chat_template="plain", columns="a=~")
+    assert (config.model, config.data, config.chat_template, config.columns) == (
+        "org/name",
+        "modelscope:a/b",
+        "plain",
+        "a=~",
+    )
+
+
+def test_the_saved_configuration_has_the_real_path(home, tmp_path):
+    config = parse(PPOConfig, ["--model", "~/m", "--data", "~/d.jsonl", "--output", "~/o"], prog="p")
+    (tmp_path / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert f"data: {home}/d.jsonl" in (tmp_path / "c.yaml").read_text(encoding="utf-8")
+    assert parse(PPOConfig, [str(tmp_path / "c.yaml")], prog="p") == config
+
+
+@pytest.mark.parametrize("field", ["model", "data", "output", "rewards"])
+@pytest.mark.parametrize(
+    ("value", "fragments"),
+    [
+        ("~nosuchuser7/x", ["~nosuchuser7 is the home of a user who does not exist here", "./~nosuchuser7"]),
+        ("a\0b", ["holds a NUL byte"]),
+    ],
+)
+def test_paths_that_cannot_be(field, value, fragments):
+    settings = {"model": "m", "data": "d", "output": Path("o")}
+    given = {"output": Path(value), "rewards": (f"model:{value}",)}.get(field, value)
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig(**settings | {field: given})
+    for fragment in [f"--{field}", *fragments]:
+        assert fragment in str(caught.value)
+
+
+def test_nothing_else_is_changed():
+    """The same configuration again is equal: expanding is done once."""
+    config = PPOConfig(model="~/m", data="d", output=Path("o"))
+    assert dataclasses.replace(config) == config

@@ -1,0 +1,150 @@
+"""Packed files are streamed: memory is bounded, and a few records of a large file cost what they are."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from heedful.data import lines, read_records
+from heedful.data.lines import LONGEST_LINE, MIB
+from heedful.errors import DataError
+
+MEASURED = """
+import resource, sys
+import heedful.data.readers as readers
+import pyarrow.parquet
+path, samples = sys.argv[1], int(sys.argv[2]) or None
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+before = peak()
+try:
+    print(len(readers.read_records(path, columns={}, max_samples=samples)))
+except readers.DataError as error:
+    print(error)
+print(peak() - before)
+"""
+
+
+def measured(path, samples=0):
+    """What reading a file said, and the MiB that it took, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(path), str(samples)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    *said, grown = done.stdout.splitlines()
+    return "\n".join(said), float(grown)
+
+
+def write_bomb(path, filling, *, mib):
+    """A few records and then many times the same MiB; a gzip file may have several parts."""
+    part = gzip.compress(filling * (MIB // len(filling)), 9)
+    path.write_bytes(gzip.compress(RECORDS) + part * mib)
+
+
+RECORDS = b"".join(json.dumps({"prompt": f"问题 {i}"}).encode() + b"\n" for i in range(12))
+
+
+def test_ten_records_of_a_bomb_cost_ten_records(tmp_path):
+    """2 GiB behind a few records; before, all of it was unpacked."""
+    write_bomb(tmp_path / "a.jsonl.gz", b"\0", mib=2048)
+    said, grown = measured(tmp_path / "a.jsonl.gz", samples=10)
+    assert said == "10"
+    assert grown < 64
+
+
+@pytest.mark.parametrize(
+    ("name", "filling", "fragments"),
+    [
+        ("a.jsonl.gz", b"\0", ["a.jsonl.gz:13: the line is longer than 64 MiB"]),
+        (
+            "a.jsonl.gz",
+            b" " * 1023 + b"\n",
+            ["over 300 times its own size", "(gunzip)"],
+        ),
+        ("a.json.gz", b" ", ["over 300 times its own size", "(gunzip)"]),
+    ],
+)
+def test_a_bomb_is_refused_in_bounded_memory(tmp_path, name, filling, fragments):
+    """2 GiB in 2 MB."""
+    write_bomb(tmp_path / name, filling, mib=2048)
+    said, grown = measured(tmp_path / name)
+    assert [fragment for fragment in fragments if fragment not in said] == []
+    assert grown < 900
+
+
+def test_a_line_of_100_mb_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.write(RECORDS + b'{"prompt": "')
+        for _ in range(100):
+            file.write(b"x" * MIB)
+        file.write(b'"}\n')
+    said, grown = measured(tmp_path / "a.jsonl")
+    assert said.startswith(f"{tmp_path / 'a.jsonl'}:13: the line is longer than 64 MiB")
+    assert grown < 3 * LONGEST_LINE / MIB
+
+
+def test_a_long_line_below_the_limit_is_read(tmp_path):
+    text = "长" * (10 * MIB // 3)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": text}, ensure_ascii=False), encoding="utf-8")
+    assert read_records(str(tmp_path / "a.jsonl"), columns={})[0].fields == {"prompt": text}
+
+
+def test_ten_records_of_a_large_parquet_file(tmp_path):
+    """A text that is stored once and repeated 200,000 times would be 2 GB."""
+    once = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200_000, pyarrow.int32()), ["x" * 10_000])
+    parquet.write_table(pyarrow.table({"prompt": once}), tmp_path / "a.parquet", store_schema=False)
+    said, grown = measured(tmp_path / "a.parquet", samples=10)
+    assert said == "10"
+    assert grown < 200
+    said, grown = measured(tmp_path / "a.parquet")
+    assert "unpacks to more than 256 MiB, over 1000 times its own size" in said
+    assert "write it as .jsonl" in said
+    assert grown < 900
+
+
+@pytest.mark.parametrize("rows", [3, 5000])
+def test_real_text_that_packs_well_is_read(tmp_path, monkeypatch, rows):
+    """A long system message repeated in every record packs far better than text alone."""
+    monkeypatch.setattr(lines, "UNPACKED", 1024)
+    rules = "".join(random.Random(0).choices("春夏秋冬风雨雷电山水花鸟", k=2000))
+    records = [{"messages": [{"role": "system", "content": rules}], "prompt": f"{i * i * 7919}"} for i in range(rows)]
+    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))
+    assert [r.fields for r in read_records(str(tmp_path / "a.jsonl.gz"), columns={})] == records
+
+
+@pytest.mark.parametrize("place", ["before", "in", "after"])
+def test_damage_that_looks_like_a_fault_in_a_line_is_called_damage(tmp_path, place):
+    """Line 3 of a stored (not compressed) block is damaged: its JSON is bad because the file is."""
+    data = bytearray(gzip.compress(RECORDS * 40, compresslevel=0))
+    at = data.index(b'{"prompt"', 200)
+    if place == "in":
+        data[at] ^= 1
+    elif place == "before":
+        data[at : at + 1] = b"#"
+        data[-8:-4] = b"\0\0\0\0"
+    else:
+        data = data[:-4]
+    (tmp_path / "a.jsonl.gz").write_bytes(data)
+    with pytest.raises(DataError, match="the gzip stream is cut short or corrupt"):
+        read_records(str(tmp_path / "a.jsonl.gz"), columns={})
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    """The rest of a damaged file is not looked at."""
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(RECORDS * 4000)[:-100])
+    assert len(read_records(str(tmp_path / "a.jsonl.gz"), columns={}, max_samples=3)) == 3
+    with pytest.raises(DataError, match="cut short or corrupt"):
+        read_records(str(tmp_path / "a.jsonl.gz"), columns={})
