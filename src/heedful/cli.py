@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from heedful.errors import HeedfulError, Terminated, is_out_of_memory
+from heedful.redact import remember_command
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _terminable():
         try:
             try:
+                remember_command(words)
                 return _run(words)
             finally:
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback

@@ -15,8 +15,8 @@ from rich.text import Text as RichText
 
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
-COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What a terminal may obey instead of showing it, but for tabs and line feeds; and halves of characters."""
+COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal may obey instead of showing it, but for tabs and line feeds; what turns text round; halves of characters."""
 
 
 class Screen(Console):

@@ -41,6 +41,19 @@ def redact(value: Any) -> Any:
     return value
 
 
+_command: list[str] = []
+
+
+def remember_command(words: Sequence[str]) -> None:
+    """Take down, without secrets, what a user typed after ``heedful``."""
+    _command[:] = redacted_argv(words)
+
+
+def command() -> list[str]:
+    """What `remember_command` took down; nothing if heedful was called from Python, whose arguments are not heedful's."""
+    return list(_command)
+
+
 def redacted_argv(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments without secrets: `redact`, and what follows flags such as ``--wandb-key``."""
     kept: list[str] = []

@@ -3,7 +3,6 @@
 import hashlib
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from heedful import redact
 from heedful.checkpoints.adapters import adapter_chain
 from heedful.errors import ConfigError
 from heedful.hub import downloaded_model
@@ -37,7 +37,7 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
         "gpus": gpus,
-        "arguments": sys.argv[1:],
+        "arguments": redact.command(),
         "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
         "models": {
             path: _sha256(_weight_files(Path(path)))

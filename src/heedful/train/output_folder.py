@@ -14,6 +14,7 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file
+from heedful.redact import redact
 from heedful.train import skips
 from heedful.train.environment import with_bases
 from heedful.train.lock import LOCK, is_locked, owner
@@ -161,7 +162,7 @@ def finished(config: RunOptions) -> dict[str, Any] | None:
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
     """The settings that a run's numbers depend on, as YAML holds them."""
-    return {name: value for name, value in yaml.safe_load(to_yaml(config)).items() if name not in FREE}
+    return {name: value for name, value in yaml.safe_load(redact(to_yaml(config))).items() if name not in FREE}
 
 
 def saved_settings(output: Path) -> dict[str, Any]:

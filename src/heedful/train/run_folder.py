@@ -17,6 +17,7 @@ from heedful.configs.parse import to_yaml
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
+from heedful.redact import redact
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
 from heedful.train.environment import environment, same_sources
 from heedful.train.lock import FolderLock
@@ -139,7 +140,7 @@ class RunFolder:
 
     def _write_settings(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
         write_json(self.path / "environment.json", facts)
-        write_text(self.path / "config.yaml", to_yaml(config, leave_out=OF_THIS_CALL))
+        write_text(self.path / "config.yaml", redact(to_yaml(config, leave_out=OF_THIS_CALL)))
 
     def _open_logs(self) -> None:
         """Open what is written to in every step, cut to where the checkpoint was."""
