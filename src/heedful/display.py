@@ -16,7 +16,7 @@ from rich.text import Text as RichText
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal may obey instead of showing it, but for tabs and line feeds; what turns text round; halves of characters."""
+"""What a terminal may obey instead of showing it, but for tabs and line feeds; what turns text round; half characters."""
 
 
 class Screen(Console):
