@@ -36,7 +36,7 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 
 class RewardError(HeedfulError, RuntimeError):
-    """A reward raised an exception, or did not return one finite number per response."""
+    """A reward failed on more responses than may fail, or did not return one entry per response."""
 
 
 class TrainingError(HeedfulError, RuntimeError):

@@ -356,12 +356,6 @@ MUTANTS = [
             "::test_golden_gae_defaults_are_gamma_one_lambda_095",
         ),
         (
-            "population standard deviation in a group",
-            "groups.std(dim=1, keepdim=True)",
-            "groups.std(dim=1, keepdim=True, correction=0)",
-            "::test_golden_group_advantages_divide_by_the_sample_standard_deviation",
-        ),
-        (
             "another default eps",
             "eps: float = 1e-4",
             "eps: float = 1e-6",
@@ -369,7 +363,7 @@ MUTANTS = [
         ),
         (
             "rounding dust of equal scores is divided by eps",
-            "_zero_where(_tied(groups, kept), centred, kept)",
+            "zero_where(is_tied(groups, kept), centred, kept)",
             "centred",
             "::test_golden_group_of_equal_scores_is_exactly_zero",
         ),
@@ -392,45 +386,9 @@ MUTANTS = [
             "::test_golden_rloo_advantages",
         ),
         (
-            "a failed response is part of the mean",
-            "torch.where(kept, groups, 0.0).sum(dim=1, keepdim=True) /",
-            "groups.sum(dim=1, keepdim=True) /",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
-            "a failed response is counted in the mean",
-            "kept.sum(dim=1, keepdim=True).clamp_min(1)",
-            "groups.shape[1]",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
-            "a failed response is part of the deviation",
-            "torch.where(kept, groups - _mean(groups, kept), 0.0)",
-            "(groups - _mean(groups, kept))",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
-            "a failed response is counted in the deviation",
-            "(squares / (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1))",
-            "(squares / (groups.shape[1] - 1))",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
             "a failed response is one of the others",
             "torch.where(kept, groups, 0.0), (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)",
             "groups, (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
-            "a failed response has an advantage",
-            "tied if kept is None else tied | ~kept",
-            "tied",
-            "::test_golden_groups_with_failed_members",
-        ),
-        (
-            "one valid response is compared with nothing",
-            "largest <=",
-            "largest <",
             "::test_golden_groups_with_failed_members",
         ),
         (
@@ -438,6 +396,51 @@ MUTANTS = [
             "group_size < 2",
             "group_size < 1",
             "::test_groups_that_cannot_be_compared_are_refused[rloo_advantages]",
+        ),
+    ),
+    *in_module(
+        "groups",
+        (
+            "population standard deviation in a group",
+            "groups.std(dim=1, keepdim=True)",
+            "groups.std(dim=1, keepdim=True, correction=0)",
+            "test_advantages::test_golden_group_advantages_divide_by_the_sample_standard_deviation",
+        ),
+        (
+            "a failed response is part of the mean",
+            "torch.where(kept, groups, 0.0).sum(dim=1, keepdim=True) /",
+            "groups.sum(dim=1, keepdim=True) /",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is counted in the mean",
+            "kept.sum(dim=1, keepdim=True).clamp_min(1)",
+            "groups.shape[1]",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is part of the deviation",
+            "torch.where(kept, groups - group_mean(groups, kept), 0.0)",
+            "(groups - group_mean(groups, kept))",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response is counted in the deviation",
+            "(squares / (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1))",
+            "(squares / (groups.shape[1] - 1))",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "a failed response has an advantage",
+            "tied if kept is None else tied | ~kept",
+            "tied",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "one valid response is compared with nothing",
+            "largest <=",
+            "largest <",
+            "test_advantages::test_golden_groups_with_failed_members",
         ),
     ),
     *in_module(

@@ -17,6 +17,7 @@ from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.scoring import RewardOptions, redacted
 from heedful.errors import ConfigError, DataError, RewardError
+from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
 from heedful.rewards.http import HTTPReward
@@ -386,6 +387,18 @@ def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):
         assert "GEHEIM" not in str(refused.value)
     assert "GEHEIM" not in str(error.value)
     assert redacted(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == f"- {server.url}?...\n- 'http://a/b?...' model:x?y"
+
+
+def test_no_query_is_written_down_by_a_measurement(tmp_path, capsys):
+    url = "http://127.0.0.1:1/score?token=GEHEIM"
+    settings = {"model": "m", "data": "d.jsonl", "output": tmp_path / "r.json", "rewards": (url, "rule:regex:x?y")}
+    report({"score_mean": 1.0}, ScoresConfig(**settings))
+    written = (tmp_path / "r.json").read_text(encoding="utf-8")
+    assert json.loads(written)["settings"]["rewards"] == ["http://127.0.0.1:1/score?...", "rule:regex:x?y"]
+    assert "GEHEIM" not in written + capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--best-by") as error:
+        PPOConfig(model="m", data="d.jsonl", output=tmp_path, rewards=(url,), best_by=(url,))
+    assert "GEHEIM" not in str(error.value)
 
 
 def test_a_score_that_is_no_number_fails_alone(answering, completions):

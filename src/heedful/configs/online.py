@@ -9,7 +9,7 @@ from heedful.configs.lora import ReferenceOptions
 from heedful.configs.objective import ObjectiveOptions
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
-from heedful.configs.scoring import RewardOptions
+from heedful.configs.scoring import RewardOptions, redacted
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
@@ -132,8 +132,8 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
         learned_from = sorted(set(self.best_by) & set(self.rewards))
         if learned_from:
             raise ConfigError(
-                f"--best-by {learned_from[0]} is one of --rewards: what the policy is trained on cannot judge it; leave it "
-                "out of one of the two"
+                f"--best-by {redacted(learned_from[0])} is one of --rewards: what the policy is trained on cannot judge it; "
+                "leave it out of one of the two"
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")

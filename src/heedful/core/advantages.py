@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from heedful.core.groups import group_mean, group_std, is_tied, zero_where
 from heedful.core.logprobs import KLKind, kl_estimate
 from heedful.core.masking import at_least_float32, first_in_mask
 
-__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages", "tied_groups"]
+__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages"]
 
 
 @torch.no_grad()
@@ -132,19 +133,18 @@ def group_advantages(
         eps: added to the standard deviation.
         valid: which responses have a score; mean and standard deviation are of these. None is all of them.
 
-    A group of equal scores, or with fewer than two valid ones, has advantages of exactly 0; so has a response that is not
-    valid.
+    A group of equal scores, or of fewer than two valid ones, has advantages of exactly 0; so has what is not valid.
 
     Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "group_advantages")
     kept = None if valid is None else valid.view_as(groups)
-    centred = groups - _mean(groups, kept)
+    centred = groups - group_mean(groups, kept)
     if scale == "std":
-        centred = centred / (_std(groups, kept) + eps)
+        centred = centred / (group_std(groups, kept) + eps)
     elif scale != "none":
         raise ValueError(f"group_advantages: scale is {scale!r}; choose 'std' or 'none'")
-    return _zero_where(_tied(groups, kept), centred, kept).flatten()
+    return zero_where(is_tied(groups, kept), centred, kept).flatten()
 
 
 @torch.no_grad()
@@ -160,8 +160,7 @@ def rloo_advantages(
         group_size: number of responses per group, at least 2.
         valid: which responses have a score; the others are no part of the mean, and k counts only these. None is all.
 
-    A group of equal scores, or with fewer than two valid ones, has advantages of exactly 0; so has a response that is not
-    valid.
+    A group of equal scores, or of fewer than two valid ones, has advantages of exactly 0; so has what is not valid.
 
     Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
@@ -171,21 +170,7 @@ def rloo_advantages(
     if kept is not None:
         groups, others_in_group = torch.where(kept, groups, 0.0), (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)
     others = (groups.sum(dim=1, keepdim=True) - groups) / others_in_group
-    return _zero_where(_tied(groups, kept), groups - others, kept).flatten()
-
-
-def tied_groups(
-    scores: Float[Tensor, " batch"], *, group_size: int, valid: Bool[Tensor, " batch"] | None = None
-) -> Bool[Tensor, " groups"]:
-    """Marks groups of consecutive scores that are all equal, or of which fewer than two are valid: they teach nothing.
-
-    Args:
-        scores: one score per response; consecutive rows share a prompt.
-        group_size: number of responses per group.
-        valid: which responses have a score; None is all of them.
-    """
-    groups = scores.unflatten(0, (-1, group_size))
-    return _tied(groups, None if valid is None else valid.view_as(groups)).squeeze(1)
+    return zero_where(is_tied(groups, kept), groups - others, kept).flatten()
 
 
 def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
@@ -194,31 +179,3 @@ def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:
     if scores.shape[0] % group_size:
         raise ValueError(f"{name}: {scores.shape[0]} scores do not divide into groups of {group_size}")
     return at_least_float32(scores).view(-1, group_size)
-
-
-def _mean(groups: Tensor, kept: Tensor | None) -> Tensor:
-    """Mean of each group's kept scores, ``[groups, 1]``; 0 if there are none."""
-    if kept is None:
-        return groups.mean(dim=1, keepdim=True)
-    return torch.where(kept, groups, 0.0).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp_min(1)
-
-
-def _std(groups: Tensor, kept: Tensor | None) -> Tensor:
-    """Sample standard deviation of each group's kept scores, ``[groups, 1]``; 0 if there are fewer than two."""
-    if kept is None:
-        return groups.std(dim=1, keepdim=True)
-    squares = torch.where(kept, groups - _mean(groups, kept), 0.0).square().sum(dim=1, keepdim=True)
-    return (squares / (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)).sqrt()
-
-
-def _tied(groups: Tensor, kept: Tensor | None) -> Tensor:
-    """Marks groups whose kept scores are all equal, ``[groups, 1]``; rounding must not make a difference between them."""
-    if kept is None:
-        return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    largest = torch.where(kept, groups, -torch.inf).amax(dim=1, keepdim=True)
-    return largest <= torch.where(kept, groups, torch.inf).amin(dim=1, keepdim=True)
-
-
-def _zero_where(tied: Tensor, advantages: Tensor, kept: Tensor | None) -> Tensor:
-    """Advantages that are 0 in tied groups and where nothing was kept."""
-    return torch.where(tied if kept is None else tied | ~kept, 0.0, advantages)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.evaluate import EvaluationOptions
+from heedful.configs.scoring import redacted
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
@@ -80,9 +81,18 @@ def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
         console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in vars(config).items()}
+        settings = {name: _setting(value) for name, value in vars(config).items()}
         write_json(output, {**result, "settings": settings})
         console.print(f"written to {output}", highlight=False, markup=False)
+
+
+def _setting(value: Any) -> Any:
+    """A setting as it is written down: addresses of servers without their queries, which may hold passwords."""
+    if isinstance(value, tuple):
+        return [_setting(one) for one in value]
+    if isinstance(value, str) and value.startswith(("http:", "https:")):
+        return redacted(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def _written(value: Any) -> str:

@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import select
 import signal
 import socket
@@ -115,7 +114,7 @@ def _held(worker: int, file: str) -> int:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/{file}").read_text()
             if file == "statm":
-                total += int(text.split()[1]) * resource.getpagesize()
+                total += int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
             else:
                 total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
     return total
@@ -132,6 +131,8 @@ def _prctl(option: int, value: int) -> None:
 
 def _work(channel: socket.socket) -> None:
     """Load the function that the first request names, then call it for each further one."""
+    import resource  # which not every system has
+
     os.setsid()
     _prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import OnlineConfig
+from heedful.core.groups import in_groups
 
 
 class Rewards(NamedTuple):
-    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive.
-
-    Responses without a score are not among its rows, so a group may have fewer of them than its prompt had responses.
-    """
+    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive; none is without a score."""
 
     per_token: Float[Tensor, "batch time"]
     """Score, penalties and KL where they fall."""
@@ -98,14 +96,8 @@ ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
     """How many consecutive responses are compared with each other, those without a score included."""
-    if config.estimator.compares == "batch":
-        return len(rewards.per_response if rewards.valid is None else rewards.valid)
-    return config.samples_per_prompt
-
-
-def in_groups(scores: Float[Tensor, " batch"], valid: Bool[Tensor, " sampled"] | None) -> Float[Tensor, " sampled"]:
-    """Scores at their places among all responses that were sampled, with zeros, which ``valid`` marks, at the others."""
-    return scores if valid is None else scores.new_zeros(len(valid)).masked_scatter(valid, scores)
+    sampled = rewards.per_response if rewards.valid is None else rewards.valid
+    return len(sampled) if config.estimator.compares == "batch" else config.samples_per_prompt
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:

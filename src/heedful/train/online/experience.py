@@ -13,7 +13,7 @@ from heedful.configs.online import OnlineConfig
 from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.sampling.teacher_forced import token_values
-from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size, in_groups
+from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import critic_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.respond import respond
@@ -121,9 +121,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     if values is not None and returns is not None:
         metrics |= critic_metrics(values, returns, actions)
     if config.estimator.compares:
-        metrics["reward/tied_frac"] = tied_frac(
-            in_groups(rewards.per_response, rewards.valid), group_size(rewards, config), valid=rewards.valid
-        )
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config), rewards.valid)
     metrics["time/score"] = time.perf_counter() - started - metrics["time/rollout"]
     return Experience(
         batch=batch,

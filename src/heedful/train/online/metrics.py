@@ -7,6 +7,7 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
+from heedful.core.groups import in_groups
 from heedful.core.policy_losses import Metrics
 from heedful.models.policy import TokenOutputs
 from heedful.train.online.respond import Scored
@@ -125,6 +126,9 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
     return metrics
 
 
-def tied_frac(scores: Tensor, group_size: int, *, valid: Tensor | None = None) -> float:
-    """Share of groups of ``group_size`` consecutive scores that are all equal, or of which fewer than two are ``valid``."""
-    return float(core.tied_groups(scores, group_size=group_size, valid=valid).float().mean())
+def tied_frac(scores: Tensor, group_size: int, valid: Tensor | None = None) -> float:
+    """Share of groups of ``group_size`` consecutive responses that tie, or of which fewer than two have a score.
+
+    ``scores`` are those of the responses that have one; ``valid`` says which of all they are (None: all).
+    """
+    return float(core.tied_groups(in_groups(scores, valid), group_size=group_size, valid=valid).float().mean())

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.core.groups import in_groups
 from heedful.data.micro_batches import in_micro_batches
 from heedful.models.policy import TokenOutputs
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online.advantages import in_groups
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
@@ -108,9 +108,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
     metrics |= sums.means(max(1, sum(not step.is_left_out for step in taken)))
     metrics |= step_metrics([step.norm for step in taken])
-    metrics["reward/tied_frac"] = tied_frac(
-        in_groups(scored.shaped, scored.valid), config.samples_per_prompt, valid=scored.valid
-    )
+    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt, scored.valid)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
     return metrics | {"perf/tokens_per_second": float(scored.rollouts.lengths.sum()) / seconds}
