@@ -251,11 +251,10 @@ def test_health_and_memory_under_load(server, files):
     assert count.get("closed", 0) <= 10
     assert watch.answers == {"HTTP/1.1 200"}
     assert len(slowest) > 20
-    assert max(slowest[:-3]) < SECONDS
-    assert slowest[-1] < 2, "also beside other programs, which may keep the processor from it for a moment"
+    assert max(slowest[:-3]) < SECONDS, "three may be slower, since other programs have the processor too"
     assert peak - before < 400, "the bodies in flight are at most 256 MB"
     assert one.log.read_text() == ""
-    assert (status, seconds < 5) == (0, True)
+    assert status == 0
 
 
 def send_endlessly(server, limit=2**32):
@@ -280,7 +279,7 @@ def test_an_oversized_body_is_not_read_without_end(server):
         answer = answer_on(connection)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
-    with one.connect(head(2_000_000) + b" " * 2_000_000) as connection:  # sent before anybody listens
+    with one.connect(head(30_000_000) + b" " * 30_000_000) as connection:  # sent before anybody listens
         assert answer_on(connection).startswith(b"HTTP/1.1 413")
 
 
@@ -436,10 +435,11 @@ def test_an_answer_that_nobody_takes_is_given_up(serving):
     with serving(lambda p, c, t: [1 / 3] * len(c), max_characters=10, receive_timeout=0.5) as url:
         one = Address(url)
         body = json.dumps({"prompts": [""] * 400_000, "completions": [""] * 400_000}).encode()
-        with one.connect(head(len(body)) + body, receives=4096) as connection:
-            time.sleep(4)
-            received = len(answer_on(connection))
-        assert received < len(body)
+        for times in (1, 2):  # also if the second has to wait for the first to be taken
+            with one.connect((head(len(body)) + body) * times, receives=4096) as connection:
+                time.sleep(4)
+                received = len(answer_on(connection))
+            assert received < len("0.3333333333333333, ") * 400_000
 
 
 def test_bodies_in_flight_are_bounded(serving):
@@ -478,6 +478,18 @@ def test_the_longest_idle_connection_makes_room(serving):
         for connection in busy:
             assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
         for connection in (*busy, *idle, *more):
+            connection.close()
+
+
+def test_a_connection_that_has_its_answer_makes_room_too(serving):
+    """It is kept for the client's next request, but not longer than there is room."""
+    with serving(ones, max_characters=1000, max_queue=4, max_connections=12) as url:
+        one = Address(url)
+        kept = []
+        for i in range(14):
+            kept.append(one.connect(named(str(i))))
+            assert answer_on(kept[-1], head_only=True).startswith(b"HTTP/1.1 200")
+        for connection in kept:
             connection.close()
 
 
