@@ -288,10 +288,13 @@ def test_a_reward_that_float32_does_not_hold_costs_its_minibatch_and_is_named(on
     assert left_out
     for line in left_out:
         assert line["records"] == [f"{prompts}:9"], "the record with 苹果 and no other"
+        assert {"loss/policy nan", "loss/value inf"} & set(line["not_finite"])
     logged = {line["step"]: line for line in lines(settings.output / "metrics.jsonl")}
     of_step = logged[left_out[0]["step"]]
     assert of_step["optimizer/skipped_steps"] in ((1, 2) if name == "grpo" else (4,))
     assert ("optimizer/grad_norm" in of_step) == (name == "grpo")
+    assert ("loss/policy" in of_step) == (name == "grpo")
+    assert of_step.get("loss/policy", 0.0) is not None, "the mean over the updates that were made: null would be NaN"
     assert capsys.readouterr().err.count("an update was skipped") == len({line["step"] for line in left_out})
     weights = AutoModelForCausalLM.from_pretrained(settings.output / "final").state_dict()
     assert all(tensor.isfinite().all() for tensor in weights.values())
@@ -306,10 +309,13 @@ def test_an_online_run_of_nothing_but_broken_numbers_ends(online, name):
 
 
 def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, experience_of):
-    """The policy is far from the one that sampled: approx_kl above 10 is no number to learn from, below it is."""
-    settings = online("grpo", ppo_epochs=2)
-    for distance, is_left_out in ((0.5, False), (4.0, True)):
-        learner = make_learner(settings, torch.float32)
+    """The policy is far from the one that sampled: approx_kl above 10 is no number to learn from, below it is.
+
+    A ratio of whole responses is the product of its tokens', and has no such limit.
+    """
+    whole = {"ratio": "sequence", "advantage": "leave-one-out", "kl_in": "reward"}
+    for distance, is_left_out, changes in ((0.5, False, {}), (4.0, True, {}), (0.9, False, whole)):
+        learner = make_learner(online("grpo", ppo_epochs=2, **changes), torch.float32)
         experience = experience_of(learner)
         experience.old_logprobs.sub_(distance)
         before = [p.detach().clone() for p in learner.policy.parameters()]
@@ -319,12 +325,12 @@ def test_exploded_ratios_cost_their_minibatch(online, length, make_learner, expe
         assert ("optimizer/skipped_steps" in metrics) == is_left_out
     sums = MetricSums()
     sums.add({"policy/approx_kl": torch.tensor(MOST_APPROX_KL), "loss/policy": torch.tensor(1.0)})
-    assert broken_numbers(sums, {}) == {}
+    assert broken_numbers(sums, {}, MOST_APPROX_KL) == {}
     before = dict(sums.totals)
     sums.add({"policy/approx_kl": torch.tensor(MOST_APPROX_KL)})
-    assert broken_numbers(sums, before) == {}, "each minibatch by itself"
+    assert broken_numbers(sums, before, MOST_APPROX_KL) == {}, "each minibatch by itself"
     sums.add({"policy/approx_kl": torch.tensor(0.5)})
-    assert broken_numbers(sums, before) == {"policy/approx_kl": 10.5}
+    assert broken_numbers(sums, before, MOST_APPROX_KL) == {"policy/approx_kl": 10.5}
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -353,3 +359,26 @@ def test_what_is_frozen_is_not_looked_at():
     module.weight.data.fill_(math.nan)
     module.weight.requires_grad_(False)
     check_finite(module)
+
+
+@pytest.mark.parametrize("broken", ["critic", "reference"])
+def test_values_and_log_probs_that_are_not_finite_cost_the_step(online, length, broken):
+    """Every one of them is NaN: nothing is learned, and the price of KL does not become NaN for good."""
+    learner = start(online("everything", max_skipped_steps=9), [length]).learner
+    module = getattr(learner, broken)
+    saved = [p.detach().clone() for p in module.parameters()]
+    before = numbers(learner.state_dict())
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(math.nan)
+    metrics = updates(learner)
+    assert metrics["optimizer/skipped_steps"] == 2
+    assert learner.skips.in_a_row == 1
+    assert math.isfinite(learner.kl.coef)
+    with torch.no_grad():
+        for parameter, right in zip(module.parameters(), saved, strict=True):
+            parameter.copy_(right)
+    assert equal(numbers(learner.state_dict()), before)
+    metrics = updates(learner)
+    assert all(map(math.isfinite, metrics.values()))
+    assert not equal(numbers(learner.state_dict()), before)

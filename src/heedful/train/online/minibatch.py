@@ -12,8 +12,8 @@ from heedful.train.skips import Taken
 from heedful.types import MicroBatch
 
 MOST_APPROX_KL = 10.0
-"""An update is left out if its approx_kl is above this: its probability ratios have exploded. (A mean ratio of 10 alone makes
-6.7; a policy that learns stays below about 0.05.)"""
+"""An update is left out if its approx_kl per token is above this: its probability ratios have exploded. (A mean ratio of 10
+alone makes 6.7; a policy that learns stays below about 0.05.)"""
 
 
 def gradients(
@@ -61,6 +61,7 @@ def take_step(
     before: Mapping[str, Tensor],
     update: int,
     sources: Sequence[str],
+    most_approx_kl: float = math.inf,
 ) -> Taken:
     """One optimizer step on the gradients that are there, for all modules or, if a number is broken, for none.
 
@@ -71,8 +72,9 @@ def take_step(
         before: the sums without this minibatch; they are put back if the step is left out.
         update: number of the optimizer step within its rollout batch, from 1.
         sources: where the minibatch's records were read.
+        most_approx_kl: above it, ratios have exploded.
     """
-    broken, norm = broken_numbers(sums, before), math.nan
+    broken, norm = broken_numbers(sums, before, most_approx_kl), math.nan
     if broken:
         learner.optimizer.zero_grad(set_to_none=True)
     else:
@@ -85,10 +87,10 @@ def take_step(
     return Taken(norm, bool(broken))
 
 
-def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor]) -> dict[str, float]:
-    """The metrics that a minibatch made non-finite, and its approx_kl if that is above `MOST_APPROX_KL`."""
+def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], most_approx_kl: float) -> dict[str, float]:
+    """The metrics that a minibatch made non-finite; if there are none, its approx_kl if that is above a limit."""
     name = "policy/approx_kl"
-    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > MOST_APPROX_KL
+    exploded = name in sums.totals and sums.totals[name] - before.get(name, 0.0) > most_approx_kl
     if sums.are_finite() and not exploded:
         return {}
     values = {name: float(total) - float(before.get(name, 0.0)) for name, total in sums.totals.items()}

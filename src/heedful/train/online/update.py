@@ -20,7 +20,7 @@ from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import pass_metrics
-from heedful.train.online.minibatch import gradients, take_step
+from heedful.train.online.minibatch import MOST_APPROX_KL, gradients, take_step
 from heedful.train.online.respond import response_kl
 from heedful.train.optimization import MetricSums, step_metrics
 from heedful.train.skips import Taken
@@ -53,7 +53,16 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
             learner.optimizer.zero_grad(set_to_none=True)
             break
         sources = [*experience.sources(rows), *mixed]
-        step = take_step(learner, learner.trained, sums, before=before, update=len(taken) + 1, sources=sources)
+        step = take_step(
+            learner,
+            learner.trained,
+            sums,
+            before=before,
+            update=len(taken) + 1,
+            sources=sources,
+            # the ratio of a whole response is a product over its tokens, and large sooner
+            most_approx_kl=math.inf if config.surrogate[1] == "sequence" else MOST_APPROX_KL,
+        )
         taken.append(step)
         visited -= step.is_left_out
         if learner.average is not None and math.isfinite(step.norm):  # else the step was skipped
