@@ -13,7 +13,7 @@ import torch
 from heedful import redact
 from heedful.checkpoints.adapters import adapter_chain
 from heedful.errors import ConfigError
-from heedful.hub import downloaded_model
+from heedful.hub import downloaded_model, hub_revision
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
@@ -26,6 +26,7 @@ def with_bases(model: str) -> list[str]:
 
 def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
+    revisions = {name: revision for name in models if (revision := hub_revision(name))}
     models = [downloaded_model(name) for name in models]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -39,6 +40,7 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
         "gpus": gpus,
         "arguments": redact.command(),
         "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
+        "revisions": revisions,
         "models": {
             path: _sha256(_weight_files(Path(path)))
             for model in models
@@ -49,7 +51,7 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json")
+    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json", "*.py")
     return sorted(path for name in names for path in folder.glob(name))
 
 
