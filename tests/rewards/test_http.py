@@ -179,7 +179,7 @@ def test_a_wrong_answer_is_an_error_at_once(answering, completions, answer, frag
 
 
 def test_the_waits_double_with_jitter(answering, completions):
-    """Measured at the server: between half and all of 0.05, 0.1, 0.2, ... seconds, and no two clients in step."""
+    """Measured at the server: between half and all of 0.05, 0.1, 0.2, ... seconds; all of each once in 10,000 runs."""
     times = [[], []]
 
     def answer(seen, count):
@@ -192,7 +192,7 @@ def test_the_waits_double_with_jitter(answering, completions):
     gaps = [[b - a for a, b in itertools.pairwise(seen)] for seen in times]
     for waits in gaps:
         assert all(0.025 * 2**i <= wait < 0.05 * 2**i + 0.5 for i, wait in enumerate(waits))
-    assert all(abs(a - b) > 1e-5 for a, b in zip(*gaps, strict=True))
+    assert any(wait < 0.9 * 0.05 * 2**i for waits in gaps for i, wait in enumerate(waits) if i >= 2)
 
 
 def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch):

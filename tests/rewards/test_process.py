@@ -348,3 +348,12 @@ def test_a_failure_of_the_batch_alone_is_told():
         found.note
         == "reward r raised OSError: 网络; called again with fewer responses at a time, it scored all of them"
     )
+
+
+def test_what_one_reward_fails_on_is_in_no_mean():
+    """Neither in its own nor in another's, nor in a total."""
+    rewards = (Reward("a", lambda: [1.0, float("nan"), 3.0]), Reward("b", lambda: [10.0, 20.0, 60.0]))
+    found = score_tokens(Ensemble(rewards, max_failed=0.5), answers(["一", "二", "三"]))
+    assert found.means == {"a": 2.0, "b": 35.0}
+    assert found.without_failed().totals == [11.0, 63.0]
+    assert found.scored == [0, 2]

@@ -172,10 +172,11 @@ def test_evaluations_leave_them_out_and_count_them(config):
         scores = [varied(c) for c in completions]
         return scores if len(sizes) == 1 or len(scores) == 8 else [math.nan, *scores[1:]]  # the first call is the trial
 
-    settings = config(max_failed_rewards=0.6, steps=1)
+    settings = config(max_failed_rewards=0.6, steps=1, eval_fraction=0.5)
     summary = train_ppo(settings, rewards=[fails_on_the_first])
     first = summary["first_evaluation"]
     assert first["eval/failed_frac"] == 1 / sizes[1]
+    assert sizes[1] >= 3
     assert all(math.isfinite(value) for value in first.values())
 
 
