@@ -64,10 +64,9 @@ class RewardOptions(TrustOptions):
 
     def check(self) -> None:
         super().check()
-        for i, weight in enumerate(self.reward_weights, 1):
-            if not abs(weight) <= sys.float_info.max:
-                got = weight if isinstance(weight, float) else f"a number of {weight.bit_length()} bits"
-                raise ConfigError(f"--reward-weights must be finite numbers, got {got} as number {i}")
+        if not all(abs(weight) <= sys.float_info.max for weight in self.reward_weights):
+            got = tuple(weight if isinstance(weight, float) else "an integer" for weight in self.reward_weights)
+            raise ConfigError(f"--reward-weights must be finite numbers, got {got}")
         if self.reward_std_coef != 1.0 and self.reward_combine != "mean-std":
             raise ConfigError(
                 f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "

@@ -327,11 +327,20 @@ def fault_in(value: Any) -> str | None:
         if depth == DEEPEST:
             return f"{printable(place, 60)} is nested too deeply, more than {DEEPEST} levels. Records are flat objects."
         if isinstance(value, dict):
-            todo += [(f"a key in {place or 'the record'}", key, depth) for key in value]
-            todo += [(f"{place}.{key}" if place else f"{key}", item, depth + 1) for key, item in value.items()]
+            todo += [(f"a key in {place or 'the record'}", key, depth) for key in value if not _is_plain(key)]
+            todo += [
+                (f"{place}.{key}" if place else f"{key}", item, depth + 1)
+                for key, item in value.items()
+                if not _is_plain(item)
+            ]
         else:
-            todo += [(f"{place}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+            todo += [(f"{place}[{index}]", item, depth + 1) for index, item in enumerate(value) if not _is_plain(item)]
     return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing can be wrong with a value; most are, and need no place for a message."""
+    return value.isascii() if isinstance(value, str) else value is None or isinstance(value, int)
 
 
 def _is_unicode(text: str) -> bool:
