@@ -3,6 +3,8 @@
 import json
 import os
 
+from pathlib import Path
+
 import pytest
 
 from heedful.files import complete_or_absent, write_json
@@ -58,3 +60,25 @@ def test_json_is_readable_text(tmp_path):
         write_json(tmp_path / "x.json", {"a": object()})
     assert files(tmp_path).keys() == {"x.json"}
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"名": "好"}
+
+
+def test_all_of_it_is_synchronised_before_it_has_its_name(tmp_path, monkeypatch):
+    """So that a power cut leaves no empty files under the name of a whole model; and the new name itself, after it."""
+    order, fsync, replace = [], os.fsync, Path.replace
+
+    def synchronised(descriptor):
+        fsync(descriptor)
+        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def renamed(path, target):
+        order.append(f"-> {Path(target).name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synchronised)
+    monkeypatch.setattr(Path, "replace", renamed)
+    with complete_or_absent(tmp_path / "final") as partial:
+        (partial / "weights").write_text("new")
+        (partial / "inside").mkdir()
+        (partial / "inside" / "head").write_text("new")
+    assert set(order[:-2]) == {"weights", "head", "inside", ".final.partial"}
+    assert order[-2:] == ["-> final", tmp_path.name]
