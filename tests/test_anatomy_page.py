@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 PAGE = (ROOT / "docs" / "anatomy.md").read_text(encoding="utf-8")
 MOST_MODULES = 15
-MOST_LINES = 2100
+MOST_LINES = 2150
 LOOP = "train/online/engine.py"
 
 
@@ -172,7 +172,7 @@ def test_the_lists_follow_the_imports():
         (wrong_lists, "- `core/score_norm.py`", "- It", "imports core/score_norm.py, which the page does not mention"),
         (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/sft.py`", "train/sft.py is imported by no module"),
         (wrong_lists, "- `train/run.py`", "- `train/run.py`, `models/policy.py`", "models/policy.py is in both lists"),
-        (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/runs.py`", "train/runs.py does not exist"),
+        (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/walks.py`", "train/walks.py does not exist"),
         (wrong_lists, "10. [`core/policy_losses.py`](../src/heedful/core/policy_losses.py)",
          "10. [`train/sft.py`](../src/heedful/train/sft.py)", "train/sft.py is not reached from"),
     ],

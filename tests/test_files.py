@@ -2,7 +2,6 @@
 
 import json
 import os
-
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,7 @@ def test_all_of_it_is_synchronised_before_it_has_its_name(tmp_path, monkeypatch)
 
     def synchronised(descriptor):
         fsync(descriptor)
-        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
     def renamed(path, target):
         order.append(f"-> {Path(target).name}")

@@ -142,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 remember_command(words)
                 return _run(words)
             finally:
+                remember_command([])
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
         except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,6 +29,7 @@ from heedful.configs.plan import (
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
+from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
@@ -57,6 +58,7 @@ LEAST = {
     KLConfig: MEASURE | {"reference": "旧"},
     PlanSFTConfig: {"model": "4B"},
     PlanRewardConfig: {"model": "4B"},
+    RunsConfig: {"folder": "/"},
     PlanPPOConfig: {"model": "4B"},
     PlanA2CConfig: {"model": "4B"},
     PlanDPOConfig: {"model": "4B"},

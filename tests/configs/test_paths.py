@@ -16,7 +16,10 @@ from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.errors import ConfigError
 
-NO_PATHS = {"device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs"}
+NO_PATHS = {
+    "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change", "reward_token_env",
+    "token_env", "allowed_hosts",
+}  # fmt: skip
 """Settings that are text."""
 
 

@@ -52,6 +52,21 @@ def alike(test, *losses):
 
 MUTANTS = [
     *in_module(
+        "groups",
+        (
+            "a single score is no tie",
+            "return largest <= torch",
+            "return largest == torch",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+        (
+            "ties of strided groups",
+            "groups = scores.unflatten(0, (-1, group_size))",
+            "groups = scores.unflatten(0, (group_size, -1)).T",
+            "test_advantages::test_golden_groups_with_failed_members",
+        ),
+    ),
+    *in_module(
         "masking",
         (
             "bfloat16 stays bfloat16",

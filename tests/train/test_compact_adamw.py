@@ -67,7 +67,7 @@ def test_moments_stay_in_float32_where_they_are_through_a_state():
     weights = parameters(torch.bfloat16)
     optimizer = compact(weights)
     learn(weights, optimizer, 3)
-    state, held = optimizer_state(optimizer), [weight.detach().clone() for weight in weights]
+    state, held = copy.deepcopy(optimizer_state(optimizer)), [weight.detach().clone() for weight in weights]
     noise = torch.get_rng_state()
     learn(weights, optimizer, 2, seed=2)
 

@@ -421,4 +421,4 @@ def test_a_run_that_has_no_room_for_one_row_ends_with_status_3(config, length, m
     with pytest.raises(MemoryFullError) as caught:
         train_ppo(settings, rewards=[length])
     assert caught.value.status == 3
-    assert (settings.output / "checkpoints" / "step-000001-interrupted").is_dir()
+    assert (settings.output / "checkpoints" / "step-000002-partial").is_dir()

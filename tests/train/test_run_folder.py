@@ -127,7 +127,9 @@ def test_secrets_are_not_written_down(config, tmp_path, monkeypatch, capsys):
     """Of addresses, of flags and of the environment; and nothing of the arguments of a program that calls heedful."""
     monkeypatch.setattr("sys.argv", ["mine.py", "--wandb-key", "sk-verysecret"])
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrst")
-    settings = config(max_steps=1, system_prompt="see https://me:pa55word@host/x?token=s3cret and hf_abcdefghijklmnopqrst")
+    settings = config(
+        max_steps=1, system_prompt="see https://me:pa55word@host/x?token=s3cret and hf_abcdefghijklmnopqrst"
+    )
     train_sft(settings)
     written = b"".join(path.read_bytes() for path in settings.output.rglob("*") if path.suffix in (".json", ".yaml"))
     for secret in (b"sk-verysecret", b"pa55word", b"s3cret", b"hf_abcdefghijklmnopqrst"):

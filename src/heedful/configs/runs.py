@@ -16,6 +16,6 @@ class RunsConfig(Settings):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "folder", Path(self.folder).expanduser())
+        object.__setattr__(self, "folder", Path(self.folder))
         if not self.folder.is_dir():
             raise ConfigError(f"--folder {self.folder} is no folder; name one that holds runs")

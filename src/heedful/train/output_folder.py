@@ -99,18 +99,18 @@ def check_output(config: RunOptions) -> Plan:
 def _check_replaceable(output: Path, found: set[str], config: RunOptions) -> None:
     if config.resume not in ("auto", "never"):
         raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
-    foreign = sorted(name for name in found - OURS if not _is_temporary(name))
-    if foreign:
-        raise ConfigError(
-            f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
-            "away, or choose another folder"
-        )
     for path in inputs(config):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise ConfigError(
                 f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
                 "folder"
             )
+    foreign = sorted(name for name in found - OURS if not _is_temporary(name))
+    if foreign:
+        raise ConfigError(
+            f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
+            "away, or choose another folder"
+        )
 
 
 def _is_temporary(name: str) -> bool:

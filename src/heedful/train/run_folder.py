@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,6 +149,8 @@ class RunFolder:
             self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
         self._metrics = self._logs.enter_context((self.path / "metrics.jsonl").open("ab"))
         self._samples = self._logs.enter_context((self.path / "samples.jsonl").open("ab"))
+        if self.checkpoint is not None:
+            time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
         self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
         self._logs.callback(self._tensorboard.close)
 

@@ -90,7 +90,15 @@ def highest(found, metric):
     return max(found, key=lambda step: (found[step][metric], -step))
 
 
-RUN = {"steps": 6, "eval_every": 1, "save_every": 1, "learning_rate": 5e-3, "lr_schedule": "constant", "kl_coef": 2.0}
+RUN = {
+    "steps": 6,
+    "eval_every": 1,
+    "save_every": 1,
+    "keep": 0,
+    "learning_rate": 5e-3,
+    "lr_schedule": "constant",
+    "kl_coef": 2.0,
+}
 
 
 def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length):
