@@ -109,7 +109,7 @@ def fine_tuned(tmp_path: Path, architecture: str) -> str:
     return str(tmp_path / "run" / "final")
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("architecture", [pytest.param("gpt2", marks=pytest.mark.exhaustive), "qwen3"])
 def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architecture):
     """And stops where it stops here, at the template's end of turn."""
     final = fine_tuned(tmp_path, architecture)
@@ -118,7 +118,7 @@ def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architectur
     assert all(len(answer) < 24 for answer in theirs)
 
 
-@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize("critic", ["shared", pytest.param("separate", marks=pytest.mark.exhaustive)])
 def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, critic):
     """With the critic in a folder of its own, which nobody else takes for weights of the language model."""
     start = fine_tuned(tmp_path, "qwen3")
@@ -142,7 +142,7 @@ def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, c
     assert answers_here(final) == run(GENERATE, final, json.dumps(QUESTIONS))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "deberta-v2"])
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("gpt2", marks=pytest.mark.exhaustive), "deberta-v2"])
 def test_a_reward_model_gives_the_same_scores_elsewhere(tmp_path, architecture):
     make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
     pairs = [("你好", "您好！", "滚"), ("hello", "hi there, friend", "go"), ("2+2?", "4", "five, I think")]

@@ -374,6 +374,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.exhaustive
 def test_a_demo_goes_on_at_the_stage_and_step_where_it_stopped(demo, small_recipe, tmp_path):
     """Killed in the reward model's second step: SFT is not run again, and all numbers are those of a demo in one piece."""
     config = DemoConfig(output=tmp_path / "演示", device="cpu")

@@ -248,8 +248,16 @@ reward(completions=["坏"])
 """
 
 
-@pytest.mark.parametrize("name", ["sleeps", "holds_the_gil", "forks_and_hangs"])
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("ending", "name"),
+    [
+        pytest.param(
+            ending, name, marks=() if (ending, name) == (signal.SIGKILL, "forks_and_hangs") else pytest.mark.exhaustive
+        )
+        for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+        for name in ("sleeps", "holds_the_gil", "forks_and_hangs")
+    ],
+)
 def test_it_dies_with_the_program_that_called_it(faults, name, ending):
     """Even by kill -9, and even while a call holds the interpreter of the process."""
     with subprocess.Popen(

@@ -214,7 +214,7 @@ def test_a_signal_ends_it_whatever_clients_do(server, number):
         connection.close()
 
 
-@pytest.mark.parametrize("files", [256, None])
+@pytest.mark.parametrize("files", [256, pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_health_and_memory_under_load(server, files):
     """300 idle and 200 busy connections, stalled uploads, abandoned requests and an oversized body, all at once."""
     one = server(files=files)
@@ -430,6 +430,7 @@ def test_a_connection_that_is_kept_has_its_time_again(serving):
         connection.close()
 
 
+@pytest.mark.exhaustive
 def test_an_answer_that_nobody_takes_is_given_up(serving):
     """Neither the connection nor what was written for it stays."""
     with serving(lambda p, c, t: [1 / 3] * len(c), max_characters=10, receive_timeout=0.5) as url:

@@ -68,6 +68,7 @@ def assert_alike(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_compiled_layers_compute_the_same_once_compiled_for_every_length(folder, tmp_path):
     torch._dynamo.reset()
     counters.clear()

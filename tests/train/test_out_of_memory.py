@@ -245,6 +245,7 @@ def test_the_command_line_ends_with_status_3(tiny, demonstrations, tmp_path, mon
 # ------------------------------------------------------------------------------------------------------------- online
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, experience_of, moved, flat_gradient):
     """Bit for bit in float32: in every algorithm, wherever in the pass the memory ran out."""
     learner = make_learner(variant(micro_batch_size=16), torch.float32, noise=0.05)

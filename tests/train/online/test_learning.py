@@ -54,7 +54,12 @@ def gain(summary):
     return last - first
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+QUICK = {"ppo-0", "grpo"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in LEARNERS]
+)
 def test_raises_the_share_of_a_letter(settings, share_of_a, name):
     kind, changes = LEARNERS[name]
     assert gain(train_online(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
@@ -80,9 +85,7 @@ PENALTIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in PENALTIES if name != "ppo")]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in PENALTIES])
 def test_a_kl_penalty_keeps_the_policy_near_its_reference(settings, share_of_a, tmp_path, name):
     kind, changes, share = PENALTIES[name]
     kl = {}
@@ -93,6 +96,7 @@ def test_a_kl_penalty_keeps_the_policy_near_its_reference(settings, share_of_a, 
     assert kl[3.0] < share * kl[0.0]
 
 
+@pytest.mark.exhaustive
 def test_a_penalty_in_the_loss_keeps_the_policy_near_its_reference(settings, share_of_a, tmp_path):
     """PPO's, of kind k2. A price too small to hold anything back is what makes reference/kl a metric."""
     kl = {}
@@ -102,6 +106,7 @@ def test_a_penalty_in_the_loss_keeps_the_policy_near_its_reference(settings, sha
     assert kl[30.0] < 0.2 * kl[1e-9]
 
 
+@pytest.mark.exhaustive
 def test_entropy_bonus_keeps_the_policy_diverse(settings, share_of_a, numbers, tmp_path):
     entropy = {}
     for coef in (0.0, 1.0):
