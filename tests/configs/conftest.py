@@ -83,6 +83,15 @@ def least(config_class):
     return dict(LEAST[config_class])
 
 
+@pytest.fixture(
+    params=[c for c in LEAST if not c.__name__.startswith("Plan") or c in (PlanSFTConfig, PlanPPOConfig)],
+    ids=lambda c: c.__name__,
+)
+def of_own_fields(request):
+    """A configuration class with its required settings. The other plans have the fields of two plans and of the trainers."""
+    return request.param, dict(LEAST[request.param])
+
+
 @pytest.fixture
 def make():
     """``make(config_class, **settings)``: the required settings and these."""
