@@ -67,6 +67,7 @@ def test_every_measurement_is_made_and_written_down(tmp_path):
     assert all(f"Left out: {toy}, TRL PPO, E=4, tuned: FileNotFoundError" in done.stdout for toy in toys)
 
 
+@pytest.mark.exhaustive
 def test_what_no_longer_fits_is_left_out_and_named(tmp_path):
     done = gpu("--smoke", "--minutes=0", f"--output={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def test_models_are_as_the_library_loads_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+@pytest.mark.exhaustive
 def test_without_a_device_there_is_one_line_and_exit_code_1(tmp_path):
     done = gpu(f"--output={tmp_path / 'new'}")
     assert (done.returncode, done.stdout) == (1, "")

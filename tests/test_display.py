@@ -74,6 +74,7 @@ def test_a_text_of_unknown_origin_commands_no_terminal():
         assert not has_commands(harmless(chr(number))), number
 
 
+@pytest.mark.exhaustive
 def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
     """A key of a record that sets the clipboard; and a random model, whose every fourth byte is a control character."""
     data = tmp_path / "数据.jsonl"

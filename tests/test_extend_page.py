@@ -126,6 +126,7 @@ def test_a_patch_that_does_not_fit_is_noticed(old, new, said, checkout):
         follow(PAGE.replace(old, new), "A rule", checkout)
 
 
+@pytest.mark.exhaustive
 def test_an_example_that_fails_is_noticed(checkout):
     """Negative control: a wrong number in an example's own test."""
     old = "== [1.0, 0.5, 0.5, 0.0]"

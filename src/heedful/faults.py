@@ -17,6 +17,8 @@ VARIABLE = "HEEDFUL_FAULTS"
 POINTS = {
     "run.opened": "the folder is there, nothing is written to it",
     "run.started": "the first step is next",
+    "generation": "a token of every response is sampled",
+    "reward.call": "a reward is called, also for evaluations",
     "rollout": "responses are sampled, not scored",
     "reward": "responses are scored",
     "pass": "log-probs of the policy and the reference are there",

@@ -84,6 +84,7 @@ def ask(home, *names, **environment):
     return done.stdout.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_the_hub(tmp_path):
     """There is none, there is one, and nobody knows; then without a connection, what was learned from it before."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)

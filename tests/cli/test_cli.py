@@ -298,7 +298,11 @@ def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="asks GNU OpenMP, which torch brings on Linux, what it was told")
 @pytest.mark.parametrize(
     ("chosen", "spins"),
-    [({}, 0), ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000), ({"GOMP_SPINCOUNT": "1000"}, 1000)],
+    [
+        ({}, 0),
+        pytest.param({"OMP_WAIT_POLICY": "active"}, 30_000_000_000, marks=pytest.mark.exhaustive),
+        pytest.param({"GOMP_SPINCOUNT": "1000"}, 1000, marks=pytest.mark.exhaustive),
+    ],
     ids=["nothing chosen", "policy chosen", "count chosen"],
 )
 def test_threads_sleep_while_they_wait_unless_the_user_chose(tmp_path, chosen, spins):

@@ -83,6 +83,7 @@ def places(tmp_path, tiny, written, heedful):
     return found
 
 
+@pytest.mark.exhaustive
 def test_every_command_refuses_it(places, heedful, monkeypatch, tmp_path):
     monkeypatch.setattr(template, "TIME_LIMIT", TimeLimit(0.5))
     for name, words in COMMANDS.items():

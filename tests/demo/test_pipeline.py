@@ -108,6 +108,7 @@ def test_the_summary_has_its_numbers(demo):
     assert 0.1 < demo.summary["peak_memory_gb"] < 20
 
 
+@pytest.mark.exhaustive
 def test_the_public_functions_measure_the_same_again(demo):
     settings = {
         "data": str(demo.folder / "world" / "prompts.jsonl"),
@@ -166,6 +167,7 @@ def test_the_numbers_are_those_of_the_answers(demo):
     assert demo.summary["ppo.win_rate"] == pytest.approx(sum(wins) / len(wins))
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_measures_the_same(demo):
     """Exactly. That the world, the random model and each stage repeat is tested below, byte by byte."""
     config = parse(PPOConfig, [str(demo.folder / "ppo" / "config.yaml"), "--output=o"], prog="test")

@@ -437,6 +437,7 @@ def test_files_are_what_was_generated(written):
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_gold_pairs_are_the_same_pairs_without_noise(written):
     """Read back as a reward model's accuracy is measured: the better answer is always the chosen one."""
     noisy, gold = (read_rankings(str(written[name])) for name in ("preferences", "gold_preferences"))

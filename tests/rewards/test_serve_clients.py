@@ -300,6 +300,7 @@ def test_a_large_request_does_not_hold_up_health(server):
     assert (watch.answers, max(watch.seconds) < SECONDS) == ({"HTTP/1.1 200"}, True)
 
 
+@pytest.mark.exhaustive
 def test_it_leaves_no_process_behind(server):
     """Killed at once, it frees its port; and it notices if the process that receives requests dies."""
     one = server()
@@ -588,6 +589,7 @@ def test_a_token_that_cannot_be_sent_is_refused(capsys, monkeypatch, token):
     assert not token or token not in message
 
 
+@pytest.mark.exhaustive
 def test_too_few_files_are_refused_before_the_model_is_loaded():
     run = ["-m", "heedful.cli", "serve-reward", "--model", "没有", "--port", "0"]
     done = subprocess.run(

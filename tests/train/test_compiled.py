@@ -92,6 +92,7 @@ def test_compiled_layers_compute_the_same_once_compiled_for_every_length(folder,
     assert_alike(dict(loaded), dict(plain.lm.state_dict()))
 
 
+@pytest.mark.exhaustive
 def test_compiled_layers_under_adapters_compute_the_same(folder):
     torch._dynamo.reset()
     options = {"lora_rank": 2, "lora_targets": "q_proj,down_proj"}

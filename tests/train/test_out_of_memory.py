@@ -308,6 +308,7 @@ def do(learner):
 
 
 @pytest.mark.parametrize("name", ONLINE)
+@pytest.mark.exhaustive
 def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
     """Sampling, old log-probs, reference, values, forward and backward, records mixed in: the same up to rounding."""
     _, learner, held_out, _ = online(name)

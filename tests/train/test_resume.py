@@ -147,7 +147,12 @@ def assert_equal_runs(one, other):
     assert same(last_state(one), last_state(other))
 
 
-@pytest.mark.parametrize("name", RUNS)
+OFTEN = {"sft lora", "dpo", "ppo shared", "ppo separate", "grpo"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.exhaustive) for name in RUNS]
+)
 def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, tmp_path, name):
     train(name, "whole")
     assert os.WTERMSIG(with_fault("step.learned:kill@3", lambda: train(name, "cut"))) == signal.SIGKILL

@@ -169,6 +169,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("kind", "key"), MUTANTS)
+@pytest.mark.exhaustive
 def test_without_any_part_of_the_state_the_run_would_go_on_otherwise(begin, kind, key):
     """In its weights or metrics, not only in what was left out. So the test above can fail."""
     learner, step = begin(kind)

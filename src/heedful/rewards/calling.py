@@ -8,6 +8,7 @@ from typing import Any
 
 from heedful.data.messages import as_dict
 from heedful.errors import MemoryFullError, RewardError
+from heedful.faults import hit
 from heedful.rewards.process import CallError, FunctionProcess
 from heedful.rewards.returned import OneScore, Problem, ResultError, RewardFunction, read_scores
 from heedful.types import Completion, Text
@@ -38,6 +39,7 @@ def call_reward(
     scores: list[OneScore | Problem] = [None] * len(completions)
 
     def attempt(rows: range) -> None:
+        hit("reward.call")
         share = len(rows) / len(completions)
         timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
         try:

@@ -11,6 +11,7 @@ from heedful.core import token_logprobs
 from heedful.data.collate import collate
 from heedful.data.micro_batches import rows_by_length
 from heedful.data.out_of_memory import Room
+from heedful.faults import hit
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
 from heedful.sampling.decoder import Decoder, SamplingModel
@@ -78,6 +79,7 @@ def sample(
             )
             where = torch.tensor(part, device=policy.device)
             for i, step in enumerate(steps):
+                hit("generation")
                 places = where[step.rows]
                 tokens[places, i] = step.tokens
                 logprobs[places, i] = step.logprobs.to(logprobs.dtype)
