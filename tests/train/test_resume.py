@@ -50,6 +50,7 @@ RUNS = {
     "online dpo": (train_online_dpo, OnlineDPOConfig, ONLINE),
 }
 POINTS = list(faults.POINTS)
+OF_ONLINE_RUNS = {"generation", "reward.call", "rollout", "reward", "pass"}
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +171,12 @@ def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
     train(name, "whole")
     visits = faults.visits().get(point, 0)
     faults.plan("")
+    if not visits:
+        is_online = RUNS[name][1] not in (SFTConfig, RewardConfig, DPOConfig)
+        assert point == "save.aside" if is_online else point in OF_ONLINE_RUNS, (
+            "save.aside: no second model was the best"
+        )
+        return
     for visit in sorted({1, (visits + 1) // 2, visits} - {0}):
         status = with_fault(f"{point}:kill@{visit}", lambda: train(name, "cut"))
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -196,10 +203,12 @@ def test_a_hundred_kills_at_random_times(train, tmp_path):
     while kills < 100:
         child = os.fork()
         if child == 0:
-            for stream in (1, 2):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-            train("ppo shared", "cut", steps=12, **({"overwrite": True} if finished(tmp_path / "cut") else {}))
-            os._exit(0)
+            try:
+                for stream in (1, 2):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+                train("ppo shared", "cut", steps=12, **({"overwrite": True} if finished(tmp_path / "cut") else {}))
+            finally:
+                os._exit(0)
         time.sleep(draw.uniform(0, whole))
         os.kill(child, signal.SIGKILL)
         kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
