@@ -167,7 +167,7 @@ def _say(text: str) -> None:
     """Print a last line on standard error, if anybody reads it; if not, the exit status stays what it is."""
     try:
         print(f"heedful: {text}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:  # a pipe's end, a terminal that was closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 

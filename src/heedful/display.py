@@ -84,7 +84,8 @@ class Display:
 
 def say(text: str) -> None:
     """Print a line on standard error from anywhere; beside a live bar it comes above it."""
-    print(f"heedful: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it: a terminal that was closed, a pipe's end
+        print(f"heedful: {text}", file=sys.stderr, flush=True)
 
 
 def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

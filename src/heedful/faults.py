@@ -1,6 +1,6 @@
 """Fault points: places at which a run can be made to fail, to see what is left of it (RELIABILITY.md).
 
-HEEDFUL_FAULTS="checkpoint.manifest:kill@2" heedful ppo ...
+HEEDFUL_FAULTS="save.manifest:kill@2" heedful ppo ...
 
 ends the process as if by kill -9 at the second visit of that point. Several faults are separated by commas; without
 ``@N`` the first visit counts. While the variable is not set, a point costs a look at an empty dictionary.
@@ -15,7 +15,8 @@ from heedful.errors import ConfigError
 
 VARIABLE = "HEEDFUL_FAULTS"
 POINTS = {
-    "run.opened": "the folder is there, nothing is written to it",
+    "run.named": "the folder is there with the run's name, but not its settings",
+    "run.opened": "the folder is there with the run's settings",
     "run.started": "the first step is next",
     "generation": "a token of every response is sampled",
     "reward.call": "a reward is called, also for evaluations",

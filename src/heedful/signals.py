@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 from heedful.errors import Terminated
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+ECHO = 1.0
+"""Seconds within which the same signal counts once: a terminal that closes, or a wrapper, often sends it twice."""
 
 
 class Stops:
@@ -24,6 +29,7 @@ class Stops:
         self._depth = 0
         self._waiting: int | None = None
         self._raised = False
+        self._last: tuple[int, float] = (0, -ECHO)
 
     def open(self) -> None:
         """Handle signals from now on."""
@@ -51,6 +57,11 @@ class Stops:
             self._raise(self._waiting)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        is_echo = self._last[0] == number and now - self._last[1] < ECHO
+        self._last = (number, now)
+        if is_echo:
+            return
         if self._depth and self._waiting is None and not self._raised:
             self._waiting = number
         else:

@@ -50,7 +50,9 @@ def killed(fault, action):
 
 
 def files(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize("point", ["run.opened", "run.started", "evaluation", "evaluated", "save.files"])
@@ -194,9 +196,13 @@ def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
     killed("step.learned:kill@3", sft)
     for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint of this unfinished run can be used.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint to go on from.*--overwrite"):
         sft()
+    before = files(tmp_path / "run")
     assert len(list((tmp_path / "run" / "checkpoints").glob("bad-step-*"))) == 2
+    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+        sft()
+    assert files(tmp_path / "run") == before, "nor when it is tried again"
 
 
 def test_a_run_of_another_heedful_is_protected(sft, tmp_path):
@@ -242,3 +248,96 @@ def test_a_checkpoint_without_its_run(sft, tmp_path):
 def test_a_setting_that_is_none_cannot_be_allowed(sft):
     with pytest.raises(ConfigError, match="--allow-change learningrate is no setting"):
         sft(allow_change=("learningrate",))
+
+
+def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path):
+    """A short run, killed between final/ and its summary."""
+    from heedful.errors import CheckpointError
+
+    killed("run.learned:kill", lambda: sft(save_every=0))
+    before = files(tmp_path / "run")
+    assert "final/model.safetensors" in before
+    with pytest.raises(CheckpointError, match="holds models of an unfinished run, but no checkpoint"):
+        sft(save_every=0)
+    assert files(tmp_path / "run") == before
+
+
+def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, tmp_path, monkeypatch):
+    from heedful.train.run_folder import RunFolder
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", full)
+        with pytest.raises(OSError, match="No space"):
+            sft(save_every=0)
+    assert sft(save_every=0)["steps"] == 3
+
+
+@pytest.mark.parametrize("point", ["run.named", "run.opened"])
+def test_a_run_killed_while_its_folder_is_made_starts_again(sft, tmp_path, point):
+    killed(f"{point}:kill", sft)
+    assert sft()["steps"] == 3
+
+
+def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
+    """A state that does not fit what is allowed to change."""
+    from heedful.errors import CheckpointError
+
+    killed("step.learned:kill@3", sft)
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        sft(lora_rank=2, allow_change=("lora_rank",))
+    assert files(tmp_path / "run") == before
+    assert sft()["steps"] == 3
+
+
+def test_an_allowed_change_has_its_effect(sft, tmp_path):
+    """Of the learning rate, which the saved optimizer holds too."""
+    import json
+
+    killed("step.learned:kill@3", lambda: sft(lr_schedule="constant", learning_rate=0.01))
+    sft(lr_schedule="constant", learning_rate=0.5, allow_change=("learning-rate",))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
+    assert [line["optimizer/learning_rate"] for line in lines if "loss/sft" in line] == [0.01, 0.01, 0.5]
+
+
+def test_an_error_inside_the_optimizers_step_leaves_no_whole_checkpoint(sft, tmp_path, monkeypatch):
+    """Half of the weights have moved; the run goes on from the checkpoint before."""
+    import torch
+
+    sft(output=tmp_path / "whole")
+    right, calls = torch.optim.AdamW.step, []
+
+    def step(optimizer, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            optimizer.param_groups[0]["params"][0].data.add_(1.0)
+            raise RuntimeError("in the middle")
+        return right(optimizer, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", torch.optim.Optimizer.profile_hook_step(step))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            sft()
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {"step-000001", "step-000002", "step-000003-partial"}
+    sft()
+    whole, run = files(tmp_path / "whole" / "final"), files(tmp_path / "run" / "final")
+    assert whole == run
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path):
+    """Two processes never hold it, and letting it go twice takes nobody's."""
+    from heedful.train.lock import FolderLock, is_locked
+
+    first = FolderLock(tmp_path)
+    first.release()
+    second = FolderLock(tmp_path)
+    first.release()
+    assert is_locked(tmp_path)
+    with pytest.raises(ConfigError, match="is being written by another run"):
+        FolderLock(tmp_path)
+    second.release()
+    assert not is_locked(tmp_path)

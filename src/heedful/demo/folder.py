@@ -11,7 +11,8 @@ from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, write_json
-from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun
+from heedful.train.lock import is_locked
+from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
 MARKER = "demo.json"
 CONTENTS = {MARKER, "world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}
@@ -24,8 +25,8 @@ def check_output(config: DemoConfig) -> bool:
     Returns True if an unfinished demo goes on. A demo that was set aside by another which never came to its first step has
     its name again.
     """
-    output = config.output
-    check_folder(output)
+    check_folder(config.output)
+    output = real_path(config.output)
     _bring_back(output)
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
     if not found:
@@ -60,7 +61,7 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
 
     Raises ConfigError if the folder cannot be made.
     """
-    output = config.output
+    output = real_path(config.output)
     aside = output.with_name(f"{aside_prefix(output)}{uuid.uuid4().hex[:8]}")
     try:
         with complete_or_absent(output) as folder:
@@ -85,13 +86,16 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
 
 def drop_replaced(output: Path) -> None:
     """Remove the demos that a finished one replaces."""
-    for old in asides(output, holding="world"):
+    for old in asides(real_path(output), holding="world"):
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _bring_back(output: Path) -> None:
     older = asides(output, holding="world")
-    if not older or any(has_begun(output / stage) for stage in ("sft", "reward", "ppo")):
+    stages = [output / stage for stage in ("sft", "reward", "ppo")]
+    if not older or any(has_begun(stage) or is_locked(stage) for stage in stages):
+        return
+    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS:
         return
     if output.exists():
         shutil.rmtree(output)

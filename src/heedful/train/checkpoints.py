@@ -110,7 +110,7 @@ class Checkpoints:
 
     def go_back_to(self, step: int) -> list[Path]:
         """Set later checkpoints aside as later-step-N. Returns where they are."""
-        later = [self.path(n) for n in self.steps() if n > step]
+        later = [path for path in self._candidates() if int(path.name.partition("-")[2]) > step]
         return [_renamed(path, f"later-{path.name}") for path in later]
 
     def _candidates(self) -> list[Path]:

@@ -18,31 +18,44 @@ except ImportError:  # Windows
 LOCK = ".lock"
 
 
+TRIES = 4
+"""A lock is tried so often, 50 ms apart: somebody may be looking at it (`is_locked`), or just letting it go."""
+
+
 class FolderLock:
     """A lock on a folder, held until `release` or the end of the process. Raises ConfigError, naming the owner."""
 
-    def __init__(self, folder: Path, *, flag: str = "--output") -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            raise ConfigError(
-                f"{flag} {folder} is being written by another run ({owner(folder)}); wait for it, end it, or choose another "
-                "folder"
-            ) from error
-        os.ftruncate(self._file, 0)
-        os.write(self._file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
+        for tries in range(1, TRIES + 1):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file: int | None = file
+            if fcntl is None:
+                return
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self.path.exists() and os.fstat(file).st_ino == self.path.stat().st_ino:
+                    break  # else the former owner has removed the file meanwhile
+                os.close(file)
+            except OSError as error:
+                os.close(file)
+                if tries == TRIES:
+                    raise ConfigError(
+                        f"--output {folder} is being written by another run ({owner(folder)}); wait for it, end it, or "
+                        "choose another folder"
+                    ) from error
+            time.sleep(0.05)
+        os.ftruncate(file, 0)
+        os.write(file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
 
     def release(self) -> None:
-        """Let others write."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        """Let others write. A second time does nothing."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                if os.fstat(file).st_ino == self.path.stat().st_ino:
+                    self.path.unlink()
+            os.close(file)
 
 
 def is_locked(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """What a run may do with its output folder: make it, replace a run in it, go on with one, or leave it alone."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,10 @@ def check_output(config: RunOptions) -> Plan:
     output = real_path(config.output)
     bring_back(output)
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    found = {name for name in found if not _is_temporary(name)}
+    if MARKER in found and not {"environment.json", "config.yaml"} <= found and not has_begun(output):
+        clear(output)  # killed while it wrote its first files
+        found = {LOCK}
     if not found - {LOCK}:
         if config.resume not in ("auto", "never"):
             raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
@@ -202,7 +207,11 @@ def asides(output: Path, *, holding: str = "environment.json") -> list[Path]:
     """Runs that were set aside for the one in a folder, the last one first: those that hold what every run holds."""
     if not output.parent.is_dir():
         return []
-    named = [path for path in output.parent.iterdir() if path.name.startswith(aside_prefix(output))]
+    name = re.compile(re.escape(aside_prefix(output)) + "[0-9a-f]{8}")
+    try:
+        named = [path for path in output.parent.iterdir() if name.fullmatch(path.name)]
+    except PermissionError:  # a folder that may be entered, but not listed
+        return []
     ours = [path for path in named if (path / holding).exists() and not path.is_symlink()]
     return sorted(ours, key=lambda path: path.stat().st_ctime_ns, reverse=True)
 
@@ -212,11 +221,19 @@ def bring_back(output: Path) -> None:
     older = asides(output)
     if not older or is_locked(output) or has_begun(output):
         return
+    if output.exists() and any(path.name not in OURS and not _is_temporary(path.name) for path in output.iterdir()):
+        return
     if output.exists():
         clear(output)
         (output / LOCK).unlink(missing_ok=True)
         output.rmdir()
     older[0].rename(output)
+
+
+def holds_models(output: Path) -> bool:
+    """True if a run has left models that nothing goes on from: a last one, or whatever is among its checkpoints."""
+    checkpoints = output / "checkpoints"
+    return (output / "final").exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
 def has_begun(output: Path) -> bool:

@@ -90,7 +90,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
             if run.learns(step):
                 with run.update():
                     run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
-                learner.skips.check()
+                    learner.skips.check()
             if run.samples_due(step):
                 run.show_samples(step, sample_scores(model, (held_out or train)[: config.num_samples]))
             if run.evaluation_due(step):

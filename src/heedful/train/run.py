@@ -121,15 +121,16 @@ class Run:
             for line in self._opening:
                 self._display.note(line)
             self._has_moved = False
-            self._hook = self.learner.optimizer.register_step_post_hook(self._moved)
+            self._hook = self.learner.optimizer.register_step_pre_hook(self._moves)
             self._started = self._last_saved = time.monotonic()
             self._mark()
             self._stops.open()
+            hit("run.started")
         except BaseException as error:
+            self._stops.close()
             self._display.__exit__(type(error), error, None)
             self._folder.__exit__(type(error), error, None)
             raise
-        hit("run.started")
         return self
 
     def _go_on(self, state: Mapping[str, Any]) -> None:
@@ -146,14 +147,16 @@ class Run:
             raise CheckpointError(
                 f"{self._folder.path}: its checkpoint does not fit this run: {error}; start anew with --overwrite"
             ) from error
-        finally:
-            self._folder.checkpoint = None  # its tensors are in the learner now
-        if self.config.allow_change:
+        noted = len(self._folder.notes)
+        self._folder.go_on()
+        self._opening += self._folder.notes[noted:]
+        if self._folder.has_changed:
             self._patience.best = None
-            self._opening.append("best/ is chosen anew, as settings have changed")
+            self._opening.append("best/ is chosen anew, as settings, data or models have changed")
         self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
 
-    def _moved(self, *_: Any) -> None:
+    def _moves(self, *_: Any) -> None:
+        """Before each step of the optimizer: whatever happens in it, the weights are not those of the last mark."""
         self._has_moved = True
 
     def _mark(self) -> None:
@@ -202,10 +205,14 @@ class Run:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """Around all that moves weights, and the step's `log`: a request to end waits until it is done."""
+        """Around all that moves weights, the step's `log` and checks: a request to end waits until it is done."""
+        before = self.done
         with self._stops.shield():
-            yield
-            self._mark()
+            try:
+                yield
+            finally:
+                if self.done != before:  # it was logged, so it is whole
+                    self._mark()
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
@@ -258,7 +265,11 @@ class Run:
     ) -> None:
         try:
             if error is None:
-                self._finish()
+                try:
+                    self._finish()
+                except BaseException as late:
+                    self._save_what_was_learned(late)
+                    raise
             elif self.done:
                 self._save_what_was_learned(error)
             if isinstance(error, HeedfulError) and self.done:
@@ -285,6 +296,11 @@ class Run:
     def _save_what_was_learned(self, error: BaseException) -> None:
         reason = f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}"
         last = self._folder.last_checkpoint
+        again = "the same command"
+        if self.config.overwrite:
+            again += " without --overwrite"
+        elif self.config.resume != "auto":
+            again += " without --resume"
         try:
             if self._has_moved:
                 partial = self._folder.path / "checkpoints" / f"step-{self.done + 1:06d}-partial"
@@ -292,10 +308,11 @@ class Run:
                 before = f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
                 said = f"in the middle of an update; {before}, and the model as it was is {partial}"
             else:
-                path = self._folder.save_checkpoint(self.done, self.learner, self._state)
-                said = f"the same command goes on from {path}"
+                with self._stops.shield():
+                    path = self._folder.save_checkpoint(self.done, self.learner, self._state)
+                said = f"{again} goes on from {path}"
                 if self._has_final:
-                    said = f"the model is {self._folder.path / 'final'}, and the same command does what is left"
+                    said = f"the model is {self._folder.path / 'final'}, and {again} does what is left"
         except Exception as second:  # a full disk, say: the first error is the one to report
             before = f"; {last} is the newest that is there" if last else ""
             said = f"no checkpoint could be saved: {type(second).__name__}: {second}{before}"

@@ -21,7 +21,7 @@ from heedful.files import complete_or_absent, recover, sync, to_json, write_json
 from heedful.redact import redact
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
 from heedful.train.environment import environment, same_sources
-from heedful.train.lock import FolderLock
+from heedful.train.lock import LOCK, FolderLock
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
     LOGS,
@@ -34,6 +34,7 @@ from heedful.train.output_folder import (
     asides,
     check_output,
     clear,
+    holds_models,
     real_path,
 )
 
@@ -63,29 +64,33 @@ class RunFolder:
         models: Sequence[str],
         about: Mapping[str, Any] | None = None,
     ) -> None:
+        facts = environment(command, config.seed, data=data, models=models)  # which may take minutes
         plan = check_output(config)
-        facts = environment(command, config.seed, data=data, models=models)
         self.path = real_path(config.output)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
         """What the run goes on from; None if it is new."""
+        self.has_changed = False
+        """True if an unfinished run goes on with other settings, data or models, as was allowed."""
+        self._config, self._facts = config, facts
         self._aside: Path | None = None
+        self._lock: FolderLock | None = None
         self._resumes = plan.resumes
         self._logs = contextlib.ExitStack()
         self._is_new_folder = not self.path.exists()
         self._has_stepped = False
         try:
-            self._take(plan)
-        except OSError as error:
-            if isinstance(error, HeedfulError):
-                raise
-            raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
-        try:
+            try:
+                self._take(plan)
+            except OSError as error:
+                if isinstance(error, HeedfulError):
+                    raise
+                raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
             if plan.resumes:
-                self._find_checkpoint(config, facts)
+                self._find_checkpoint(plan)
             if self.checkpoint is None:
-                self._begin(config, command, facts, about or {})
-            self._open_logs()
+                self._begin(command, about or {})
+                self._open_logs()
             hit("run.opened")
         except BaseException:  # a full disk, say
             self._undo()
@@ -94,17 +99,27 @@ class RunFolder:
     def _take(self, plan: Plan) -> None:
         """Hold the folder, empty or with the run that goes on."""
         if plan.replaces:
-            FolderLock(self.path).release()  # refused if somebody writes to it
+            held = FolderLock(self.path)  # refused if somebody writes to it
             self._aside = self.path.with_name(f"{aside_prefix(self.path)}{uuid.uuid4().hex[:8]}")
-            self.path.rename(self._aside)
+            try:
+                self.path.rename(self._aside)
+            except OSError:
+                self._aside = None
+                raise
+            finally:
+                held.release()
+            (self._aside / LOCK).unlink(missing_ok=True)
             self._is_new_folder = True
         self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
         self._lock = FolderLock(self.path)
 
-    def _find_checkpoint(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
-        """The checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""
+    def _find_checkpoint(self, plan: Plan) -> None:
+        """Read the checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""
+        config, facts = self._config, self._facts
         self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER)["run"], config.keep)
-        self.notes += same_sources(_read(self.path / "environment.json"), facts, allowed=config.allow_change)
+        before = _read(self.path / "environment.json")
+        self.notes += same_sources(before, facts, allowed=config.allow_change)
+        self.has_changed = bool(plan.changes) or any(before.get(kind) != facts[kind] for kind in ("data", "models"))
         if config.resume not in ("auto", "never"):
             path = Path(config.resume)
             try:
@@ -113,44 +128,49 @@ class RunFolder:
                 raise CheckpointError(
                     f"--resume {path}: {error}; choose another checkpoint, or --resume auto"
                 ) from error
-            self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
-            (self.path / "summary.json").unlink(missing_ok=True)
         else:
             self.checkpoint, bad = self._checkpoints.newest()
             self.notes += bad
-            if self.checkpoint is None and bad:
+            if self.checkpoint is None and (bad or holds_models(self.path)):
+                reason = "; ".join(bad) or "it was cut short before its first checkpoint"
                 raise CheckpointError(
-                    f"--output {self.path}: no checkpoint of this unfinished run can be used ({'; '.join(bad)}); add "
-                    "--overwrite to start it anew"
+                    f"--output {self.path} holds models of an unfinished run, but no checkpoint to go on from ({reason}); "
+                    "choose another folder, or add --overwrite to start anew"
                 )
         self._has_stepped = self.checkpoint is not None
-        if self.checkpoint is None:  # it was killed before its first checkpoint
+        if self.checkpoint is None:  # it was killed before it had anything to keep
             clear(self.path)
-        else:
-            for name in MODELS:
-                recover(self.path / name)
-            self._write_settings(config, facts)
 
-    def _begin(self, config: RunOptions, command: str, facts: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    def go_on(self) -> None:
+        """Bring the folder back to where the checkpoint was, whose state has been loaded."""
+        assert self.checkpoint is not None
+        self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
+        (self.path / "summary.json").unlink(missing_ok=True)
+        for name in MODELS:
+            recover(self.path / name)
+        self._write_settings()
+        self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
+        time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
+        self._open_logs()
+        self.checkpoint = None  # its tensors are in the learner now
+
+    def _begin(self, command: str, about: Mapping[str, Any]) -> None:
         """Write what is known before the first step."""
         identity = uuid.uuid4().hex
         marker = {"schema": SCHEMA, "run": identity, "algorithm": command, **about}
         write_json(self.path / MARKER, marker)
-        self._checkpoints = Checkpoints(self.path, identity, config.keep)
-        self._write_settings(config, facts)
+        self._checkpoints = Checkpoints(self.path, identity, self._config.keep)
+        hit("run.named")
+        self._write_settings()
 
-    def _write_settings(self, config: RunOptions, facts: Mapping[str, Any]) -> None:
-        write_json(self.path / "environment.json", facts)
-        write_text(self.path / "config.yaml", redact(to_yaml(config, leave_out=OF_THIS_CALL)))
+    def _write_settings(self) -> None:
+        write_json(self.path / "environment.json", self._facts)
+        write_text(self.path / "config.yaml", redact(to_yaml(self._config, leave_out=OF_THIS_CALL)))
 
     def _open_logs(self) -> None:
-        """Open what is written to in every step, cut to where the checkpoint was."""
-        if self.checkpoint is not None:
-            self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
+        """Open what is written to in every step."""
         self._metrics = self._logs.enter_context((self.path / "metrics.jsonl").open("ab"))
         self._samples = self._logs.enter_context((self.path / "samples.jsonl").open("ab"))
-        if self.checkpoint is not None:
-            time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
         self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
         self._logs.callback(self._tensorboard.close)
 
@@ -212,20 +232,25 @@ class RunFolder:
             self._logs.close()
         if error is not None and not self._has_stepped:
             self._undo()
-        self._lock.release()
+        elif self._lock is not None:
+            self._lock.release()
 
     def _undo(self) -> None:
         """Leave the older run, or nothing, or the unfinished run as it is."""
-        self._logs.close()
-        self._lock.release()
-        if self._resumes:
-            return
-        clear(self.path)
-        if self._is_new_folder:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            self._logs.close()
+        if self._lock is None:  # the folder is somebody else's, or not there
+            is_ours = False
+        else:
+            is_ours = not self._resumes
+            if is_ours:
+                clear(self.path)
+            self._lock.release()
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            if is_ours and self._is_new_folder:
                 self.path.rmdir()
-        if self._aside is not None:
-            self._aside.rename(self.path)
+            if self._aside is not None:
+                self._aside.rename(self.path)
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any]) -> None:

@@ -55,13 +55,17 @@ def _state(run: Path, marker: dict[str, Any]) -> tuple[str, str]:
         return "finished", ""
     if "run" not in marker:
         return "old", f"cannot go on: its {MARKER} is missing or damaged, or it is of a heedful that could not resume"
+    damaged: list[str] = []
     checkpoints = Checkpoints(run, marker["run"], keep=0)
     for step in reversed(checkpoints.steps()):
         try:
             verify(checkpoints.path(step))
         except CheckpointError as error:
-            return "unfinished", f"step-{step:06d} is damaged: {error}"
-        return "unfinished", f"goes on from step {step}"
+            damaged.append(f"step-{step:06d} is damaged: {error}; ")
+            continue
+        return "unfinished", f"{''.join(damaged)}goes on from step {step}"
+    if damaged:
+        return "unfinished", f"{''.join(damaged)}cannot go on"
     return "unfinished", "starts anew: it has no checkpoint yet"
 
 
@@ -78,7 +82,7 @@ def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
             step = int(record["step"])
         except (ValueError, KeyError, TypeError):
             continue  # torn by a kill; a run that goes on cuts it off
-        if objective in record:
+        if isinstance(record.get(objective), int | float):
             metric = f"{objective} {record[objective]:.4g}"
     return step, metric
 

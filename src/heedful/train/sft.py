@@ -64,7 +64,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
                     run.log(
                         step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)
                     )
-                learner.skips.check()
+                    learner.skips.check()
             if run.samples_due(step):
                 run.show_samples(step, sample_rows(learner, data))
             if run.evaluation_due(step):

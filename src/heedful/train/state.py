@@ -33,8 +33,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Set it again. The optimizer takes a copy, so that its steps leave ``state`` as it is."""
+    """Set it again. The optimizer takes a copy, so that its steps leave ``state`` as it is; it keeps its own settings."""
+    own = [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(copy.deepcopy(dict(state)))
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:
@@ -54,7 +60,8 @@ def set_random_state(generator: torch.Generator, state: Mapping[str, Any]) -> No
     """Go on with the random numbers that `random_state` saw."""
     generator.set_state(state["generator"])
     torch.set_rng_state(state["torch"])
-    for i, device_state in enumerate(state["cuda"]):
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    for i, device_state in zip(devices, state["cuda"], strict=False):  # there may be fewer than there were
         torch.cuda.set_rng_state(device_state, i)
     random.setstate(state["python"])
 

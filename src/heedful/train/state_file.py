@@ -39,7 +39,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         for path in sorted(folder.glob("tensors-*.safetensors")):
             tensors |= load_file(path)
         state = _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
-    except CheckpointError:
+    except (CheckpointError, MemoryError, OSError):  # the last two are the machine's, not the file's
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
         raise CheckpointError(f"{folder} holds no state of a run: {type(error).__name__}: {error}") from error

@@ -50,7 +50,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(experience, config))
-                learner.check(metrics)
+                    learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
         run.summary["score_norm"] = learner.score_norm.state_dict()

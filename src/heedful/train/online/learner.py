@@ -145,7 +145,8 @@ class Learner(Generic[C_co]):
         load_scaler_state(self.policy, state["grad_scaler"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        self.kl.load_state_dict(state["kl"])
+        if isinstance(self.kl, core.AdaptiveKL):  # a fixed one is a setting
+            self.kl.load_state_dict(state["kl"])
         if isinstance(self.score_norm, core.RunningScoreNorm):
             self.score_norm.load_state_dict(state["score_norm"])
         else:

@@ -59,7 +59,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, config))
-                learner.check(metrics)
+                    learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))
         run.summary["score_norm"] = learner.score_norm.state_dict()
