@@ -38,7 +38,7 @@ from same_numbers_cases import cases, make_inputs
 import heedful
 
 TIMES = ("time/", "perf/")
-SAVED = ("best", "checkpoints", "final")
+SAVED = ("best", "final")
 SHOWN = 4
 """How many of a run's tensors, and of its files, are named where they differ."""
 FAILED: dict[str, Any] = {"metrics": {}, "tensors": {}, "files": {}}

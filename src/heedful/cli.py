@@ -115,6 +115,8 @@ COMMANDS = {
 }
 
 
+SPINS = "50000"
+"""How often a thread of GNU OpenMP looks whether it may go on before it sleeps."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
 GROUPS = {
@@ -273,13 +275,13 @@ def _run(words: list[str]) -> int:
 
 
 def _let_threads_sleep() -> None:
-    """Make threads sleep while they wait for each other, instead of spin, unless the user chose; before torch is loaded.
+    """Make threads that wait for each other sleep after a short spin, unless the user chose; before torch is loaded.
 
-    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs. On a quiet
-    machine sleeping costs next to nothing (docs/speed.md).
+    Beside another busy program, a thread that spins holds the processor that the thread it waits for needs; on a quiet
+    machine one that sleeps at once is woken late (docs/speed.md has both measured).
     """
     if "torch" not in sys.modules and not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 def _load(reference: str) -> Any:

@@ -299,7 +299,7 @@ def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "spins"),
     [
-        ({}, 0),
+        ({}, 50_000),
         pytest.param({"OMP_WAIT_POLICY": "active"}, 30_000_000_000, marks=pytest.mark.exhaustive),
         pytest.param({"GOMP_SPINCOUNT": "1000"}, 1000, marks=pytest.mark.exhaustive),
     ],
