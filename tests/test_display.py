@@ -1,10 +1,14 @@
 """Tables of samples: readable at their width, whatever the language, and with nothing that a terminal would obey."""
 
+import fcntl
 import io
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import termios
 import unicodedata
 
 import pytest
@@ -123,3 +127,34 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered)
     ]
     assert subprocess.run(wrong, stdout=writing, stderr=writing, check=False).returncode == 2
     os.close(writing)
+
+
+def test_a_run_whose_terminal_is_closed_leaves_a_checkpoint(tiny, tmp_path):
+    """The window goes away: SIGHUP, and whatever the run still says cannot be written (EIO)."""
+    data, run = tmp_path / "数据.jsonl", tmp_path / "run"
+    data.write_text("".join(json.dumps({"prompt": f"{i}", "completion": "a"}) + "\n" for i in range(60)), "utf-8")
+    sft = ["sft", "--model", tiny(), "--data", str(data), "--output", str(run), "--max-steps", "100000"]
+    command = [sys.executable, "-m", "heedful.cli", *sft, "--batch-size", "2", "--epochs", "100000"]
+    ours, theirs = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        [*command, "--device", "cpu"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=take_terminal,  # noqa: PLW1509  one thread
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while not re.search(rb" ([3-9]|[1-9]\d+)/100000", said):
+            said += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(timeout=60) == 129
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert (checkpoint / "MANIFEST.json").is_file()
+    assert checkpoint.name >= "step-000003"

@@ -43,13 +43,23 @@ def test_a_failure_midway_leaves_what_was_there(tmp_path, error, old):
 
 
 def test_debris_of_a_killed_process_is_swept_away(tmp_path):
-    for name in (".final.partial", ".final.replaced"):
+    for name in (".final.heedful-partial", ".final.heedful-replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "junk").write_text("junk")
     with complete_or_absent(tmp_path / "final") as partial:
         (partial / "weights").write_text("new")
     assert files(tmp_path) == {"final/weights": "new"}
     assert os.listdir(tmp_path) == ["final"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("name", [".final.partial", ".final.replaced", ".final.old"])
+def test_what_somebody_else_named_so_is_left_alone(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "论文.txt").write_text("重要", encoding="utf-8")
+    for _ in range(2):
+        with complete_or_absent(tmp_path / "final") as partial:
+            (partial / "weights").write_text("new")
+    assert files(tmp_path) == {"final/weights": "new", f"{name}/论文.txt": "重要"}
 
 
 def test_json_is_readable_text(tmp_path):
@@ -79,5 +89,5 @@ def test_all_of_it_is_synchronised_before_it_has_its_name(tmp_path, monkeypatch)
         (partial / "weights").write_text("new")
         (partial / "inside").mkdir()
         (partial / "inside" / "head").write_text("new")
-    assert set(order[:-2]) == {"weights", "head", "inside", ".final.partial"}
+    assert set(order[:-2]) == {"weights", "head", "inside", ".final.heedful-partial"}
     assert order[-2:] == ["-> final", tmp_path.name]

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -115,7 +116,7 @@ COMMANDS = {
 }
 
 
-SPINS = "50000"
+SPINS = "1000"
 """How often a thread of GNU OpenMP looks whether it may go on before it sleeps."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
@@ -146,9 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 remember_command([])
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
-        except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except KeyboardInterrupt:
             _say("interrupted")
             return 130
@@ -156,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("terminated")
             return ended.status
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _is_unread():
+                return 0
             message = _message(error)
             if message is None:
                 raise
@@ -163,6 +163,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             _say(harmless(message))
             return error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE
+
+
+def _is_unread() -> bool:
+    """True if the reader of our output, such as head, has seen enough. What it has not read goes nowhere."""
+    try:
+        poller = select.poll()
+        poller.register(sys.stdout, 0)
+    except (AttributeError, OSError, ValueError):  # Windows; no file
+        return False
+    if not poller.poll(0):  # it was another pipe
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _say(text: str) -> None:

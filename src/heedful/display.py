@@ -1,6 +1,7 @@
 """Show the progress of a run to a person: a progress bar with the main numbers, tables of samples, notes."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -21,6 +22,14 @@ COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 class Screen(Console):
     """A console that falls silent when nobody reads it any more, as after ``2>&1 | head``, so that the work goes on."""
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError as error:
+            if error.errno == errno.EIO:  # a terminal that was closed
+                raise BrokenPipeError from error
+            raise
 
     def on_broken_pipe(self) -> None:
         """Send what is still to be said nowhere."""

@@ -76,7 +76,7 @@ def read_plan(text: str) -> Plan:
         action, _, visit = rest.partition("@")
         if point not in POINTS or action not in ACTIONS or not (visit or "1").isdigit():
             raise ConfigError(
-                f"{VARIABLE}: {fault!r} is no fault; write POINT:ACTION or POINT:ACTION@VISIT with a point of "
+                f"{VARIABLE}: {fault!r} is not a fault; write POINT:ACTION or POINT:ACTION@VISIT with a point of "
                 f"{', '.join(POINTS)} and an action of {', '.join(ACTIONS)}"
             )
         plan.setdefault(point, []).append((action, int(visit or 1)))

@@ -50,12 +50,13 @@ def recover(folder: Path) -> None:
     shutil.rmtree(_temporary(folder), ignore_errors=True)
 
 
-def _temporary(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
+def _temporary(path: Path) -> Path:
+    """Where something is while it is written. The name says whose it is, as a leftover of it is deleted unasked."""
+    return path.with_name(f".{path.name}.heedful-partial")
 
 
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.replaced")
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.heedful-replaced")
 
 
 def sync(path: Path) -> None:
@@ -103,7 +104,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text to a file that is complete or absent. Bytes of a path that are not UTF-8 are written as escapes."""
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = _temporary(path)
     temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
     sync(temporary)
     temporary.replace(path)

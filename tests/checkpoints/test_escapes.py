@@ -91,7 +91,7 @@ def test_a_template_whose_name_leads_elsewhere_is_refused(sharded, name):
     (sharded / "chat_template.jinja").unlink(missing_ok=True)
     config["chat_template"] = [{"name": "default", "template": "a"}, {"name": name, "template": "b"}]
     (sharded / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"a chat template is named .* which is no file name"):
+    with pytest.raises(CheckpointError, match=r"a chat template is named .* which is not a file name"):
         load_tokenizer(str(sharded))
 
 

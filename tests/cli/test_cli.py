@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import errno
 import importlib
 import inspect
 import itertools
@@ -155,6 +156,17 @@ def test_a_reader_who_has_seen_enough_is_no_traceback(words, unbuffered):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_pipe_of_the_work_that_breaks_is_an_error(heedful, monkeypatch, tmp_path):
+    """Only the reader of the output may leave: a run whose reward hung up is not finished."""
+
+    def hang_up(_config):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("heedful.commands.show_runs", hang_up)
+    outcome = heedful("runs", "--folder", tmp_path)
+    assert (outcome.status, outcome.message) == (3, "heedful: Broken pipe")
+
+
 def test_tiny_makes_a_model_and_does_not_overwrite_unasked(heedful, tmp_path):
     folder = tmp_path / "小模型"
     assert heedful("tiny", "--output", folder, "--hidden-size", "16", "--num-layers", "1").status == 0
@@ -299,9 +311,9 @@ def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "spins"),
     [
-        ({}, 50_000),
+        ({}, 1000),
         pytest.param({"OMP_WAIT_POLICY": "active"}, 30_000_000_000, marks=pytest.mark.exhaustive),
-        pytest.param({"GOMP_SPINCOUNT": "1000"}, 1000, marks=pytest.mark.exhaustive),
+        pytest.param({"GOMP_SPINCOUNT": "2000"}, 2000, marks=pytest.mark.exhaustive),
     ],
     ids=["nothing chosen", "policy chosen", "count chosen"],
 )

@@ -85,7 +85,7 @@ def test_a_template_without_a_switch(train, refused, chats, tiny, command):
     [
         ("{", ["--chat-template-kwargs is not JSON"]),
         ("[1]", ["--chat-template-kwargs must be a JSON object", "'[1]'"]),
-        ('{"a": NaN}', ["NaN is no JSON"]),
+        ('{"a": NaN}', ["NaN is not JSON"]),
         ('{"effort": 1}', ["does not read 'effort'", "it reads enable_thinking"]),
     ],
 )

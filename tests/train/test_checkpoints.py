@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_a_link(checkpoints, tmp_path):
 
 
 def test_an_interrupted_save_is_removed(checkpoints):
-    partial = checkpoints.folder / ".step-000003.partial"
+    partial = checkpoints.folder / ".step-000003.heedful-partial"
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
     assert checkpoints.newest()[0].step == 2

@@ -1,13 +1,22 @@
 """What happens to what is already in an output folder: nothing that somebody could miss is lost."""
 
+import dataclasses
+import errno
+import json
 import os
 import shutil
 
 import pytest
+import torch
 
 from heedful import faults
+from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError, MachineError
+from heedful.train.environment import same_sources
+from heedful.train.online.engine import train_ppo
+from heedful.train.run import check_space
+from heedful.train.run_folder import RunFolder
 from heedful.train.sft import train_sft
 
 
@@ -176,7 +185,7 @@ def test_a_failure_inside_the_opening_leaves_what_was_there(sft, tmp_path, has_r
 
 def test_a_path_that_is_no_text(sft, tmp_path):
     """Finding 4: bytes that are no UTF-8 in a path are refused before anything is written."""
-    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8"):
         sft(output=tmp_path / os.fsdecode(b"run-\xff"))
     assert [path.name for path in tmp_path.iterdir()] == ["demonstrations.jsonl"]
 
@@ -188,6 +197,33 @@ def test_a_full_disk_is_found_before_anything_is_written(sft, tmp_path, monkeypa
     with pytest.raises(MachineError, match=r"the disk has 0.0 GB free, and the run needs 0.1 GB"):
         sft()
     assert not (tmp_path / "run").exists()
+
+
+class TenGigabytes:
+    """A learner with 2.5e9 numbers on no device, and with copies of them, such as a moving average."""
+
+    def __init__(self, copies):
+        self.weight = torch.nn.Parameter(torch.zeros(2_500_000_000, device="meta"))
+        self.optimizer = torch.optim.AdamW([self.weight])
+        self.copies = copies
+
+    def state_dict(self):
+        return {"weights": [self.weight] * self.copies}
+
+
+@pytest.mark.parametrize(
+    ("keep", "copies", "checkpoints", "gigabytes"),
+    [(2, 1, 3, 3 * 40 + 20), (9, 1, 10, 10 * 40 + 20), (0, 1, 3, 3 * 40 + 20), (2, 2, 3, 3 * 50 + 20)],
+)
+def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
+    tiny, tmp_path, monkeypatch, keep, copies, checkpoints, gigabytes
+):
+    """Each has the model, the state with its copies, and two moments; there is one more while a new one is written."""
+    settings = SFTConfig(model=tiny("gpt2"), data="x", output=tmp_path / "run", keep=keep)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(MachineError, match=rf"needs {gigabytes}\.1 GB for {checkpoints} checkpoints, best/ and final/"):
+        check_space(settings, TenGigabytes(copies))
 
 
 def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
@@ -230,7 +266,7 @@ def test_metrics_that_are_shorter_than_they_were(sft, tmp_path, cut):
 @pytest.mark.parametrize(
     ("resume", "said"),
     [
-        ("nowhere", "is no checkpoint of the run"),
+        ("nowhere", "is not a checkpoint of the run"),
         ("", "--resume must be"),
     ],
 )
@@ -246,7 +282,7 @@ def test_a_checkpoint_without_its_run(sft, tmp_path):
 
 
 def test_a_setting_that_is_none_cannot_be_allowed(sft):
-    with pytest.raises(ConfigError, match="--allow-change learningrate is no setting"):
+    with pytest.raises(ConfigError, match="--allow-change learningrate is not a setting"):
         sft(allow_change=("learningrate",))
 
 
@@ -293,10 +329,78 @@ def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
     assert sft()["steps"] == 3
 
 
+def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path):
+    """Its file is data of the run: other code would give other scores, unnoticed."""
+    code = tmp_path / "奖励.py"
+    code.write_text("def score(prompts, completions):\n    return [len(r) for r in completions]\n")
+    config = PPOConfig(
+        model=tiny("gpt2"), data=prompts, output=tmp_path / "run", rewards=(f"python:{code}:score",), steps=4,
+        rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, save_every=1, eval_fraction=0.0,
+    )  # fmt: skip
+    killed("step.learned:kill@3", lambda: train_ppo(config))
+    code.write_text("def score(prompts, completions):\n    return [-len(r) for r in completions]\n")
+    with pytest.raises(ConfigError, match=r"奖励.py is not what it was when the run began.*--allow-change data"):
+        train_ppo(config)
+    assert train_ppo(dataclasses.replace(config, allow_change=("data",)))["steps"] == 4
+
+
+def test_a_template_that_was_changed(tiny, demonstrations, sft, tmp_path):
+    template = tmp_path / "模板.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
+    killed("step.learned:kill@3", lambda: sft(chat_template=str(template)))
+    template.write_text("{% for m in messages %}{{ m['content'] }}!\n{% endfor %}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"模板.jinja is not what it was when the run began"):
+        sft(chat_template=str(template))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_model_whose_template_was_changed(tiny, sft, tmp_path, name):
+    model = tmp_path / "model"
+    shutil.copytree(tiny("gpt2"), model)
+    killed("step.learned:kill@3", lambda: sft(model=str(model)))
+    path = model / name
+    path.write_text(path.read_text("utf-8") + "\n\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"model is not what it was when the run began.*--allow-change models"):
+        sft(model=str(model))
+
+
+def test_another_revision_on_the_hub():
+    facts = {"data": {}, "models": {}, "versions": {}, "revisions": {"org/模型": "a" * 40}}
+    now = facts | {"revisions": {"org/模型": "b" * 40}}
+    with pytest.raises(ConfigError, match=r"org/模型 is not what it was.*--allow-change models"):
+        same_sources(facts, now, allowed=["data"])
+    assert same_sources(facts, now, allowed=["models"]) == []
+
+
+def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, tmp_path, monkeypatch):
+    """The step is not done then: the model as it is has the step's number, and the run goes on from the one before."""
+    sft(output=tmp_path / "whole")
+    right, calls = RunFolder._write_line, []
+
+    def write_half(file, record):
+        if file.name.endswith("metrics.jsonl") and record["step"] == 3 and "loss/sft" in record:
+            calls.append(file.write(b'{"step": 3, "lo'))
+            file.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(file, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_write_line", staticmethod(write_half))
+        with pytest.raises(OSError, match="No space left"):
+            sft()
+    assert calls
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        "step-000001", "step-000002", "step-000003-partial"
+    }  # fmt: skip
+    sft()
+    assert files(tmp_path / "whole" / "final") == files(tmp_path / "run" / "final")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert lines.count(b'"step": 3') == (tmp_path / "whole" / "metrics.jsonl").read_bytes().count(b'"step": 3')
+    assert all(json.loads(line) for line in lines.splitlines())
+
+
 def test_an_allowed_change_has_its_effect(sft, tmp_path):
     """Of the learning rate, which the saved optimizer holds too."""
-    import json
-
     killed("step.learned:kill@3", lambda: sft(lr_schedule="constant", learning_rate=0.01))
     sft(lr_schedule="constant", learning_rate=0.5, allow_change=("learning-rate",))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
@@ -305,8 +409,6 @@ def test_an_allowed_change_has_its_effect(sft, tmp_path):
 
 def test_an_error_inside_the_optimizers_step_leaves_no_whole_checkpoint(sft, tmp_path, monkeypatch):
     """Half of the weights have moved; the run goes on from the checkpoint before."""
-    import torch
-
     sft(output=tmp_path / "whole")
     right, calls = torch.optim.AdamW.step, []
 

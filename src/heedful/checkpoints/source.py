@@ -48,7 +48,7 @@ def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
 
     Args:
         model: a folder, an adapter folder (its base must exist too), or a name on the Hub. A name of the form
-            ``org/model`` or ``model`` that is no local path is left to the Hub unchecked. A `Source` is returned as it
+            ``org/model`` or ``model`` that is not a local path is left to the Hub unchecked. A `Source` is returned as it
             is.
         options: say whether code in the folder may run. Code that is downloaded by name never may: it could be other code
             in the next run.

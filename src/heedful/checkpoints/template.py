@@ -34,7 +34,7 @@ def check_templates(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     templates = tokenizer.chat_template
     for key, template in (templates if isinstance(templates, dict) else {"default": templates or ""}).items():
         if not PLAIN_NAME.fullmatch(key):
-            raise CheckpointError(f"{name}: a chat template is named {key!r}, which is no file name; rename it")
+            raise CheckpointError(f"{name}: a chat template is named {key!r}, which is not a file name; rename it")
         try:
             tree = _ENVIRONMENT.parse(template)
         except (jinja2.TemplateSyntaxError, RecursionError):
@@ -55,7 +55,7 @@ def set_defaults(tokenizer: PreTrainedTokenizerBase, thinking: str, variables: M
         thinking: ``--thinking``.
         variables: ``--chat-template-kwargs``.
 
-    Raises ConfigError if the template does not read a variable, CheckpointError if it is no Jinja template.
+    Raises ConfigError if the template does not read a variable, CheckpointError if it is not a Jinja template.
     """
     if thinking == "default" and not variables:
         return

@@ -78,7 +78,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Responses sampled at a time. It changes memory and speed, never the responses."""
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
-    bounds the key-value cache, never the responses; a row that has more is sampled by itself. None is no limit."""
+    bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
     best_by: tuple[str, ...] = ()

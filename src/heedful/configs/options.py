@@ -67,10 +67,10 @@ class RunOptions(TrustOptions, MachineOptions):
         for name in self.allow_change:
             if not hasattr(self, name) and name != "models":
                 raise ConfigError(
-                    f"--allow-change {name} is no setting; name flags without their dashes, such as learning-rate"
+                    f"--allow-change {name} is not a setting; name flags without their dashes, such as learning-rate"
                 )
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in str(self.output)):
-            raise ConfigError(f"--output {str(self.output)!r} is no text in UTF-8; choose another name")
+            raise ConfigError(f"--output {str(self.output)!r} is not UTF-8; choose another name")
         if not self.resume:
             raise ConfigError("--resume must be auto, never, or the path of a checkpoint")
         if str(self.output) in ("", "."):
@@ -140,7 +140,7 @@ class OptimizerOptions(Settings):
     """Most rows in memory at a time. It never changes the gradient."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens in memory at a time, besides micro-batch-size: rows times the longest one, so padding counts. A row (pair,
-    ranking) that has more is processed by itself. It never changes the gradient. None is no limit."""
+    ranking) that has more is processed by itself. It never changes the gradient. None means no limit."""
 
     @property
     def micro_batch(self) -> MicroBatch:

@@ -48,7 +48,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
         arguments = arguments[1:]
     stray = _stray_argument(arguments, config_class)
     if stray is not None:
-        raise ConfigError(f"{stray!r} is no flag; a YAML file comes directly after the command, flags start with --")
+        raise ConfigError(f"{stray!r} is not a flag; a YAML file comes directly after the command, flags start with --")
     flags = [argument for flag in from_yaml for argument in flag.arguments]
     said = io.StringIO()
     try:
@@ -91,11 +91,11 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         _refuse_tag(key_node, place)
         key = str(key_node.value).replace("-", "_")
         if not key.isidentifier():
-            raise ConfigError(f"{place}: {key_node.value!r:.80} is no name of a setting; write key: value")
+            raise ConfigError(f"{place}: {key_node.value!r:.80} is not the name of a setting; write key: value")
         if key in ("help", "h"):
-            raise ConfigError(f"{place}: {key} is no setting; heedful COMMAND --help lists them")
+            raise ConfigError(f"{place}: {key} is not a setting; heedful COMMAND --help lists them")
         if key not in hints and hints.get(key.removeprefix("no_")) is bool:
-            raise ConfigError(f"{place}: {key} is no setting; write {key.removeprefix('no_')}: false")
+            raise ConfigError(f"{place}: {key} is not a setting; write {key.removeprefix('no_')}: false")
         if any(flag.key == key for flag in flags):
             raise ConfigError(f"{place}: the key {key!r} is set twice")
         flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))

@@ -18,4 +18,4 @@ class RunsConfig(Settings):
         super().check()
         object.__setattr__(self, "folder", Path(self.folder))
         if not self.folder.is_dir():
-            raise ConfigError(f"--folder {self.folder} is no folder; name one that holds runs")
+            raise ConfigError(f"--folder {self.folder} is not a folder; name one that holds runs")

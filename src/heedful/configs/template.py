@@ -23,7 +23,7 @@ class TemplateOptions(Settings):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What ``chat_template_kwargs`` says. Raises ConfigError if it is no JSON object."""
+        """What ``chat_template_kwargs`` says. Raises ConfigError if it is not a JSON object."""
         if not self.chat_template_kwargs.strip():
             return {}
         try:
@@ -45,4 +45,4 @@ class TemplateOptions(Settings):
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

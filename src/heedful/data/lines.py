@@ -93,7 +93,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer, in typeshed
         size = self._packed.readinto(buffer)
         self._growth.add(size)
         return size

@@ -62,7 +62,7 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
 
 
 def read_tools(source: str, value: Any) -> str:
-    """Return the tools of a record as JSON text, ``""`` for none. Raises DataError for what is no list of tools."""
+    """Return the tools of a record as JSON text, ``""`` for none. Raises DataError for what is not a list of tools."""
     accepted = "a list of JSON schemas, each with the name of a function, or such a list as JSON text"
     tools = _parsed(source, "tools", value, accepted) if isinstance(value, str) else value
     if tools is None or tools == []:

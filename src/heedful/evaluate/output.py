@@ -14,7 +14,7 @@ from heedful.files import blocking_file, write_json
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
 """What a run writes into its folder."""
 LARGEST_RESULT = 2**26
-"""In bytes; a larger file is no result."""
+"""In bytes; a larger file is not a result."""
 
 
 def check_output(config: EvaluationOptions) -> None:
@@ -33,7 +33,7 @@ def check_output(config: EvaluationOptions) -> None:
         return
     if not _is_result(file):
         raise ConfigError(
-            f"--output {output} exists and is no result of heedful evaluate, so it is left alone; choose another name"
+            f"--output {output} exists and is not a result of heedful evaluate, so it is left alone; choose another name"
         )
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")

@@ -124,7 +124,7 @@ class Policy(nn.Module):
                 compute_dtype=self.compute_dtype if self.compute_dtype in HALF else None,
             )
             return logprobs[:count], entropy[:count]
-        # The head is no plain linear layer: it is quantised or has adapters.
+        # The head is not a plain linear layer: it is quantised or has adapters.
         logits = self.logit_map(head(hidden))
         logprobs = core.token_logprobs(logits, tokens, temperature=temperature)
         entropy = core.entropy(logits, temperature=temperature) if with_entropy else torch.zeros_like(logprobs)

@@ -17,6 +17,9 @@ from heedful.hub import downloaded_model, hub_revision
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
+SOURCES = {"data": "data", "models": "models", "revisions": "models"}
+"""What a run is made from, as `environment` has it, and what --allow-change calls it."""
+
 
 def with_bases(model: str) -> list[str]:
     """A model, and the models below it if it is adapters."""
@@ -51,7 +54,10 @@ def environment(command: str, seed: int, *, data: Sequence[str], models: Sequenc
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    names = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "heedful.json", "*.py")
+    names = (
+        "*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "*.jinja",
+        "heedful.json", "*.py",
+    )  # fmt: skip
     return sorted(path for name in names for path in folder.glob(name))
 
 
@@ -89,17 +95,17 @@ def same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Seq
     Args:
         old: what `environment` said when it began.
         new: what it says now.
-        allowed: kinds that may differ: data, models.
+        allowed: kinds that may differ: data, models (a revision on the Hub counts as a model).
 
     Raises ConfigError.
     """
-    for kind in ("data", "models"):
+    for kind, setting in SOURCES.items():
         before, now = old.get(kind, {}), new.get(kind, {})
         changed = sorted(name for name in before if name in now and before[name] != now[name])
-        if changed and kind not in allowed:
+        if changed and setting not in allowed:
             raise ConfigError(
                 f"{changed[0]} is not what it was when the run began, so the run does not go on with it; bring the former "
-                f"one back, add --overwrite to start anew, or change it on purpose with --allow-change {kind}"
+                f"one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
             )
     others = {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [

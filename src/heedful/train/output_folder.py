@@ -88,7 +88,7 @@ def check_output(config: RunOptions) -> Plan:
         return Plan()
     if not found & {MARKER, "environment.json"}:
         raise ConfigError(
-            f"--output {output} holds files that are no heedful run, so it is left alone; choose another folder"
+            f"--output {output} holds files that are not a heedful run, so it is left alone; choose another folder"
         )
     if is_locked(output):
         raise ConfigError(
@@ -133,7 +133,7 @@ def _check_resumable(output: Path, config: RunOptions) -> Plan:
         path = Path(config.resume)
         if path.resolve().parent != (output / "checkpoints").resolve():
             raise ConfigError(
-                f"--resume {path} is no checkpoint of the run in --output {output}; name one of its checkpoints/"
+                f"--resume {path} is not a checkpoint of the run in --output {output}; name one of its checkpoints/"
             )
     elif (output / "summary.json").is_file():
         raise ConfigError(f"--output {output} already holds a run, which is finished; {others}")

@@ -17,7 +17,6 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ from heedful.train.checkpoints import Saves
 from heedful.train.output_folder import real_path
 from heedful.train.patience import Patience
 from heedful.train.run_folder import RunFolder
+from heedful.train.state_file import size_of
 
 Numbers = Mapping[str, float]
 
@@ -105,7 +105,7 @@ class Run:
         self._suppressed: list[str] = []
         self._seconds_before = 0.0
         self._stops = Stops()
-        check_space(config.output, learner.optimizer)
+        check_space(config, learner)
         data = [path for path in (config.data, config.eval_data, *more_data) if path]
         self._display = Display(algorithm, total_steps, shown)
         about = {"total_steps": total_steps, "objective": objective}
@@ -217,8 +217,8 @@ class Run:
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
         hit("step.learned")
-        self.done, self._last_step = step, dict(metrics)
         self._folder.log(step, metrics)
+        self.done, self._last_step = step, dict(metrics)
         hit("step.logged")
         self._display.update(step, metrics)
         if note is not None and note not in self._suppressed:
@@ -342,22 +342,24 @@ class Run:
                 self._folder.drop_replaced()
 
 
-def check_space(output: Path, optimizer: torch.optim.Optimizer) -> None:
+def check_space(config: TrainingOptions, learner: Learns) -> None:
     """Refuse a disk that has no room for what a run writes. Raises MachineError.
 
-    A checkpoint has the weights that learn twice, as a model and as a state, and two moments of Adam's; there are two of them
-    while a new one replaces an old one, besides best/ and final/.
+    A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which that has from the
+    first step on. While a new one is written there is one more than are kept, besides best/ and final/.
     """
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
     trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
-    needed = 2 * 4 * trained + 2 * trained + 32 * 2**20
-    folder = real_path(output)
+    checkpoints = (config.keep or 2) + 1
+    needed = checkpoints * (size_of(learner.state_dict()) + 3 * trained) + 2 * trained + 32 * 2**20
+    folder = real_path(config.output)
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     gigabytes = math.ceil(needed / 1e8) / 10
     if free < needed:
         raise MachineError(
-            f"--output {output}: the disk has {free / 1e9:.1f} GB free, and the run needs {gigabytes:.1f} GB "
-            "for two checkpoints, best/ and final/; free some, choose another disk, or train adapters (--lora-rank)"
+            f"--output {config.output}: the disk has {free / 1e9:.1f} GB free, and the run needs {gigabytes:.1f} GB "
+            f"for {checkpoints} checkpoints, best/ and final/; free some, choose another disk, keep fewer (--keep), or train "
+            "adapters (--lora-rank)"
         )

@@ -20,7 +20,7 @@ from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
 from heedful.redact import redact
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
-from heedful.train.environment import environment, same_sources
+from heedful.train.environment import SOURCES, environment, same_sources
 from heedful.train.lock import LOCK, FolderLock
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
@@ -35,6 +35,7 @@ from heedful.train.output_folder import (
     check_output,
     clear,
     holds_models,
+    inputs,
     real_path,
 )
 
@@ -64,7 +65,8 @@ class RunFolder:
         models: Sequence[str],
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        facts = environment(command, config.seed, data=data, models=models)  # which may take minutes
+        files = [str(path) for path in inputs(config) if path.is_file()]  # code of rewards, a template
+        facts = environment(command, config.seed, data=[*data, *files], models=models)  # which may take minutes
         plan = check_output(config)
         self.path = real_path(config.output)
         self.notes: list[str] = []
@@ -119,7 +121,7 @@ class RunFolder:
         self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER)["run"], config.keep)
         before = _read(self.path / "environment.json")
         self.notes += same_sources(before, facts, allowed=config.allow_change)
-        self.has_changed = bool(plan.changes) or any(before.get(kind) != facts[kind] for kind in ("data", "models"))
+        self.has_changed = bool(plan.changes) or any(before.get(kind) != facts[kind] for kind in SOURCES)
         if config.resume not in ("auto", "never"):
             path = Path(config.resume)
             try:
