@@ -4,12 +4,16 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from heedful.faults import hit
+
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors, which has an exception of its own, names an error of the system, such as a full disk."""
 
 
 @contextlib.contextmanager
@@ -18,7 +22,7 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
 
     So ``folder`` is complete or does not exist. If it existed before, it is replaced; after an exception it stays as it was.
     A process that is killed between the two renames of a replacement leaves the former folder under a name that `recover`
-    knows.
+    knows. What safetensors raises for a full disk becomes an OSError.
     """
     recover(folder)
     temporary, old = _temporary(folder), _old(folder)
@@ -27,10 +31,14 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         hit("save.files")
+        _let_others_read(temporary)
         sync_tree(temporary)
         hit("save.synced")
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        number = OS_ERROR.search(str(error)) if type(error).__name__ == "SafetensorError" else None
+        if number is not None:
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
         raise
     if folder.exists():
         folder.replace(old)
@@ -57,6 +65,14 @@ def _temporary(path: Path) -> Path:
 
 def _old(path: Path) -> Path:
     return path.with_name(f".{path.name}.heedful-replaced")
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give files the permissions that new files have here: safetensors makes its own readable for their owner only."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -83,7 +83,11 @@ def _text(text: str) -> str:
 
 
 def _in_environment() -> set[str]:
-    return {value for name, value in os.environ.items() if len(value) >= SHORTEST and NAMES.search(name)}
+    return {
+        value
+        for name, value in os.environ.items()
+        if len(value) >= SHORTEST and NAMES.search(name) and name != "PWD"  # the shell's working folder
+    }
 
 
 def _url(url: str) -> str:

@@ -58,10 +58,9 @@ class Stops:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        is_echo = self._last[0] == number and now - self._last[1] < ECHO
-        self._last = (number, now)
-        if is_echo:
+        if self._last[0] == number and now - self._last[1] < ECHO:
             return
+        self._last = (number, now)
         if self._depth and self._waiting is None and not self._raised:
             self._waiting = number
         else:

@@ -365,7 +365,7 @@ def test_a_model_whose_template_was_changed(tiny, sft, tmp_path, name):
 
 
 def test_another_revision_on_the_hub():
-    facts = {"data": {}, "models": {}, "versions": {}, "revisions": {"org/模型": "a" * 40}}
+    facts = {"data": {}, "models": {}, "versions": {}, "cpu": {"threads": 1}, "revisions": {"org/模型": "a" * 40}}
     now = facts | {"revisions": {"org/模型": "b" * 40}}
     with pytest.raises(ConfigError, match=r"org/模型 is not what it was.*--allow-change models"):
         same_sources(facts, now, allowed=["data"])

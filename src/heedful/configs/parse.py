@@ -20,6 +20,7 @@ import tyro
 import yaml
 
 from heedful.errors import ConfigError
+from heedful.redact import redact
 
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -177,10 +178,11 @@ def _blamed(message: str, from_yaml: Sequence[YamlFlag], arguments: Sequence[str
     ]
 
 
-def to_yaml(config: Any, *, leave_out: Sequence[str] = ()) -> str:
-    """A configuration as YAML that `parse` reads back to an equal one."""
+def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> str:
+    """A configuration as YAML that `parse` reads back to an equal one, but for secrets that are left out."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
     plain = {name: _plain(value) for name, value in fields.items()}
+    plain = redact(plain) if without_secrets else plain
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
     if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)

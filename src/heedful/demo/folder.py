@@ -11,11 +11,12 @@ from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, write_json
-from heedful.train.lock import is_locked
+from heedful.train.lock import is_locked, owner
 from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
 MARKER = "demo.json"
-CONTENTS = {MARKER, "world", "base", "sft", "reward", "ppo", "answers.jsonl", "curves.png", "summary.json"}
+STAGES = ("sft", "reward", "ppo")
+CONTENTS = {MARKER, "world", "base", *STAGES, "answers.jsonl", "curves.png", "summary.json"}
 """Everything that a demo writes."""
 
 
@@ -37,6 +38,12 @@ def check_output(config: DemoConfig) -> bool:
             f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
             "another folder"
         )
+    for stage in STAGES:
+        if is_locked(output / stage):
+            raise ConfigError(
+                f"--output {output} is being written by another demo ({owner(output / stage)}); wait for it, end it, or "
+                "choose another folder"
+            )
     if config.overwrite:
         return False
     seed = _seed(output)
@@ -92,7 +99,7 @@ def drop_replaced(output: Path) -> None:
 
 def _bring_back(output: Path) -> None:
     older = asides(output, holding="world")
-    stages = [output / stage for stage in ("sft", "reward", "ppo")]
+    stages = [output / stage for stage in STAGES]
     if not older or any(has_begun(stage) or is_locked(stage) for stage in stages):
         return
     if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS:

@@ -22,7 +22,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo import story
-from heedful.demo.folder import check_output, drop_replaced, make_beginning
+from heedful.demo.folder import STAGES, check_output, drop_replaced, make_beginning
 from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
 from heedful.demo.story import Sizes
 from heedful.demo.world import GOOD
@@ -38,7 +38,6 @@ from heedful.train.sft import train_sft
 
 C = TypeVar("C")
 RECIPE = Path(__file__).parent / "recipe"
-STAGES = ("sft", "reward", "ppo")
 WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12

@@ -191,7 +191,7 @@ class _Worker:
             )
         if status is not None and BY_SIGNAL < status < OUT_OF_MEMORY:
             return f"crashed: its process was ended by {signal.Signals(status - BY_SIGNAL).name}"
-        return f"ended its process (exit status {status})"
+        return f"ended its process (exit status {status}{' or above' if status == BY_SIGNAL else ''})"
 
 
 def _left(deadline: float) -> float:

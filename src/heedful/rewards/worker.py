@@ -74,7 +74,7 @@ def _guard(worker: int, memory: int) -> int:
             break
         ended, code = os.waitpid(worker, os.WNOHANG)
         if ended:
-            status = BY_SIGNAL + os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)
+            status = BY_SIGNAL + os.WTERMSIG(code) if os.WIFSIGNALED(code) else min(os.WEXITSTATUS(code), BY_SIGNAL)
             break
         if _held(worker, "statm") > memory and _held(worker, "smaps_rollup") > memory:
             status = OUT_OF_MEMORY

@@ -89,7 +89,7 @@ class Checkpoints:
         """
         self._tidy()
         said: list[str] = []
-        for path in self._candidates():
+        for path in self.candidates():
             try:
                 return self.read(path), said
             except CheckpointError as error:
@@ -99,21 +99,26 @@ class Checkpoints:
 
     def read(self, path: Path) -> Checkpoint:
         """A checkpoint of this run. Raises CheckpointError if it does not verify or is of another run."""
+        return Checkpoint(path, self.check(path), read_state(path / RESUME))
+
+    def check(self, path: Path) -> int:
+        """The step of a checkpoint. Raises CheckpointError as `read` does, but for its state, which is not read."""
         if path.is_symlink():
             raise CheckpointError("it is a link")
         manifest = verify(path)
         if manifest.get("run") != self.identity:
             raise CheckpointError("it is of another run")
-        if path.name != f"step-{manifest['step']:06d}":
-            raise CheckpointError(f"it is of step {manifest['step']}")
-        return Checkpoint(path, manifest["step"], read_state(path / RESUME))
+        step = manifest.get("step")
+        if not isinstance(step, int) or path.name != self.path(step).name:
+            raise CheckpointError(f"it is of step {step}")
+        return step
 
     def go_back_to(self, step: int) -> list[Path]:
         """Set later checkpoints aside as later-step-N. Returns where they are."""
-        later = [path for path in self._candidates() if int(path.name.partition("-")[2]) > step]
+        later = [path for path in self.candidates() if int(path.name.partition("-")[2]) > step]
         return [_renamed(path, f"later-{path.name}") for path in later]
 
-    def _candidates(self) -> list[Path]:
+    def candidates(self) -> list[Path]:
         """All that is named like a checkpoint, newest first: by the step, not by the time, which clocks set back."""
         if not self.folder.is_dir():
             return []

@@ -12,11 +12,16 @@ import torch
 
 from heedful import redact
 from heedful.checkpoints.adapters import adapter_chain
+from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError
+from heedful.files import to_json
 from heedful.hub import downloaded_model, hub_revision
+from heedful.kernels.device import resolve_device, resolve_dtype
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
+MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+"""What the names of a model's files end with."""
 SOURCES = {"data": "data", "models": "models", "revisions": "models"}
 """What a run is made from, as `environment` has it, and what --allow-change calls it."""
 
@@ -27,38 +32,41 @@ def with_bases(model: str) -> list[str]:
     return list(dict.fromkeys([str(model), *map(str, adapters), base]))
 
 
-def environment(command: str, seed: int, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+def environment(command: str, config: RunOptions, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
     revisions = {name: revision for name in models if (revision := hub_revision(name))}
     models = [downloaded_model(name) for name in models]
+    device = resolve_device(config.device)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "command": f"heedful {command}",
-        "seed": seed,
+        "seed": config.seed,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in LIBRARIES},
         "revision": _git_revision(),
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
         "gpus": gpus,
+        "device": device.type,
+        "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
         "arguments": redact.command(),
         "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
         "revisions": revisions,
         "models": {
-            path: _sha256(_weight_files(Path(path)))
-            for model in models
-            for path in with_bases(model)
-            if Path(path).is_dir()
+            path: _model_digest(Path(path)) for model in models for path in with_bases(model) if Path(path).is_dir()
         },
     }
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    names = (
-        "*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "*.jinja",
-        "heedful.json", "*.py",
-    )  # fmt: skip
-    return sorted(path for name in names for path in folder.glob(name))
+def _model_digest(folder: Path) -> str:
+    """A sum of all that a model is read from: weights, configurations, tokenizer, templates, code."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_FILES)
+    return digest([[path.name, _sha256([path])] for path in files])
+
+
+def digest(content: Any) -> str:
+    """The SHA-256 sum of something that JSON can hold."""
+    return hashlib.sha256(to_json(content).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _sha256(paths: Sequence[Path]) -> str:
@@ -107,7 +115,15 @@ def same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Seq
                 f"{changed[0]} is not what it was when the run began, so the run does not go on with it; bring the former "
                 f"one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
             )
-    others = {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
+    for name in ("device", "dtype"):  # what auto meant
+        was, now = old.get(name), new.get(name)
+        if was != now and name not in allowed:
+            raise ConfigError(
+                f"--{name} was {was} when the run began and is {now} here; go on where that is the same, or change it on "
+                f"purpose with --allow-change {name}"
+            )
+    others = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
+    others |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
     return [
         f"{name} was {was} when the run began and is {now} now: it goes on, but perhaps not bit for bit as it would have"
         for name, (was, now) in others.items()

@@ -1,6 +1,7 @@
 """One writer per run folder: a lock that the system releases when its process ends, however it ends."""
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -16,8 +17,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # there is no lock then
 
 LOCK = ".lock"
-
-
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What the system says of a lock that somebody has; anything else means that it has no locks here."""
 TRIES = 4
 """A lock is tried so often, 50 ms apart: somebody may be looking at it (`is_locked`), or just letting it go."""
 
@@ -38,12 +39,14 @@ class FolderLock:
                     break  # else the former owner has removed the file meanwhile
                 os.close(file)
             except OSError as error:
+                if error.errno not in HELD:
+                    break  # a file system without locks
                 os.close(file)
-                if tries == TRIES:
-                    raise ConfigError(
-                        f"--output {folder} is being written by another run ({owner(folder)}); wait for it, end it, or "
-                        "choose another folder"
-                    ) from error
+            if tries == TRIES:
+                raise ConfigError(
+                    f"--output {folder} is being written by another run ({owner(folder)}); wait for it, end it, or "
+                    "choose another folder"
+                )
             time.sleep(0.05)
         os.ftruncate(file, 0)
         os.write(file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
@@ -65,8 +68,8 @@ def is_locked(folder: Path) -> bool:
     file = os.open(folder / LOCK, os.O_RDONLY)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno in HELD
     finally:
         os.close(file)
     return False

@@ -1,5 +1,6 @@
 """What a run may do with its output folder: make it, replace a run in it, go on with one, or leave it alone."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -14,11 +15,10 @@ from heedful.configs.checks import flag
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
-from heedful.files import blocking_file
-from heedful.redact import redact
+from heedful.files import blocking_file, to_json
 from heedful.train import skips
 from heedful.train.environment import with_bases
-from heedful.train.lock import LOCK, is_locked, owner
+from heedful.train.lock import LOCK, FolderLock, is_locked, owner
 
 MARKER = "run.json"
 """The file by which a folder is a run's."""
@@ -80,8 +80,10 @@ def check_output(config: RunOptions) -> Plan:
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
     found = {name for name in found if not _is_temporary(name)}
     if MARKER in found and not {"environment.json", "config.yaml"} <= found and not has_begun(output):
+        lock = FolderLock(output)  # refused if that run is only just writing them
         clear(output)  # killed while it wrote its first files
-        found = {LOCK}
+        lock.release()
+        found = set()
     if not found - {LOCK}:
         if config.resume not in ("auto", "never"):
             raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
@@ -120,7 +122,8 @@ def _check_replaceable(output: Path, found: set[str], config: RunOptions) -> Non
 
 def _is_temporary(name: str) -> bool:
     """The name that something of ours has while it is written or replaced."""
-    return name.startswith(".") and name[1:].rpartition(".")[0] in OURS
+    begin, _, end = name.rpartition(".")
+    return begin.startswith(".") and begin[1:] in OURS and end in ("heedful-partial", "heedful-replaced")
 
 
 def _check_resumable(output: Path, config: RunOptions) -> Plan:
@@ -161,20 +164,41 @@ def finished(config: RunOptions) -> dict[str, Any] | None:
             f"--output {config.output} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
             "another folder"
         )
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); choose another folder, or add --overwrite") from error
     return summary
 
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, as YAML holds them."""
-    return {name: value for name, value in yaml.safe_load(redact(to_yaml(config))).items() if name not in FREE}
+    """The settings that a run's numbers depend on, as YAML holds them. See `hidden` for those that hold a secret."""
+    settings = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    return _with_marks(settings, hidden(config))
+
+
+def hidden(config: RunOptions) -> dict[str, str]:
+    """A mark of each setting whose secrets are left out of config.yaml, such as the query of an address, by which another
+    value is known as another: 32 bits of a SHA-256 sum, from which no secret can be found."""
+    plain = yaml.safe_load(to_yaml(config, leave_out=FREE))
+    written = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    return {
+        name: hashlib.sha256(to_json(value).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+        for name, value in plain.items()
+        if value != written[name]
+    }
+
+
+def _with_marks(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    return settings | {name: f"{settings.get(name)} (#{mark})" for name, mark in marks.items()}
 
 
 def saved_settings(output: Path) -> dict[str, Any]:
     """The same of the run in a folder. Raises ConfigError."""
     try:
         saved = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))
-        return {name: value for name, value in saved.items() if name not in FREE}
+        marks = json.loads((output / "environment.json").read_text(encoding="utf-8")).get("hidden", {})
+        return _with_marks({name: value for name, value in saved.items() if name not in FREE}, marks)
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{output / 'config.yaml'} cannot be read ({error}), so the run cannot go on; choose another folder, or add "
@@ -234,6 +258,12 @@ def holds_models(output: Path) -> bool:
     """True if a run has left models that nothing goes on from: a last one, or whatever is among its checkpoints."""
     checkpoints = output / "checkpoints"
     return (output / "final").exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def bytes_of_models(output: Path) -> int:
+    """What the checkpoints, best/ and final/ of a run take of the disk."""
+    folders = [output / name for name in MODELS] + list((output / "checkpoints").glob("step-*"))
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def has_begun(output: Path) -> bool:

@@ -28,7 +28,7 @@ from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineEr
 from heedful.faults import hit
 from heedful.signals import Stops
 from heedful.train.checkpoints import Saves
-from heedful.train.output_folder import real_path
+from heedful.train.output_folder import bytes_of_models, real_path
 from heedful.train.patience import Patience
 from heedful.train.run_folder import RunFolder
 from heedful.train.state_file import size_of
@@ -150,7 +150,7 @@ class Run:
         noted = len(self._folder.notes)
         self._folder.go_on()
         self._opening += self._folder.notes[noted:]
-        if self._folder.has_changed:
+        if run["made_from"] != self._folder.made_from:
             self._patience.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")
         self._opening.append(f"goes on after step {self.done} of {self.total_steps}")
@@ -172,6 +172,7 @@ class Run:
                 "suppressed": list(self._suppressed),
                 "patience": self._patience.state_dict(),
                 "seconds": self._seconds(),
+                "made_from": self._folder.made_from,
             },
             "logs": self._folder.log_sizes(),
         }
@@ -328,11 +329,12 @@ class Run:
         if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
             return
         self._last_saved = time.monotonic()
-        try:
-            with self._stops.shield():
+        with self._stops.shield():
+            try:
                 self._folder.save_checkpoint(step, self.learner, self._state)
-        except OSError as error:
-            self._display.note(f"step {step}: the checkpoint could not be written: {error}; the run goes on without it")
+            except OSError as error:
+                said = f"step {step}: the checkpoint could not be written: {error}; the run goes on without it"
+                self._display.note(said)
 
     def _save_final(self) -> None:
         if not self._has_final:
@@ -346,7 +348,8 @@ def check_space(config: TrainingOptions, learner: Learns) -> None:
     """Refuse a disk that has no room for what a run writes. Raises MachineError.
 
     A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which that has from the
-    first step on. While a new one is written there is one more than are kept, besides best/ and final/.
+    first step on. While a new one is written there is one more than are kept, besides best/ and final/. What a run that goes
+    on has of these counts as free.
     """
     weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
     trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
@@ -355,7 +358,7 @@ def check_space(config: TrainingOptions, learner: Learns) -> None:
     folder = real_path(config.output)
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free + (0 if config.overwrite else bytes_of_models(real_path(config.output)))
     gigabytes = math.ceil(needed / 1e8) / 10
     if free < needed:
         raise MachineError(

@@ -18,9 +18,8 @@ from heedful.configs.parse import to_yaml
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
-from heedful.redact import redact
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
-from heedful.train.environment import SOURCES, environment, same_sources
+from heedful.train.environment import SOURCES, digest, environment, same_sources
 from heedful.train.lock import LOCK, FolderLock
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
@@ -34,9 +33,11 @@ from heedful.train.output_folder import (
     asides,
     check_output,
     clear,
+    hidden,
     holds_models,
     inputs,
     real_path,
+    settings_of,
 )
 
 
@@ -66,14 +67,15 @@ class RunFolder:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         files = [str(path) for path in inputs(config) if path.is_file()]  # code of rewards, a template
-        facts = environment(command, config.seed, data=[*data, *files], models=models)  # which may take minutes
+        facts = environment(command, config, data=[*data, *files], models=models)  # which may take minutes
+        facts["hidden"] = hidden(config)
+        self.made_from = digest([settings_of(config), {kind: facts[kind] for kind in SOURCES}])
+        """A sum of the settings, data and models: another in the state of a checkpoint means that they have changed."""
         plan = check_output(config)
         self.path = real_path(config.output)
         self.notes: list[str] = []
         self.checkpoint: Checkpoint | None = None
         """What the run goes on from; None if it is new."""
-        self.has_changed = False
-        """True if an unfinished run goes on with other settings, data or models, as was allowed."""
         self._config, self._facts = config, facts
         self._aside: Path | None = None
         self._lock: FolderLock | None = None
@@ -89,7 +91,7 @@ class RunFolder:
                     raise
                 raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
             if plan.resumes:
-                self._find_checkpoint(plan)
+                self._find_checkpoint()
             if self.checkpoint is None:
                 self._begin(command, about or {})
                 self._open_logs()
@@ -102,26 +104,32 @@ class RunFolder:
         """Hold the folder, empty or with the run that goes on."""
         if plan.replaces:
             held = FolderLock(self.path)  # refused if somebody writes to it
-            self._aside = self.path.with_name(f"{aside_prefix(self.path)}{uuid.uuid4().hex[:8]}")
+            number = uuid.uuid4().hex[:8]
+            aside, new = (
+                self.path.with_name(f"{start}{number}") for start in (aside_prefix(self.path), ".heedful-new-")
+            )
             try:
-                self.path.rename(self._aside)
-            except OSError:
-                self._aside = None
-                raise
+                new.mkdir()
+                self._lock = FolderLock(new)  # before anybody can see it
+                self.path.rename(aside)
+                self._aside = aside
+                hit("run.aside")
+                new.rename(self.path)
+                self._lock.path = self.path / LOCK
             finally:
                 held.release()
-            (self._aside / LOCK).unlink(missing_ok=True)
+            (aside / LOCK).unlink(missing_ok=True)
             self._is_new_folder = True
+            return
         self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
         self._lock = FolderLock(self.path)
 
-    def _find_checkpoint(self, plan: Plan) -> None:
+    def _find_checkpoint(self) -> None:
         """Read the checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""
         config, facts = self._config, self._facts
-        self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER)["run"], config.keep)
-        before = _read(self.path / "environment.json")
+        self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER, "run")["run"], config.keep)
+        before = _read(self.path / "environment.json", "versions")
         self.notes += same_sources(before, facts, allowed=config.allow_change)
-        self.has_changed = bool(plan.changes) or any(before.get(kind) != facts[kind] for kind in SOURCES)
         if config.resume not in ("auto", "never"):
             path = Path(config.resume)
             try:
@@ -146,6 +154,7 @@ class RunFolder:
     def go_on(self) -> None:
         """Bring the folder back to where the checkpoint was, whose state has been loaded."""
         assert self.checkpoint is not None
+        check_logs(self.path, self.checkpoint.state["logs"])  # from here on the folder changes
         self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in MODELS:
@@ -167,7 +176,7 @@ class RunFolder:
 
     def _write_settings(self) -> None:
         write_json(self.path / "environment.json", self._facts)
-        write_text(self.path / "config.yaml", redact(to_yaml(self._config, leave_out=OF_THIS_CALL)))
+        write_text(self.path / "config.yaml", to_yaml(self._config, leave_out=OF_THIS_CALL, without_secrets=True))
 
     def _open_logs(self) -> None:
         """Open what is written to in every step."""
@@ -260,34 +269,42 @@ class RunFolder:
         file.flush()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object that heedful wrote. Raises CheckpointError."""
+def _read(path: Path, name: str) -> dict[str, Any]:
+    """A JSON object that heedful wrote, with a value of that name. Raises CheckpointError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or name not in content:
+            raise ValueError(f"it has no {name!r}")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}), so the run cannot go on; start anew with --overwrite"
         ) from error
-    assert isinstance(content, dict)
     return content
 
 
-def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
-    """Cut the logs of a run back to sizes they had, and remove those that are newer. Returns what could not be done.
-
-    Raises CheckpointError if metrics or samples are shorter than that.
-    """
-    said = []
+def check_logs(run: Path, sizes: Mapping[str, int]) -> None:
+    """Check that the logs of a run can be cut back to sizes they had. Raises CheckpointError."""
     for name, size in sizes.items():
         path = run / name
         if path.is_symlink() or not path.resolve().is_relative_to(run.resolve()):
             raise CheckpointError(f"{path} is outside of its run")
-        if not path.is_file() or path.stat().st_size < size:
-            if name in LOGS:
-                raise CheckpointError(
-                    f"{path} is missing or shorter than it was at the checkpoint; bring it back, or start anew with "
-                    "--overwrite"
-                )
+        if name in LOGS and not _has(path, size):
+            raise CheckpointError(
+                f"{path} is missing or shorter than it was at the checkpoint; bring it back, or start anew with "
+                "--overwrite"
+            )
+
+
+def _has(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size >= size
+
+
+def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Cut the logs of a run back to sizes they had, and remove those that are newer. Returns what could not be done."""
+    said = []
+    for name, size in sizes.items():
+        path = run / name
+        if not _has(path, size):
             said.append(f"{path} is missing or was changed: TensorBoard will not show the earlier steps")
             continue
         os.truncate(path, size)

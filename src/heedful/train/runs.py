@@ -10,8 +10,7 @@ from typing import Any
 from heedful.errors import CheckpointError
 from heedful.train.checkpoints import Checkpoints
 from heedful.train.lock import is_locked, owner
-from heedful.train.manifest import verify
-from heedful.train.output_folder import MARKER
+from heedful.train.output_folder import MARKER, holds_models
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,14 @@ def _state(run: Path, marker: dict[str, Any]) -> tuple[str, str]:
         return "old", f"cannot go on: its {MARKER} is missing or damaged, or it is of a heedful that could not resume"
     damaged: list[str] = []
     checkpoints = Checkpoints(run, marker["run"], keep=0)
-    for step in reversed(checkpoints.steps()):
+    for path in checkpoints.candidates():
         try:
-            verify(checkpoints.path(step))
+            step = checkpoints.check(path)
         except CheckpointError as error:
-            damaged.append(f"step-{step:06d} is damaged: {error}; ")
+            damaged.append(f"{path.name} is damaged: {error}; ")
             continue
         return "unfinished", f"{''.join(damaged)}goes on from step {step}"
-    if damaged:
+    if damaged or holds_models(run):
         return "unfinished", f"{''.join(damaged)}cannot go on"
     return "unfinished", "starts anew: it has no checkpoint yet"
 
