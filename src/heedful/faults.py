@@ -15,6 +15,7 @@ from heedful.errors import ConfigError
 
 VARIABLE = "HEEDFUL_FAULTS"
 POINTS = {
+    "run.aside": "the run that is replaced is set aside, and nothing is in its place",
     "run.named": "the folder is there with the run's name, but not its settings",
     "run.opened": "the folder is there with the run's settings",
     "run.started": "the first step is next",

@@ -282,11 +282,13 @@ def test_it_dies_with_the_program_that_called_it(faults, name, ending):
     [
         ("while True: pass", RewardError, "did not end within"),
         ("import os; os._exit(3)", RewardError, r"ended its process \(exit status 3\)"),
+        ("import os; os._exit(200)", RewardError, r"ended its process \(exit status 128 or above\)"),
+        ("import os; os._exit(255)", RewardError, r"ended its process \(exit status 128 or above\)"),
         ("import ctypes; ctypes.string_at(0)", RewardError, "SIGSEGV"),
         ("kept = b'x' * 10**10", RewardError, "--reward-memory-gb 0.25"),
         ("x = 1", ConfigError, "has no function 'f'; it has none"),
     ],
-    ids=["hangs", "leaves", "crashes", "eats", "lacks it"],
+    ids=["hangs", "leaves", "leaves as a signal would", "leaves as the guard does", "crashes", "eats", "lacks it"],
 )
 def test_a_file_that_cannot_be_loaded(tmp_path, monkeypatch, text, error, said):
     monkeypatch.setattr("heedful.rewards.process.LONGEST_START", 2.0)

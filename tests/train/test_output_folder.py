@@ -64,7 +64,7 @@ def files(folder):
     }
 
 
-@pytest.mark.parametrize("point", ["run.opened", "run.started", "evaluation", "evaluated", "save.files"])
+@pytest.mark.parametrize("point", ["run.aside", "run.opened", "run.started", "evaluation", "evaluated", "save.files"])
 def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point):
     """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
     sft()

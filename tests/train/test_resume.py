@@ -173,10 +173,9 @@ def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
     faults.plan("")
     if not visits:
         is_online = RUNS[name][1] not in (SFTConfig, RewardConfig, DPOConfig)
-        assert point == "save.aside" if is_online else point in OF_ONLINE_RUNS, (
-            "save.aside: no second model was the best"
-        )
-        return
+        never = {"run.aside"} | ({"save.aside"} if is_online else OF_ONLINE_RUNS)  # nothing replaced; no second best/
+        assert point in never
+        pytest.skip(f"a run of {name} never comes to {point}")
     for visit in sorted({1, (visits + 1) // 2, visits} - {0}):
         status = with_fault(f"{point}:kill@{visit}", lambda: train(name, "cut"))
         assert os.WTERMSIG(status) == signal.SIGKILL

@@ -9,6 +9,7 @@ from heedful.configs.options import MachineOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
+from heedful.redact import HIDDEN
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
 
@@ -72,6 +73,12 @@ class RewardOptions(TrustOptions):
                 f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
                 f"{self.reward_combine}; leave out one of the two"
             )
+        for reward in self.rewards:
+            if isinstance(reward, str) and "://" in reward and HIDDEN in reward:
+                raise ConfigError(
+                    f"--rewards {reward}: {HIDDEN} stands where a secret was left out as the settings were written down; "
+                    "write the address again"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

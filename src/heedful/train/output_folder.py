@@ -227,21 +227,32 @@ def aside_prefix(output: Path) -> str:
     return f".{output.name}.replaced-"
 
 
+def new_prefix(output: Path) -> str:
+    """What the name begins with that a new run has until the one that it replaces is aside."""
+    return f".{output.name}.heedful-new-"
+
+
 def asides(output: Path, *, holding: str = "environment.json") -> list[Path]:
     """Runs that were set aside for the one in a folder, the last one first: those that hold what every run holds."""
-    if not output.parent.is_dir():
-        return []
-    name = re.compile(re.escape(aside_prefix(output)) + "[0-9a-f]{8}")
-    try:
-        named = [path for path in output.parent.iterdir() if name.fullmatch(path.name)]
-    except PermissionError:  # a folder that may be entered, but not listed
-        return []
+    named = _named(output, aside_prefix(output))
     ours = [path for path in named if (path / holding).exists() and not path.is_symlink()]
     return sorted(ours, key=lambda path: path.stat().st_ctime_ns, reverse=True)
 
 
+def _named(output: Path, prefix: str) -> list[Path]:
+    """What stands beside a folder under a hidden name of ours."""
+    name = re.compile(re.escape(prefix) + "[0-9a-f]{8}")
+    try:
+        return [path for path in output.parent.iterdir() if name.fullmatch(path.name)]
+    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
+        return []
+
+
 def bring_back(output: Path) -> None:
     """Give a run its name again if what replaced it never came to its first step, as after a kill."""
+    for path in _named(output, new_prefix(output)):
+        if not is_locked(path) and {file.name for file in path.iterdir()} <= {LOCK}:
+            shutil.rmtree(path)
     older = asides(output)
     if not older or is_locked(output) or has_begun(output):
         return

@@ -36,6 +36,7 @@ from heedful.train.output_folder import (
     hidden,
     holds_models,
     inputs,
+    new_prefix,
     real_path,
     settings_of,
 )
@@ -104,25 +105,34 @@ class RunFolder:
         """Hold the folder, empty or with the run that goes on."""
         if plan.replaces:
             held = FolderLock(self.path)  # refused if somebody writes to it
-            number = uuid.uuid4().hex[:8]
-            aside, new = (
-                self.path.with_name(f"{start}{number}") for start in (aside_prefix(self.path), ".heedful-new-")
-            )
             try:
-                new.mkdir()
-                self._lock = FolderLock(new)  # before anybody can see it
-                self.path.rename(aside)
-                self._aside = aside
-                hit("run.aside")
-                new.rename(self.path)
-                self._lock.path = self.path / LOCK
+                self._aside, self._lock = self._exchange()
             finally:
                 held.release()
-            (aside / LOCK).unlink(missing_ok=True)
+            (self._aside / LOCK).unlink(missing_ok=True)
             self._is_new_folder = True
-            return
-        self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
-        self._lock = FolderLock(self.path)
+        else:
+            self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
+            self._lock = FolderLock(self.path)
+
+    def _exchange(self) -> tuple[Path, FolderLock]:
+        """Set the older run aside. The new folder is locked before anybody can see it; returns both."""
+        number = uuid.uuid4().hex[:8]
+        aside, new = (self.path.with_name(f"{start(self.path)}{number}") for start in (aside_prefix, new_prefix))
+        new.mkdir()
+        lock = FolderLock(new)
+        try:
+            self.path.rename(aside)
+            hit("run.aside")
+            new.rename(self.path)  # refused if somebody has brought the older run back
+        except BaseException:
+            lock.release()
+            new.rmdir()
+            with contextlib.suppress(OSError):
+                aside.rename(self.path)
+            raise
+        lock.path = self.path / LOCK
+        return aside, lock
 
     def _find_checkpoint(self) -> None:
         """Read the checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""

@@ -1,0 +1,380 @@
+"""Ways to lose a run, or to go on as another, that were there once. See also test_output_folder.py and test_resume.py."""
+
+import dataclasses
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful import faults
+from heedful.cli import main
+from heedful.configs.demo import DemoConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.sft import SFTConfig
+from heedful.demo import folder as demo_folder
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import complete_or_absent
+from heedful.signals import Stops
+from heedful.train import lock as locks
+from heedful.train import sft as sft_module
+from heedful.train.lock import FolderLock, is_locked
+from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
+from heedful.train.run import check_space
+from heedful.train.run_folder import RunFolder
+from heedful.train.runs import state_of
+from heedful.train.sft import train_sft
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    faults.plan("")
+
+
+@pytest.fixture
+def sft(tiny, demonstrations, tmp_path):
+    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
+
+    def run(**changes):
+        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
+        settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
+        return train_sft(SFTConfig(**(settings | changes)))
+
+    return run
+
+
+def killed(fault, action):
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        try:
+            faults.plan(fault)
+            action()
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def files(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, monkeypatch):
+    """The shell's PWD is named like a password."""
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    killed("step.learned:kill@3", sft)
+    assert "***" not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+    assert sft()["steps"] == 3
+
+
+def test_a_hidden_value_is_still_yaml(sft, demonstrations, tmp_path, monkeypatch):
+    """A secret at the beginning of a value: a bare *** would be an alias."""
+    monkeypatch.setenv("MY_TOKEN", str(Path(demonstrations).parent))
+    killed("step.learned:kill@3", sft)
+    assert str(tmp_path) not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+    assert sft()["steps"] == 3
+
+
+def test_a_reward_at_another_address_is_another(tiny, prompts, tmp_path):
+    """Though what differs is not written down."""
+
+    def config(query):
+        return PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", rewards=(f"http://rm/score?{query}",))
+
+    assert differences(settings_of(config("model=7b")), settings_of(config("model=7b"))) == {}
+    assert list(differences(settings_of(config("model=7b")), settings_of(config("model=70b")))) == ["rewards"]
+    written = str(settings_of(config("model=7b")))
+    assert "7b" not in written
+    assert "http://rm/score?model=***" in written
+
+
+def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
+    """As a run's config.yaml has it: the server would be sent the stars."""
+    with pytest.raises(ConfigError, match=r"--rewards http://rm/score\?model=\*\*\*: .*write the address again"):
+        PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", rewards=("http://rm/score?model=***",))
+
+
+def test_what_was_hidden_is_compared_with_the_run(sft, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    killed("step.learned:kill@3", lambda: sft(system_prompt="say a-secret-of-mine 甲"))
+    saved = saved_settings(tmp_path / "run")
+    assert saved["system_prompt"].startswith("say *** 甲 (#")
+    monkeypatch.setenv("MY_TOKEN", "another-secret")
+    with pytest.raises(ConfigError, match=r"--system-prompt: 'say \*\*\* 甲 \(#"):
+        sft(system_prompt="say another-secret 甲")
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    assert sft(system_prompt="say a-secret-of-mine 甲")["steps"] == 3
+
+
+def full_from_the_first_step(monkeypatch, limit):
+    """No file may have more than ``limit`` bytes once a step was made: what safetensors then raises is real."""
+    right = sft_module.learn
+
+    def learn(*arguments, **options):
+        done = right(*arguments, **options)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return done
+
+    monkeypatch.setattr(sft_module, "learn", learn)
+
+
+@pytest.fixture
+def limits():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("limits")
+def test_files_that_the_system_refuses_are_no_traceback(tiny, demonstrations, tmp_path, monkeypatch, capsys):
+    """Fault D1 with the error of the library that writes: a checkpoint that is due ends no run, the last model does."""
+    full_from_the_first_step(monkeypatch, 20_000)
+    words = ["--model", tiny("gpt2"), "--data", demonstrations, "--output", str(tmp_path / "run"), "--max-steps", "3"]
+    status = main(["sft", *words, "--batch-size", "2", "--save-every", "1", "--eval-fraction", "0", "--device", "cpu"])
+    said = capsys.readouterr().err
+    assert status == 3
+    assert "step 1: the checkpoint could not be written: [Errno 27] File too large; the run goes on without it" in said
+    assert "step 2: the checkpoint could not be written" in said
+    assert "heedful: File too large" in said
+    assert not list((tmp_path / "run").rglob(".*partial"))
+
+
+def test_models_are_as_readable_as_other_files(sft, tmp_path):
+    """safetensors makes its files readable for their owner only."""
+    before = os.umask(0o027)
+    try:
+        sft()
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run" / "final").iterdir()}
+    assert modes == {0o640}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").rglob("*.safetensors")}
+    assert modes == {0o640}
+
+
+def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
+    """A second start of the same command, while the first has written run.json and nothing else."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"run": "x"}')
+    held = FolderLock(run)
+    with pytest.raises(ConfigError, match="is being written by another run"):
+        sft()
+    assert (run / "run.json").exists()
+    held.release()
+    sft()
+
+
+@pytest.mark.parametrize("name", [".final.backup", ".config.yaml.swp", ".final.partial"])
+def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path, name):
+    sft()
+    (tmp_path / "run" / name).mkdir()
+    (tmp_path / "run" / name / "论文").write_text("x")
+    with pytest.raises(ConfigError, match="which no run wrote"):
+        sft(overwrite=True)
+    assert (tmp_path / "run" / name / "论文").exists()
+    shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run" / ".final.heedful-partial").mkdir()
+    sft(overwrite=True)
+
+
+def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkeypatch):
+    """A run that found room when it began does not fail for it when it goes on."""
+    killed("step.learned:kill@3", lambda: sft(keep=2))
+    settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
+
+    class Learner:
+        weight = torch.nn.Parameter(torch.zeros(2_500_000_000, device="meta"))
+        optimizer = torch.optim.AdamW([weight])
+
+        def state_dict(self):
+            return {"weights": self.weight}
+
+    for folder in ("step-000001", "step-000002"):
+        with (tmp_path / "run" / "checkpoints" / folder / "weights").open("wb") as file:
+            file.truncate(40 * 10**9)  # sparse
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
+    check_space(settings, Learner())  # of 140 GB, 80 are there
+    with pytest.raises(OSError, match=r"needs 140.1 GB"):
+        check_space(dataclasses.replace(settings, overwrite=True), Learner())
+
+
+def test_a_demo_that_runs_is_not_replaced(tmp_path):
+    (tmp_path / "demo" / "world").mkdir(parents=True)
+    (tmp_path / "demo" / "sft").mkdir()
+    held = FolderLock(tmp_path / "demo" / "sft")
+    with pytest.raises(ConfigError, match=r"is being written by another demo \(process \d+ on"):
+        demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True))
+    held.release()
+    assert demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True)) is False
+
+
+def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
+    sft()
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.truncate(5)
+    before = files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="shorter than it was"):
+        sft(resume=str(tmp_path / "run" / "checkpoints" / "step-000002"))
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "generation_config.json"])
+def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name):
+    model = tmp_path / "model"
+    shutil.copytree(tiny("gpt2"), model)
+    killed("step.learned:kill@3", lambda: sft(model=str(model)))
+    path = model / name
+    path.write_text((path.read_text("utf-8") if path.exists() else "") + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not what it was when the run began"):
+        sft(model=str(model))
+
+
+def test_another_precision_is_refused(sft, tmp_path):
+    """``auto`` means something else on another processor; the run does not change it unnoticed."""
+    killed("step.learned:kill@3", lambda: sft(dtype="auto"))
+    path = tmp_path / "run" / "environment.json"
+    facts = json.loads(path.read_text("utf-8"))
+    assert facts["device"] == "cpu"
+    path.write_text(json.dumps(facts | {"dtype": "float16"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--dtype was float16 when the run began and is .* --allow-change dtype"):
+        sft(dtype="auto")
+    assert sft(dtype="auto", allow_change=("dtype",))["steps"] == 3
+
+
+def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path):
+    """A change is known from the checkpoint, not from the folder, which has the new settings by then."""
+    changed = {"learning_rate": 0.5, "allow_change": ("learning_rate",), "eval_every": 3, "max_steps": 6}
+    killed("step.learned:kill@3", lambda: sft(eval_every=1, max_steps=6))
+    shutil.copytree(tmp_path / "run", tmp_path / "twice")
+    once = sft(**changed | {"eval_every": 1})
+    for _ in range(2):
+        killed("step.learned:kill@1", lambda: sft(output=tmp_path / "twice", **changed | {"eval_every": 1}))
+    twice = sft(output=tmp_path / "twice", **changed | {"eval_every": 1})
+    assert twice["best"] == once["best"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run.json", "{}"), ("run.json", "[]"), ("environment.json", "{}"), ("environment.json", "[1]")],
+)
+def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content):
+    killed("step.learned:kill@3", sft)
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises((CheckpointError, ConfigError), match=r"cannot be read|of a heedful that could not resume"):
+        sft()
+
+
+@pytest.mark.parametrize("what", ["partial", "no manifest", "of another run"])
+def test_runs_says_what_the_command_will_do(sft, tmp_path, what):
+    killed("step.learned:kill@2", sft)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    if what == "partial":
+        (checkpoints / "step-000001").rename(checkpoints / "step-000002-partial")
+    elif what == "no manifest":
+        (checkpoints / "step-000001" / "MANIFEST.json").unlink()
+    else:
+        marker = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+        (tmp_path / "run" / "run.json").write_text(json.dumps(marker | {"run": "another"}))
+    assert "cannot go on" in state_of(tmp_path / "run").note
+    with pytest.raises(CheckpointError):
+        sft()
+
+
+def test_nobody_sees_a_folder_that_is_not_locked_yet(sft, tmp_path):
+    """While one run is set aside and its successor is not in its place, another start brings the old one back: then the
+    successor gives up, and the old run is whole."""
+    sft()
+    before = files(tmp_path / "run")
+
+    def other(right=faults.hit):
+        def act(point):
+            if point == "run.aside":
+                with pytest.raises(ConfigError, match="is being written"):
+                    check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=True))
+            right(point)
+
+        return act
+
+    import heedful.train.run_folder as module
+
+    right = module.hit
+    module.hit = other()
+    try:
+        with pytest.raises(ConfigError, match="cannot be made"):
+            sft(overwrite=True)
+    finally:
+        module.hit = right
+    assert files(tmp_path / "run") == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path):
+    def refused(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    assert sft()["steps"] == 3
+    assert not is_locked(tmp_path / "run")
+
+
+def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, monkeypatch):
+    def fails(folder, step, *_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", fails)
+    from heedful.errors import Terminated
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(Terminated):
+            sft()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert max(json.loads(line)["step"] for line in lines) == 1
+
+
+def test_a_second_signal_counts_however_often_it_comes(monkeypatch):
+    """Signals 0.8 s apart: the first waits, the next is an echo, the one after it ends at once."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stops = Stops()
+    seen = []
+
+    def press():
+        with stops.shield():
+            for second in (0.0, 0.8, 1.6):  # the second may be the same press
+                now[0] = 100 + second
+                seen.append(second)
+                stops._handle(signal.SIGINT, None)
+            seen.append("it did not end")
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert seen == [0.0, 0.8, 1.6]
+
+
+def test_what_is_complete_raises_the_systems_error(tmp_path):
+    class SafetensorError(Exception):
+        """Named as that of safetensors, which cannot be made to fail here."""
+
+    with pytest.raises(OSError, match=r"\[Errno 28\]"), complete_or_absent(tmp_path / "模型"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(SafetensorError), complete_or_absent(tmp_path / "模型"):
+        raise SafetensorError("Error while deserializing header: InvalidHeader")
+    assert list(tmp_path.iterdir()) == []
