@@ -45,9 +45,10 @@ UNREAD = (
 
 def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
     """What a run should say of a step, if anything; ``problem`` is what its rewards had (`Scores.note`)."""
-    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
+    unfilled = metrics.get("rollout/unfilled_frac", 0) > 0
+    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1 and not unfilled
     notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
-    notes += [UNFILLED] * (metrics.get("rollout/unfilled_frac", 0) > 0)
+    notes += [UNFILLED] * unfilled
     notes += [ALL_MASKED] * (metrics.get("rollout/masked_frac") == 1)
     return "; ".join(notes) or None
 

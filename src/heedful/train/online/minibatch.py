@@ -84,7 +84,7 @@ def take_step(
     if broken:
         sums.totals = dict(before)
         learner.skips.leave_out(learner.schedule.done, update, broken, sources)
-    return Taken(norm, bool(broken), norms[-1] if len(modules) > 1 else math.nan)
+    return Taken(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 
 def critic_norm(of_head: Sequence[Taken], taken: Sequence[Taken]) -> dict[str, float]:
