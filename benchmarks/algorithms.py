@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def grpo(recipe: PPOConfig, **changes: Any) -> Run:
     return train_grpo, GRPOConfig(**settings | changes)
 
 
+def flawless(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+    """1 if the gold judge finds nothing wrong, otherwise 0. So the responses to a prompt often tie, as checked answers do."""
+    return [float(mark == 1.0) for mark in gold_judge(prompts=prompts, completions=completions, **columns)]
+
+
+def dapo(recipe: PPOConfig, **changes: Any) -> Run:
+    """Trained on `flawless`, not on the reward model."""
+    objective = {"aggregate": "token", "clip_range_high": 0.28, "kl_coef": 0.0, "rewards": (), "score_norm_samples": 0}
+    _, config = grpo(recipe, **objective, **changes)
+    return partial(train_grpo, rewards=[flawless]), config
+
+
 def online_dpo(recipe: PPOConfig) -> Run:
     return train_online_dpo, OnlineDPOConfig(**carried(recipe, OnlineDPOConfig))
 
@@ -86,6 +99,11 @@ ALGORITHMS: dict[str, Callable[[PPOConfig], Run]] = {
     "CISPO": lambda r: grpo(r, policy_loss="cispo", aggregate="token", clip_range=1.0),
     "RLOO": lambda r: grpo(r, advantage="leave-one-out", ratio="sequence", kl_in="reward"),
     "REINFORCE": lambda r: grpo(r, samples_per_prompt=1, advantage="batch-mean", kl_in="reward"),
+    "DAPO without dynamic sampling": dapo,
+    "DAPO": lambda r: dapo(r, dynamic_sampling_rounds=3),
+    "GRPO top-p 0.9": lambda r: grpo(r, top_p=0.9),
+    "GRPO top-p 0.9, TIS": lambda r: grpo(r, top_p=0.9, importance="token-truncate"),
+    "GRPO top-p 0.9, sequence-truncate": lambda r: grpo(r, top_p=0.9, importance="sequence-truncate"),
     "online DPO": online_dpo,
     "DPO": dpo,
 }

@@ -119,8 +119,15 @@ ONLINE = [
     ),
     *({name: 0} for name in ("eval_prompts", "rollout_micro_batch_size")),
     {"missing_eos_penalty": -0.1},
+    *({name: -1} for name in ("overlong_buffer", "dynamic_sampling_rounds")),
+    *({"overlong_penalty": x} for x in (0, -1, NAN)),
 ]
-OBJECTIVE = [{"clip_range": 0}, *({"kl_coef": x} for x in (-0.1, NAN))]
+OBJECTIVE = [
+    *({name: x} for name in ("target_entropy", "entropy_step", "importance_high") for x in (0, -1, NAN)),
+    *({"importance_low": x} for x in (-1, NAN)),
+    {"clip_range": 0},
+    *({"kl_coef": x} for x in (-0.1, NAN)),
+]
 PPO = [
     *ONLINE,
     *OBJECTIVE,

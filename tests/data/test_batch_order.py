@@ -32,6 +32,15 @@ def test_batches_are_full_and_every_epoch_holds_each_item_once(sizes, seed):
         assert sorted(visited[epoch * num_items : (epoch + 1) * num_items]) == list(range(num_items))
 
 
+@given(sizes=SIZES, seed=st.integers(), counts=st.lists(st.integers(0, 90), max_size=4))
+def test_items_may_be_taken_in_other_numbers(sizes, seed, counts):
+    """In the same order, without a gap: what one call leaves is the next one's; more than an epoch may be asked for."""
+    num_items, batch_size = sizes
+    order, flat = BatchOrder(num_items, batch_size, seed), BatchOrder(num_items, 1, seed)
+    taken = [item for count in counts for item in order.take(count)] + next(order)
+    assert taken == list(itertools.chain(*take(flat, sum(counts) + batch_size)))
+
+
 @given(sizes=SIZES, seed=st.integers(), before=st.integers(0, 60))
 def test_continuing_equals_never_having_stopped(sizes, seed, before):
     """The state goes into a sampler that has already wandered elsewhere."""

@@ -21,7 +21,7 @@ from heedful.rewards import Reward
 from heedful.sampling.sampler import make_sampler
 from heedful.train.online.experience import collect
 from heedful.train.online.learner import Learner, Prompts
-from heedful.train.online.start import kl_control
+from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import accumulate
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer
 from heedful.types import Message, Prompt
@@ -213,6 +213,7 @@ def make_learner(length):
             optimizer=optimizer,
             schedule=Schedule(optimizer, settings.steps, settings),
             kl=kl_control(settings),
+            entropy=entropy_control(settings),
             score_norm=ScoreNorm(),
             average=None,
             ptx=None,
@@ -269,7 +270,8 @@ def gradient(flat_gradient):
         for module in learner.trained:
             module.zero_grad()
         sums, changed = MetricSums(), replace(learner, config=replace(learner.config, **changes))
-        priced = replace(experience, kl_coef=changes.get("kl_coef", experience.kl_coef))
+        coefs = {name: changes.get(name, getattr(experience, name)) for name in ("kl_coef", "entropy_coef")}
+        priced = replace(experience, **coefs)
         approx_kl = accumulate(changed, priced, sums)
         return flat_gradient(*learner.trained), sums.means(1), float(approx_kl)
 

@@ -47,6 +47,11 @@ RUNS = {
     "ppo average": (train_ppo, PPOConfig, {**ONLINE, "ema_decay": 0.5}),
     "ppo mixed": (train_ppo, PPOConfig, {**ONLINE, "ptx_coef": 0.5, "score_norm_samples": 8}),
     "grpo": (train_grpo, GRPOConfig, ONLINE),
+    "dapo": (
+        train_grpo,
+        GRPOConfig,
+        {**ONLINE, "dynamic_sampling_rounds": 2, "score_clip": 11.0, "overlong_buffer": 4, "target_entropy": 5.565},
+    ),
     "online dpo": (train_online_dpo, OnlineDPOConfig, ONLINE),
 }
 POINTS = list(faults.POINTS)
@@ -148,7 +153,7 @@ def assert_equal_runs(one, other):
     assert same(last_state(one), last_state(other))
 
 
-OFTEN = {"sft lora", "dpo", "ppo shared", "ppo separate", "grpo"}
+OFTEN = {"sft lora", "dpo", "ppo shared", "ppo separate", "grpo", "dapo"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(OnlineConfig):
-    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO's loss, GSPO,
+    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO, GSPO,
     REINFORCE."""
 
     algorithm: ClassVar[str] = "grpo"

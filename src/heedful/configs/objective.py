@@ -78,6 +78,11 @@ class ObjectiveOptions(Settings):
     """Above 1: a bad action counts at most this many times its advantage, however much likelier it became. None is off."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Bonus on the policy's entropy. Raising it keeps responses diverse."""
+    target_entropy: Annotated[float | None, POSITIVE] = None
+    """Mean entropy per token, in nats, that the bonus holds: entropy-coef is only where it starts, then it rises while
+    policy/entropy is below this, and is off while it is above. Set it if the entropy collapses. None keeps entropy-coef."""
+    entropy_step: Annotated[float, POSITIVE] = 0.005
+    """How far the coefficient moves in one step towards target-entropy. Raising it reacts sooner and overshoots more."""
     approx_kl_limit: Annotated[float | None, POSITIVE] = None
     """Once policy/approx_kl of a minibatch is above this, neither it nor the rest of the rollout batch is learned from. None
     is off."""
@@ -110,11 +115,20 @@ class ObjectiveOptions(Settings):
         """The estimator of the penalty."""
         return self.kl_kind or ("k1" if self.kl_in == "reward" else "k3")
 
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether the entropy may have a gradient in some step."""
+        return self.entropy_coef > 0 or self.target_entropy is not None
+
     def check(self) -> None:
         super().check()
         self._check_advantage()
         self._check_surrogate()
         self._check_kl()
+        if self.target_entropy is None and changed(self, "entropy_step"):
+            raise ConfigError(
+                f"--entropy-step {self.entropy_step:g} belongs to --target-entropy, which is not set; add it"
+            )
 
     def _check_advantage(self) -> None:
         if not self.estimator.per_token:

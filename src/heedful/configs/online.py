@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from heedful.configs.checks import multiple, refuse
+from heedful.configs.checks import changed, multiple, refuse
 from heedful.configs.critic import HEAD_LEARNING_RATE, CriticOptions
+from heedful.configs.importance import ImportanceOptions
 from heedful.configs.lora import ReferenceOptions
-from heedful.configs.objective import ObjectiveOptions
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from heedful.configs.scoring import RewardOptions, redacted
@@ -65,6 +65,14 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Taken off the score of a response that was cut by length, or put in its place (see missing-eos)."""
     missing_eos: Literal["subtract", "replace"] = "subtract"
     """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
+    overlong_buffer: Annotated[int, NOT_NEGATIVE] = 0
+    """Tokens before max-new-tokens over which the overlong penalty grows from 0 to all of it (DAPO). Set it to a quarter of
+    max-new-tokens if responses run into the limit. 0 is off."""
+    overlong_penalty: Annotated[float, POSITIVE] = 1.0
+    """Taken off the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
+    dynamic_sampling_rounds: Annotated[int, NOT_NEGATIVE] = 0
+    """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
+    (DAPO). What still ties after that stays (rollout/unfilled_frac). Each round costs sampling and scoring. 0 is off."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
     max_kl: Annotated[float | None, POSITIVE] = None
@@ -144,6 +152,23 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
                 f"--missing-eos replace with --response-length {self.response_length} would replace every score: such "
                 "responses never end by themselves; leave out one of the two"
             )
+        if self.response_length != "stop":
+            refuse(
+                self,
+                "overlong_buffer",
+                because=f"penalises responses that end late, but with --response-length {self.response_length} the policy "
+                "does not choose where they end; leave it out, or use --response-length stop",
+            )
+        if self.overlong_buffer > self.max_new_tokens:
+            raise ConfigError(
+                f"--overlong-buffer {self.overlong_buffer} is larger than --max-new-tokens {self.max_new_tokens}; lower it, "
+                f"such as to {max(1, self.max_new_tokens // 4)}"
+            )
+        if not self.overlong_buffer and changed(self, "overlong_penalty"):
+            raise ConfigError(
+                f"--overlong-penalty {self.overlong_penalty:g} belongs to --overlong-buffer, which is 0; add it, such as "
+                f"--overlong-buffer {max(1, self.max_new_tokens // 4)}"
+            )
         if self.ema_decay and self.weights_dtype != "float32":
             raise ConfigError(
                 f"--ema-decay {self.ema_decay} does not go with --weights-dtype {self.weights_dtype}, in which an average "
@@ -158,8 +183,12 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
+class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
+
+    mask_truncated: bool = False
+    """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, and
+    rollout/masked_frac says how many there were. Use it if a cut response says nothing about how good the policy is."""
 
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
@@ -171,10 +200,11 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
 
     @property
     def needs_old_pass(self) -> bool:
-        """In more than one update the ratio is to the policy before the first; advantages may need KL or values."""
+        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights."""
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
-        return not self.makes_one_update or has_kl_in_reward or has_value_head or self.critic_warmup_steps > 0
+        reads_first = has_kl_in_reward or has_value_head or self.importance != "none"
+        return not self.makes_one_update or reads_first or self.critic_warmup_steps > 0
 
     @property
     def kl_price(self) -> float:
@@ -199,6 +229,18 @@ class OnlineConfig(CriticOptions, ObjectiveOptions, RolloutConfig):
                 else f"--advantage {self.advantage} compares its responses"
             )
             raise ConfigError(f"--rollout-batch-size is {self.rollout_batch_size}, but {reason}; make it at least 2")
+        if self.estimator.compares != "prompt":
+            refuse(
+                self,
+                "dynamic_sampling_rounds",
+                because=f"replaces prompts whose responses score the same, but --advantage {self.advantage} does not compare "
+                "the responses to one prompt, so it learns from these too; leave it out, or use heedful grpo",
+            )
+        if self.mask_truncated and self.response_length != "stop":
+            raise ConfigError(
+                f"--mask-truncated would leave out every response that --response-length {self.response_length} cuts; leave "
+                "out one of the two"
+            )
         if self.policy_loss == "a2c" and (self.ppo_epochs > 1 or self.minibatch_size != self.rollout_batch_size):
             raise ConfigError(
                 "--policy-loss a2c has no ratio that corrects for a policy which has moved since it sampled, so it makes one "

@@ -189,6 +189,11 @@ class SamplingOptions(Settings):
     """On a CUDA device, record the kernels of one token and launch them together: faster for small models, in exchange for
     the memory of the recordings. Other devices have none."""
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some tokens cannot be drawn, so that others are drawn more often than the policy says."""
+        return self.temperature == 0 or self.top_k > 0 or self.top_p < 1
+
     def check(self) -> None:
         super().check()
         if self.min_new_tokens > self.max_new_tokens:

@@ -9,13 +9,16 @@ from types import ModuleType as _Module
 from heedful.core.advantages import *
 from heedful.core.agreement import *
 from heedful.core.best_of_n import *
+from heedful.core.entropy_control import *
 from heedful.core.groups import *
+from heedful.core.importance import *
 from heedful.core.intervals import *
 from heedful.core.kl_control import *
 from heedful.core.logprobs import *
 from heedful.core.masking import *
 from heedful.core.policy_losses import *
 from heedful.core.preference_losses import *
+from heedful.core.responses import *
 from heedful.core.rounding import *
 from heedful.core.score_norm import *
 from heedful.core.surrogates import *

@@ -41,9 +41,13 @@ class BatchOrder:
         return self
 
     def __next__(self) -> list[int]:
+        return self.take(self._batch_size)
+
+    def take(self, count: int) -> list[int]:
+        """Return the next ``count`` items, which may be fewer or more than a batch."""
         batch: list[int] = []
-        while len(batch) < self._batch_size:
-            taken = self._order[self._cursor : self._cursor + self._batch_size - len(batch)]
+        while len(batch) < count:
+            taken = self._order[self._cursor : self._cursor + count - len(batch)]
             batch += taken
             self._cursor += len(taken)
             if self._cursor == self._num_items:

@@ -4,7 +4,6 @@ The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the set
 """
 
 import json
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 
 from heedful.configs.demo import DemoConfig
@@ -32,6 +32,7 @@ from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
 from heedful.train.online.engine import train_ppo
+from heedful.train.online.performance import most_memory_gb
 from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
@@ -82,7 +83,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     measured, answers = measure_policies(settings.ppo, config.output)
     write_rows(config.output / "answers.jsonl", answers)
     draw_curves([config.output / stage for stage in STAGES], config.output / "curves.png")
-    summary = {"seed": config.seed, **measured, **trained, "peak_memory_gb": peak_memory_gb()}
+    summary = {"seed": config.seed, **measured, **trained, "peak_memory_gb": most_memory_gb(torch.device("cpu"))}
     summary |= {"seconds": round(spent + time.perf_counter() - started, 2)}
     write_json(config.output / "summary.json", summary)
     drop_replaced(config.output)
@@ -161,16 +162,6 @@ def sizes_of(output: Path, eval_fraction: float) -> Sizes:
         swapped_share=sum(row["flipped"] for row in pairs) / len(pairs),
         parameters=(output / "base" / "model.safetensors").stat().st_size // 4,
     )
-
-
-def peak_memory_gb() -> float:
-    """Return the most memory that this process has used, in GB; 0 if the system does not report it."""
-    if sys.platform == "win32":
-        return 0.0
-    from resource import RUSAGE_SELF, getrusage
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(getrusage(RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -69,7 +69,7 @@ def work_of(
         optimizer_on_device=config.optimizer_device == "same",
         averages_weights=online is not None and online.ema_decay > 0,
         checkpointing=config.gradient_checkpointing,
-        with_entropy=engine is not None and engine.entropy_coef > 0,
+        with_entropy=engine is not None and engine.has_entropy_bonus,
         rows=rows,
         length=lengths.longest,
         responses=lengths.longest - lengths.prompt,

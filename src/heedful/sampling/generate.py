@@ -62,10 +62,11 @@ def sample(
     stops = stop_ids if sampling.response_length == "stop" else ()
     model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
 
-    def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and log-probs ``[rows, max_new_tokens]``, and how many of them each response has."""
+    def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Tokens, log-probs and those of all that was kept ``[rows, max_new_tokens]``; how many of them a response has."""
         tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
         logprobs = torch.zeros(tokens.shape, device=policy.device)
+        kept = torch.zeros_like(logprobs) if sampling.leaves_out else None
         counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
         for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], limit):
             steps = decode(
@@ -83,17 +84,24 @@ def sample(
                 places = where[step.rows]
                 tokens[places, i] = step.tokens
                 logprobs[places, i] = step.logprobs.to(logprobs.dtype)
+                if kept is not None and step.kept is not None:
+                    kept[places, i] = step.kept.to(kept.dtype)
                 counts[places] += step.active
-        return tokens, logprobs, counts
+        return tokens, logprobs, kept, counts
 
-    tokens, logprobs, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
+    tokens, logprobs, kept, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
+
+    def inside(numbers: Tensor) -> Tensor:
+        return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
+
     return Rollouts(
         batch=batch,
         lengths=counts,
         truncated=torch.tensor([response[-1] not in stops for response in responses], device=policy.device),
-        sampler_logprobs=torch.where(batch.response_mask, logprobs[:, : batch.response_mask.shape[1]], 0.0),
+        sampler_logprobs=inside(logprobs),
+        kept_logprobs=None if kept is None else inside(kept),
     )
 
 
@@ -104,6 +112,8 @@ class Step(NamedTuple):
     """Index of the row's prompt."""
     tokens: Tensor
     logprobs: Tensor
+    kept: Tensor | None
+    """Log of the probability of all tokens that could be drawn; None if every token could."""
     active: Tensor
     """False = the row had ended before, so its token means nothing."""
 
@@ -144,8 +154,8 @@ def decode(
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     logits = decoder.read_prompts()
     for step in range(most):
-        tokens, logprobs = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
-        yield Step(rows, tokens, logprobs, active)
+        tokens, logprobs, kept = _next_tokens(logits, sampling, uniforms[rows.to(uniforms.device), step])
+        yield Step(rows, tokens, logprobs, kept, active)
         active = active & ~torch.isin(tokens, stops) & (step + 1 < lengths[rows])
         if device.type == "cpu" or step % CHECK_EVERY == CHECK_EVERY - 1:
             num_active = int(active.sum())
@@ -160,16 +170,20 @@ def decode(
         logits = decoder.read_tokens(torch.where(active, tokens, pad_id))
 
 
-def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample tokens. Returns them and their log-probs under the unfiltered distribution at the sampling temperature."""
+def _next_tokens(logits: Tensor, sampling: SamplingOptions, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sample tokens. Returns them, their log-probs under the unfiltered distribution at the sampling temperature, and the log
+    of the probability that this gives all tokens that could be drawn; None if every token could.
+    """
     temperature = sampling.temperature or 1.0
     scaled = logits if temperature == 1 else logits / temperature
-    if sampling.temperature > 0 and sampling.top_k == 0 and sampling.top_p == 1:  # one softmax does for both
+    if not sampling.leaves_out:  # one softmax does for both
         probabilities = scaled.softmax(dim=-1)
         tokens = draw_from(probabilities, uniforms)
-        return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+        return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log(), None
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=-1)
-    else:
-        tokens = draw(filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p), uniforms)
-    return tokens, token_logprobs(scaled, tokens)
+        logprobs = token_logprobs(scaled, tokens)
+        return tokens, logprobs, logprobs
+    filtered = filter_logits(scaled, top_k=sampling.top_k, top_p=sampling.top_p)
+    tokens = draw(filtered, uniforms)
+    return tokens, token_logprobs(scaled, tokens), filtered.logsumexp(dim=-1) - scaled.logsumexp(dim=-1)

@@ -1,12 +1,13 @@
 """The result of sampling."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.data.collate import Batch
+from heedful.data.collate import Batch, collate
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,16 @@ class Rollouts:
     truncated: Bool[Tensor, " batch"]
     """True = no stop token was sampled: the response was cut off by its length."""
     sampler_logprobs: Float[Tensor, "batch time"]
-    """Log-probs of the sampled tokens, unfiltered, with the temperature applied. For diagnosis, never for a loss."""
+    """Log-probs of the sampled tokens, unfiltered, with the temperature applied. They enter a loss only as weights
+    (``--importance``), with ``kept_logprobs``."""
+    kept_logprobs: Float[Tensor, "batch time"] | None = None
+    """Log of the probability of all tokens that could be drawn at each place, after top-k and top-p (at temperature 0: of the
+    likeliest one); at most 0. None if every token could be."""
+
+    @property
+    def drawn_logprobs(self) -> Float[Tensor, "batch time"]:
+        """Log-probs of the sampled tokens under what they were drawn from: filtered, divided by the mass that was kept."""
+        return self.sampler_logprobs if self.kept_logprobs is None else self.sampler_logprobs - self.kept_logprobs
 
     def responses(self, *, with_stop: bool) -> list[list[int]]:
         """Return the ids of each response, with or without the stop token that ended it."""
@@ -32,10 +42,38 @@ class Rollouts:
 
     def select(self, rows: Tensor) -> "Rollouts":
         """Return the rows at these indices, in this order."""
-        return Rollouts(self.batch.select(rows), self.lengths[rows], self.truncated[rows], self.sampler_logprobs[rows])
+        kept = None if self.kept_logprobs is None else self.kept_logprobs[rows]
+        batch, sampled = self.batch.select(rows), self.sampler_logprobs[rows]
+        return Rollouts(batch, self.lengths[rows], self.truncated[rows], sampled, kept)
 
     def to(self, device: torch.device) -> "Rollouts":
         """Return the rollouts on another device."""
-        return Rollouts(
-            self.batch.to(device), self.lengths.to(device), self.truncated.to(device), self.sampler_logprobs.to(device)
-        )
+        kept = None if self.kept_logprobs is None else self.kept_logprobs.to(device)
+        batch, sampled = self.batch.to(device), self.sampler_logprobs.to(device)
+        return Rollouts(batch, self.lengths.to(device), self.truncated.to(device), sampled, kept)
+
+
+def joined(parts: Sequence[Rollouts], rows: Sequence[int], *, pad_id: int) -> Rollouts:
+    """Put rows of several rollouts, sampled with the same settings, into one batch; rows are counted through all parts."""
+    prompts, responses = [], []
+    for part in parts:
+        ids, mask = part.batch.ids, part.batch.attention_mask
+        longest = ids.shape[1] - part.batch.response_mask.shape[1]
+        begins = (longest - mask[:, :longest].sum(dim=1)).tolist()
+        prompts += [row[begin:longest] for row, begin in zip(ids.tolist(), begins, strict=True)]
+        responses += part.responses(with_stop=True)
+    batch = collate([prompts[row] for row in rows], [responses[row] for row in rows], pad_id=pad_id)
+    time, chosen = batch.response_mask.shape[1], torch.tensor(rows, device=parts[0].lengths.device)
+
+    def padded(numbers: Sequence[Tensor]) -> Tensor:
+        same = [torch.nn.functional.pad(x[:, :time], (0, max(0, time - x.shape[1]))) for x in numbers]
+        return torch.cat(same)[chosen]
+
+    kept = [part.kept_logprobs for part in parts if part.kept_logprobs is not None]
+    return Rollouts(
+        batch=batch.to(chosen.device),
+        lengths=torch.cat([part.lengths for part in parts])[chosen],
+        truncated=torch.cat([part.truncated for part in parts])[chosen],
+        sampler_logprobs=padded([part.sampler_logprobs for part in parts]),
+        kept_logprobs=padded(kept) if kept else None,
+    )

@@ -94,8 +94,15 @@ def lr_factor(step: int, *, total_steps: int, options: OptimizerOptions) -> floa
     return 1.0
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module], max_grad_norm: float) -> float:
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    modules: Sequence[nn.Module],
+    max_grad_norm: float,
+    all_norms: list[float] | None = None,
+) -> float:
     """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
+
+    The norms of all that learn are appended to ``all_norms``.
 
     If a norm is not finite, the step is left out for every module, as if it had never been: weights, moments and the
     optimizer's count of steps stay; that norm is returned. In float16 the scale of the gradients is then halved: that is how
@@ -110,6 +117,8 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
         for parameters in with_gradients
         if parameters  # a policy stands still while its critic warms up
     ]
+    if all_norms is not None:
+        all_norms += norms
     broken = next((norm for norm in norms if not math.isfinite(norm)), None)
     if broken is not None and scaler is not None and scaler.get_scale() < 1:
         raise TrainingError(
@@ -128,27 +137,33 @@ def optimizer_step(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module
 
 def step_metrics(norms: Sequence[float]) -> dict[str, float]:
     """Mean gradient norm of optimizer steps, and how many were skipped, if any (see `optimizer_step`)."""
+    mean, skipped = mean_norm(norms), sum(not math.isfinite(norm) for norm in norms)
+    metrics = {} if mean is None else {"optimizer/grad_norm": mean}
+    return metrics | ({"optimizer/skipped_steps": float(skipped)} if skipped else {})
+
+
+def mean_norm(norms: Sequence[float]) -> float | None:
+    """Mean of those that are finite; None if there are none."""
     finite = [norm for norm in norms if math.isfinite(norm)]
-    metrics = {"optimizer/grad_norm": sum(finite) / len(finite)} if finite else {}
-    if len(finite) < len(norms):
-        metrics["optimizer/skipped_steps"] = float(len(norms) - len(finite))
-    return metrics
+    return sum(finite) / len(finite) if finite else None
 
 
 class MetricSums:
-    """Adds up metrics of micro-batches, which are shares of a step, and averages over steps."""
+    """Adds up metrics of micro-batches, which are shares of a step, and averages over steps. Of one whose name ends in
+    ``_max`` it keeps the largest."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, metrics: Metrics) -> None:
         for name, value in metrics.items():
-            self.totals[name] = self.totals.get(name, torch.zeros((), device=value.device)) + value
+            so_far = self.totals.get(name, torch.zeros((), device=value.device))
+            self.totals[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value
 
     def are_finite(self) -> bool:
         """True if every sum is a finite number. This reads them once, so it waits for a GPU."""
         return not self.totals or bool(torch.stack([total.isfinite() for total in self.totals.values()]).all())
 
     def means(self, steps: int) -> dict[str, float]:
-        """Sums divided by the number of optimizer steps they were taken over."""
-        return {name: float(total) / steps for name, total in self.totals.items()}
+        """Sums divided by the number of optimizer steps they were taken over; maxima as they are."""
+        return {name: float(total) / (1 if name.endswith("_max") else steps) for name, total in self.totals.items()}

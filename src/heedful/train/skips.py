@@ -1,5 +1,6 @@
 """Steps that are left out because a number is not finite: which, with which records, and when there are too many."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ class Taken(NamedTuple):
     """Of the gradient, before clipping; not finite if there was no step."""
     is_left_out: bool = False
     """True if its numbers were broken. In float16, gradients that are too large for the present scale are not."""
+    critic_norm: float = math.nan
+    """Of the gradient of a critic with its own network; NaN if none learned."""
 
 
 @dataclass

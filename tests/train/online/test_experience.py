@@ -12,8 +12,8 @@ from heedful.models.policy import freeze
 from heedful.rewards import Reward
 from heedful.sampling.sampler import Sampler
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online import respond
-from heedful.train.online.respond import penalise_missing_eos
+from heedful.train.online import dynamic_sampling
+from heedful.train.online.shaping import penalise_missing_eos
 from heedful.train.online.start import reference_score_norm
 from heedful.types import MicroBatch
 
@@ -231,12 +231,12 @@ def test_ties_are_counted_after_penalties(config, make_learner, experience_of, m
     """Of four prompts all but the first have equal scores; the third's second response was cut and loses 1."""
     learner = make_learner(config(GRPOConfig, missing_eos_penalty=1.0))
     scores = [1.0, 2.0, 3.0, 4.0, *[5.0] * 12]
-    given = respond.score_tokens
+    given = dynamic_sampling.score_tokens
 
     def equal(rewards, completions):
         return given([Reward("planned", lambda completions, **_: scores)], completions)
 
-    monkeypatch.setattr(respond, "score_tokens", equal)
+    monkeypatch.setattr(dynamic_sampling, "score_tokens", equal)
     sample = Sampler.respond
 
     def cut(*arguments):

@@ -58,6 +58,7 @@ class Option:
 
 
 KL = {"kl_coef": 0.5}
+FILTERED = {"top_p": 0.5, "temperature": 0.5}
 MOVED = {"ppo_epochs": 6, "minibatch_size": 1}
 """Ratios of bad responses rise only while others are learned from."""
 OPTIONS = {
@@ -72,6 +73,12 @@ OPTIONS = {
     "clip-range-high": Option({"clip_range_high": 1e-5}),
     "dual-clip": Option({"dual_clip": 1.00001}, MOVED),
     "entropy-coef": Option({"entropy_coef": 0.5}),
+    "target-entropy": Option({"target_entropy": 9.0}),
+    "entropy-step": Option({"entropy_step": 0.5}, {"target_entropy": 9.0}),
+    "importance": Option({"importance": ...}, FILTERED),
+    "importance-low": Option({"importance_low": 0.55}, FILTERED | {"importance": ...}),
+    "importance-high": Option({"importance_high": 0.3}, FILTERED | {"importance": ...}),
+    "importance-normalise": Option({"importance_normalise": True}, FILTERED | {"importance": ...}),
     "approx-kl-limit": Option({"approx_kl_limit": 1e-12}),
     "ppo-epochs": Option({"ppo_epochs": 3}),
     "kl-coef": Option({"kl_coef": 0.7}),
@@ -89,6 +96,10 @@ OPTIONS = {
     "score-clip": Option({"score_clip": 4.5}),
     "missing-eos-penalty": Option({"missing_eos_penalty": 3.0}),
     "missing-eos replace": Option({"missing_eos": "replace"}, {"missing_eos_penalty": 3.0, "response_length": "stop"}),
+    "overlong-buffer": Option({"overlong_buffer": 5}, {"response_length": "stop"}),
+    "overlong-penalty": Option({"overlong_penalty": 3.0}, {"response_length": "stop", "overlong_buffer": 5}),
+    "mask-truncated": Option({"mask_truncated": True}, {"response_length": "stop"}),
+    "dynamic-sampling-rounds": Option({"dynamic_sampling_rounds": 2}, reward="ties"),
     "ptx-data": Option({"ptx_data": ..., "ptx_coef": 1.0}),
     "ema-decay": Option({"ema_decay": 0.5}),
     "reference": Option({"reference": ...}, KL),
@@ -107,7 +118,11 @@ def dense(completion_ids, **_):
     return [[float(i % 3) for i, _ in enumerate(ids)] for ids in completion_ids]
 
 
-REWARDS = {"length": length, "dense": dense}
+def ties(completions, **_):
+    return [float(len(completion) > 4) for completion in completions]
+
+
+REWARDS = {"length": length, "dense": dense, "ties": ties}
 
 
 @cache
@@ -158,6 +173,7 @@ def make(preset, settings):
         "ratio": "sequence-mean" if is_whole else "sequence",
         "whiten_advantages": not default.get("whiten_advantages"),
         "aggregate": "sequence" if default.get("aggregate") != "sequence" else "token",
+        "importance": "sequence-mask" if is_whole or default.get("ratio") == "sequence-mean" else "token-mask",
         "kl_in": "loss" if default.get("kl_in") == "reward" else "reward",
         "ptx_data": str(folder() / "demonstrations.jsonl"),
         "reference": str(folder() / "reference"),
@@ -182,8 +198,8 @@ def trace(config, reward):
 
 
 @cache
-def plain(preset, beside):
-    return trace(make(preset, dict(beside)), "length")
+def plain(preset, beside, reward):
+    return trace(make(preset, dict(beside)), reward)
 
 
 def outcome(preset, option):
@@ -197,7 +213,7 @@ def outcome(preset, option):
     if tried.reward == "dense":  # against the same sums without their places
         before, old_weights = trace_of_sums(preset)
     else:
-        before, old_weights = plain(preset, tuple(tried.beside.items()))
+        before, old_weights = plain(preset, tuple(tried.beside.items()), tried.reward)
     if weights.shape != old_weights.shape or not torch.equal(weights, old_weights) or metrics != before:
         return "yes"
     return "as its sum" if tried.reward == "dense" else "no effect"

@@ -124,7 +124,7 @@ def test_a_value_heads_gradient(
     learner = make_learner(config(action=action, value_epochs=3), noise=0.05)
     e, found = moved(experience_of(learner)), []
 
-    def noted(_, modules, __):
+    def noted(_, modules, *__):
         found.append(flat_gradient(*modules))
         assert all(parameter.grad is None for parameter in learner.policy.lm.parameters())
         modules[0].zero_grad()
@@ -159,9 +159,9 @@ def test_each_minibatch_of_each_epoch_is_one_optimizer_step(config, length, monk
     """A value head has steps of its own besides."""
     step, calls = minibatch.optimizer_step, []
 
-    def counted(optimizer, modules, max_grad_norm):
+    def counted(optimizer, modules, *options):
         calls.append(isinstance(modules[0], ValueHead))
-        return step(optimizer, modules, max_grad_norm)
+        return step(optimizer, modules, *options)
 
     monkeypatch.setattr(minibatch, "optimizer_step", counted)
     kind = {"kind": GRPOConfig} if train is train_grpo else {"value_epochs": 3}
@@ -200,11 +200,11 @@ def no_more_steps_than(number):
     """Of the policy."""
     right, steps = minibatch.optimizer_step, []
 
-    def step(optimizer, modules, max_grad_norm):
+    def step(optimizer, modules, *options):
         if isinstance(modules[0], ValueHead):
-            return right(optimizer, modules, max_grad_norm)
+            return right(optimizer, modules, *options)
         steps.append(1)
-        return right(optimizer, modules, max_grad_norm) if len(steps) <= number else 0.0
+        return right(optimizer, modules, *options) if len(steps) <= number else 0.0
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minibatch, "optimizer_step", step)

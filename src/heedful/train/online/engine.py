@@ -1,7 +1,7 @@
 """The online engine: a policy learns from rewards of its own responses.
 
 PPO (Schulman et al. 2017; Ouyang et al. 2022), A2C (Mnih et al. 2016), GRPO (Shao et al. 2024) and by settings RLOO (Ahmadian
-et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO's token average and asymmetric clip (Yu et al. 2025), GSPO (Zheng et al. 2025)
+et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025), GSPO (Zheng et al. 2025)
 and REINFORCE (Williams 1992) are the same loop. What differs is chosen from two tables: advantages
 (`heedful.train.online.advantages`) and surrogates (`heedful.core.surrogates`).
 """

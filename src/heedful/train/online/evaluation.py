@@ -14,7 +14,8 @@ from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
-from heedful.train.online.respond import Scored, shape
+from heedful.train.online.respond import Scored
+from heedful.train.online.shaping import shape
 
 
 def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt]) -> dict[str, float]:
@@ -59,7 +60,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         if verdicts.failed:
             judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
     norm = learner.score_norm.current
-    shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts.truncated, norm, config)
+    shaped = shape(torch.tensor(scores, device=rollouts.truncated.device), rollouts, norm, config)
     return {
         "eval/score_mean": sum(scores) / len(scores),
         "eval/objective": norm.mean + norm.std * (float(shaped.mean()) - config.kl_price * (kl or 0.0)),

@@ -14,6 +14,7 @@ from heedful.data.collate import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.sampling.teacher_forced import token_values
 from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size
+from heedful.train.online.importance import weigh
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import critic_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.respond import respond
@@ -38,6 +39,8 @@ class Experience:
     Without ``old_logprobs`` the update fills it in."""
     kl_coef: float
     """The coefficient of the KL penalty in this step."""
+    entropy_coef: float
+    """That of the entropy bonus."""
     completions: list[Completion]
     scores: list[float]
     """As the rewards gave them, before normalisation and penalties."""
@@ -78,6 +81,17 @@ class Experience:
             is_finite=None,
         )
 
+    def only(self, marked: Tensor) -> "Experience":
+        """The marked rows, with their texts and the metrics of all."""
+        rows = marked.nonzero().squeeze(1)
+        return replace(
+            self.select(rows),
+            completions=[self.completions[row] for row in rows.tolist()],
+            scores=[self.scores[row] for row in rows.tolist()],
+            metrics=self.metrics,
+            is_finite=_rows(self.is_finite, rows),
+        )
+
 
 def _rows(numbers: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if numbers is None else numbers[rows]
@@ -115,15 +129,18 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     advantages, returns = ADVANTAGES[config.advantage](rewards, config)
     if config.whiten_advantages:
         advantages = core.whiten(advantages, actions)
+    advantages, of_weights = weigh(advantages, scored, config)
 
     metrics = rollout_metrics(scored, shaped=scored.shaped if config.estimator.per_token else rewards.per_response)
-    metrics |= score_metrics(scored, config)
+    metrics |= score_metrics(scored, config) | of_weights
     if values is not None and returns is not None:
         metrics |= critic_metrics(values, returns, actions)
     if config.estimator.compares:
         metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config), rewards.valid)
+    if config.mask_truncated:
+        metrics["rollout/masked_frac"] = float(scored.rollouts.truncated.float().mean())
     metrics["time/score"] = time.perf_counter() - started - metrics["time/rollout"]
-    return Experience(
+    experience = Experience(
         batch=batch,
         old_logprobs=None if old is None else old.logprobs,
         ref_logprobs=ref_logprobs,
@@ -132,6 +149,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         returns=returns,
         kl=scored.kl,
         kl_coef=learner.kl.coef,
+        entropy_coef=learner.entropy.coef,
         completions=scored.completions,
         scores=scored.scores,
         metrics=metrics,
@@ -140,3 +158,4 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         sampler_logprobs=sampler_logprobs if old is None else None,
         is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
     )
+    return experience.only(~scored.rollouts.truncated) if config.mask_truncated else experience

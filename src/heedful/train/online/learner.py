@@ -47,7 +47,14 @@ class Prompts(Iterator[list[EncodedPrompt]]):
         self.prompts, self.order, self.samples_per_prompt = prompts, order, samples_per_prompt
 
     def __next__(self) -> list[EncodedPrompt]:
-        return [self.prompts[row] for row in next(self.order) for _ in range(self.samples_per_prompt)]
+        return self._repeated(next(self.order))
+
+    def take(self, count: int) -> list[EncodedPrompt]:
+        """The next ``count`` prompts, each as often as it is to be answered."""
+        return self._repeated(self.order.take(count))
+
+    def _repeated(self, rows: Sequence[int]) -> list[EncodedPrompt]:
+        return [self.prompts[row] for row in rows for _ in range(self.samples_per_prompt)]
 
 
 @dataclass
@@ -75,6 +82,8 @@ class Learner(Generic[C_co]):
     sampler: Sampler
     judges: Sequence[Reward] = ()
     """What chooses among evaluated models; nothing is learned from them."""
+    entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
+    """The coefficient of the entropy bonus."""
     health: Health = field(default_factory=Health)
     skips: Skips = field(default_factory=lambda: Skips(None, 0))
     room: Room = field(default_factory=Room)
@@ -118,6 +127,7 @@ class Learner(Generic[C_co]):
             "optimizer": optimizer_state(self.optimizer),
             "schedule": self.schedule.state_dict(),
             "kl": self.kl.state_dict(),
+            "entropy": self.entropy.state_dict(),
             "score_norm": self.score_norm.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "ptx": None if self.ptx is None else self.ptx.order.state_dict(),
@@ -147,6 +157,8 @@ class Learner(Generic[C_co]):
         self.schedule.load_state_dict(state["schedule"])
         if isinstance(self.kl, core.AdaptiveKL):  # a fixed one is a setting
             self.kl.load_state_dict(state["kl"])
+        if self.entropy.target is not None:
+            self.entropy.load_state_dict(state["entropy"])
         if isinstance(self.score_norm, core.RunningScoreNorm):
             self.score_norm.load_state_dict(state["score_norm"])
         else:

@@ -25,6 +25,17 @@ TIED = (
     "--samples-per-prompt or --temperature, or use a reward that tells responses apart"
 )
 """What a run says once if a step could not learn from its scores."""
+UNFILLED = (
+    "some prompts whose responses all score the same could not be replaced by others within --dynamic-sampling-rounds, and "
+    "teach nothing (rollout/unfilled_frac); if this persists, raise it or --samples-per-prompt, or use prompts that are "
+    "neither too easy nor too hard"
+)
+"""What a run says once if dynamic sampling did not find enough prompts."""
+ALL_MASKED = (
+    "every response was cut at --max-new-tokens, so with --mask-truncated this step learns nothing; if this persists, raise "
+    "--max-new-tokens"
+)
+"""What a run says once if no response was left to learn from."""
 UNREAD = (
     "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
     "persists, lower --max-new-tokens or use a reward model that reads more"
@@ -34,8 +45,11 @@ UNREAD = (
 
 def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str | None = None) -> str | None:
     """What a run should say of a step, if anything; ``problem`` is what its rewards had (`Scores.note`)."""
-    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1
+    unfilled = metrics.get("rollout/unfilled_frac", 0) > 0
+    tied = samples_per_prompt > 1 and metrics.get("reward/tied_frac") == 1 and not unfilled
     notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
+    notes += [UNFILLED] * unfilled
+    notes += [ALL_MASKED] * (metrics.get("rollout/masked_frac") == 1)
     return "; ".join(notes) or None
 
 
@@ -46,25 +60,33 @@ def rollout_metrics(scored: Scored, *, shaped: Tensor) -> dict[str, float]:
         scored: a rollout batch.
         shaped: ``[batch]``, what the advantages were estimated from.
     """
-    rollouts = scored.rollouts
-    raw = torch.tensor(scored.scores, dtype=torch.float64)
+    rollouts, mask = scored.rollouts, scored.rollouts.batch.response_mask
+    raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), rollouts.lengths.float()
+    low, middle, high = lengths.quantile(lengths.new_tensor([0.1, 0.5, 0.9]))
     metrics = {
         "reward/score_mean": raw.mean(),
         "reward/score_std": raw.std(correction=0),
         "reward/shaped_mean": shaped.mean(),
-        "rollout/response_length": rollouts.lengths.float().mean(),
+        "rollout/response_length": lengths.mean(),
+        "rollout/length_p10": low,
+        "rollout/length_p50": middle,
+        "rollout/length_p90": high,
+        "rollout/length_max": lengths.max(),
         "rollout/eos_frac": 1 - rollouts.truncated.float().mean(),
+        "rollout/repeated_frac": core.repeated_ngrams(rollouts.batch.ids[:, -mask.shape[1] :], mask).mean(),
     }
+    if rollouts.kept_logprobs is not None:
+        metrics["rollout/kept_mass"] = core.masked_mean(rollouts.kept_logprobs.exp(), mask)
     if scored.old is not None:
         metrics |= pass_metrics(
             scored.old,
             rollouts.sampler_logprobs,
             None if scored.ref_logprobs is None else scored.kl,
-            rollouts.batch.response_mask,
-            num_tokens=rollouts.batch.response_mask.sum(),
+            mask,
+            num_tokens=mask.sum(),
             num_responses=len(scored.kl),
         )
-    return {name: float(value) for name, value in metrics.items()} | scored.seconds
+    return {name: float(value) for name, value in metrics.items()} | scored.seconds | scored.refilled
 
 
 def pass_metrics(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from heedful.configs.online import RolloutConfig
 from heedful.train.online.learner import Learner
-from heedful.train.optimization import MetricSums, optimizer_step
+from heedful.train.optimization import MetricSums, mean_norm, optimizer_step
 from heedful.train.skips import Taken
 from heedful.types import MicroBatch
 
@@ -74,17 +74,28 @@ def take_step(
         sources: where the minibatch's records were read.
         most_approx_kl: above it, ratios have exploded.
     """
-    broken, norm = broken_numbers(sums, before, most_approx_kl), math.nan
+    broken, norm, norms = broken_numbers(sums, before, most_approx_kl), math.nan, list[float]()
     if broken:
         learner.optimizer.zero_grad(set_to_none=True)
     else:
-        norm = optimizer_step(learner.optimizer, modules, learner.config.max_grad_norm)
+        norm = optimizer_step(learner.optimizer, modules, learner.config.max_grad_norm, norms)
         if not math.isfinite(norm) and learner.policy.grad_scaler is None:
             broken = {"gradient norm": norm}
     if broken:
         sums.totals = dict(before)
         learner.skips.leave_out(learner.schedule.done, update, broken, sources)
-    return Taken(norm, bool(broken))
+    return Taken(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
+
+
+def critic_norm(of_head: Sequence[Taken], taken: Sequence[Taken]) -> dict[str, float]:
+    """``value/grad_norm``: mean norm of the critic's own gradient over its steps; nothing if it made none.
+
+    Args:
+        of_head: steps of a value head on the policy's trunk.
+        taken: steps of the policy, and with it of a critic that has a network of its own.
+    """
+    norm = mean_norm([step.norm for step in of_head] or [step.critic_norm for step in taken])
+    return {} if norm is None else {"value/grad_norm": norm}
 
 
 def broken_numbers(sums: MetricSums, before: Mapping[str, Tensor], most_approx_kl: float) -> dict[str, float]:

@@ -23,6 +23,7 @@ from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
 from heedful.train.online.minibatch import gradients, take_step
+from heedful.train.online.performance import performance
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums, step_metrics
@@ -110,8 +111,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics |= step_metrics([step.norm for step in taken])
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt, scored.valid)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
-    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-    return metrics | {"perf/tokens_per_second": float(scored.rollouts.lengths.sum()) / seconds}
+    return metrics | performance(metrics, float(scored.rollouts.lengths.sum()), learner.policy.device)
 
 
 def _gradients(

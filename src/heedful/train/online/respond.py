@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,11 +13,13 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
-from heedful.rewards.interface import Scores, score_tokens
+from heedful.rewards.interface import Scores
 from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.online.dynamic_sampling import draw_untied
 from heedful.train.online.learner import Learner
+from heedful.train.online.shaping import shape
 from heedful.types import Completion
 
 
@@ -43,6 +45,8 @@ class Scored:
     seconds: dict[str, float]
     valid: Bool[Tensor, " sampled"] | None = None
     """Which of the responses that were sampled have a score, and so are here; None if all do."""
+    refilled: dict[str, float] = field(default_factory=dict)
+    """Metrics of dynamic sampling."""
 
     @property
     def scores(self) -> list[float]:
@@ -57,15 +61,11 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     update (``needs_old_pass``). Responses on which a reward failed are left out of all that follows. Raises RewardError.
     """
     config, started = learner.config, time.perf_counter()
-    rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
-    hit("rollout")
-    sampled = time.perf_counter()
-    given, valid = score_tokens(learner.rewards, completions), None
-    hit("reward")
-    if given.failed:
-        rows = torch.tensor(given.scored, device=rollouts.lengths.device)
-        valid = torch.zeros(len(completions), dtype=torch.bool, device=rows.device).index_fill(0, rows, True)
-        rollouts, completions, given = rollouts.select(rows), [completions[row] for row in rows], given.without_failed()
+    drawn = draw_untied(learner, prompts)
+    rollouts, completions, given, valid = drawn.rollouts, drawn.completions, drawn.given, drawn.valid
+    if valid is not None:
+        rollouts, completions = rollouts.select(valid.nonzero().squeeze(1)), [completions[row] for row in given.scored]
+        given = given.without_failed()
     unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
@@ -89,32 +89,17 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             micro_batch=config.micro_batch,
             room=learner.room,
         ).logprobs
-    shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts.truncated, norm, config)
+    shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts, norm, config)
     kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
     if old is not None and ref_logprobs is not None:
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     hit("pass")
-    seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid)
+    seconds = {"time/rollout": drawn.seconds, "time/score": time.perf_counter() - started - drawn.seconds}
+    return Scored(
+        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid, drawn.metrics
+    )
 
 
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """KL to the reference of each response ``[batch]``: k1 summed over its tokens."""
     return torch.where(response_mask, core.kl_estimate(logprobs, ref_logprobs, kind="k1"), 0.0).sum(dim=1)
-
-
-def shape(scores: Tensor, truncated: Tensor, norm: core.ScoreNorm, config: RolloutConfig) -> Tensor:
-    """Scores ``[batch]`` as training counts them: normalised, clipped, with the penalty of responses that have no end."""
-    clipped = core.clip_scores((scores - norm.mean) / norm.std, config.score_clip)
-    return penalise_missing_eos(clipped, truncated, config)
-
-
-def penalise_missing_eos(scores: Tensor, truncated: Tensor, config: RolloutConfig) -> Tensor:
-    """Scores ``[batch]`` with the penalty of responses that were cut by length, as ``missing_eos`` says.
-
-    "subtract" takes it off the score (as TRL does), "replace" puts minus the penalty in the score's place (Ziegler et al.
-    2019, Huang et al. 2023, with a penalty of 1).
-    """
-    if config.missing_eos == "replace":
-        return torch.where(truncated, -config.missing_eos_penalty, scores)
-    return scores - config.missing_eos_penalty * truncated

@@ -36,7 +36,14 @@ from heedful.train.setup import load_reference, load_trained, prepare, resolve_m
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch
 
-OFF_POLICY = "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy"
+OFF_POLICY = (
+    "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy; --importance "
+    "corrects for it (heedful ppo, a2c, grpo)"
+)
+CORRECTED = (
+    "--top-k and --top-p leave tokens out: --importance weighs what is sampled, but what is left out is never seen, so a "
+    "bias stays (rollout/kept_mass)"
+)
 ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
 C = TypeVar("C", bound=RolloutConfig)
 
@@ -135,6 +142,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         rewards=functions,
         sampler=sampler,
         judges=judges,
+        entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
         skips=Skips(config.output, config.max_skipped_steps),
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
@@ -153,6 +161,11 @@ def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
     if config.kl_target is None:
         return core.FixedKL(config.kl_coef)
     return core.AdaptiveKL(config.kl_coef, config.kl_target, config.kl_horizon)
+
+
+def entropy_control(config: OnlineConfig) -> core.EntropyControl:
+    """A fixed coefficient of the entropy bonus, or one steered to ``target_entropy``."""
+    return core.EntropyControl(config.entropy_coef, config.target_entropy, config.entropy_step)
 
 
 def reference_score_norm(
@@ -263,7 +276,9 @@ def _try_rewards(
 def _notes(config: RolloutConfig) -> list[str]:
     """What the settings do that a user may not expect."""
     is_only_measured = config.reference is not None and not config.needs_reference
-    return ([OFF_POLICY] if config.top_k or config.top_p < 1 else []) + ([ONLY_MEASURED] if is_only_measured else [])
+    is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
+    filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
+    return filtered + ([ONLY_MEASURED] if is_only_measured else [])
 
 
 def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:

@@ -20,7 +20,9 @@ from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import pass_metrics
-from heedful.train.online.minibatch import MOST_APPROX_KL, gradients, take_step
+from heedful.train.online.minibatch import MOST_APPROX_KL, critic_norm, gradients, take_step
+from heedful.train.online.performance import performance
+from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.respond import response_kl
 from heedful.train.optimization import MetricSums, step_metrics
 from heedful.train.skips import Taken
@@ -68,19 +70,22 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         if learner.average is not None and math.isfinite(step.norm):  # else the step was skipped
             learner.average.update()
     learner.skips.count(taken or of_head)
-    metrics = {**experience.metrics, **of_values, **sums.means(max(1, visited))}
-    metrics |= step_metrics([step.norm for step in taken])
+    metrics = with_effective_frac({**experience.metrics, **of_values, **sums.means(max(1, visited))})
+    metrics |= step_metrics([step.norm for step in taken]) | critic_norm(of_head, taken)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     if config.kl_coef > 0:
         metrics["reference/kl_coef"] = learner.kl.coef
         if not is_warming_up and math.isfinite(metrics.get("reference/kl", math.nan)):
             learner.kl.update(metrics["reference/kl"], config.rollout_batch_size)
+    if config.target_entropy is not None:
+        metrics["policy/entropy_coef"] = experience.entropy_coef
+        if not is_warming_up and math.isfinite(metrics.get("policy/entropy", math.nan)):
+            learner.entropy.update(metrics["policy/entropy"])
     if config.approx_kl_limit is not None:
-        minibatches = math.ceil(len(experience.kl) / config.minibatch_size)
+        minibatches = math.ceil(max(1, len(experience.kl)) / config.minibatch_size)
         made = sum(not step.is_left_out for step in taken)
         metrics["policy/update_frac"] = made / (config.ppo_epochs * minibatches)
-    seconds = sum(metrics[name] for name in ("time/rollout", "time/score", "time/update"))
-    return metrics | {"perf/tokens_per_second": float(experience.batch.response_mask.sum()) / seconds}
+    return metrics | performance(metrics, float(experience.batch.response_mask.sum()), learner.policy.device)
 
 
 def _gradients(
@@ -127,7 +132,7 @@ def _minibatches(
     """Rows of every minibatch of every epoch."""
     for _ in range(epochs):
         order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
-        yield from order.split(config.minibatch_size)
+        yield from order.split(config.minibatch_size) if len(order) else ()
 
 
 def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> Tensor:
@@ -152,7 +157,7 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
             batch.attention_mask,
             batch.response_mask,
             temperature=config.temperature,
-            with_entropy=config.entropy_coef > 0 or part.old_logprobs is None,
+            with_entropy=part.entropy_coef > 0 or part.old_logprobs is None,
             with_values=pulls,
         )
         if part.old_logprobs is None:
@@ -239,13 +244,10 @@ def policy_loss(
     bounds = core.Bounds(config.clip_range, high, config.dual_clip)
     surrogate = SURROGATES[config.surrogate](outputs.logprobs, part.old_logprobs, part.advantages, mask, bounds)
     loss = -counts.mean(surrogate.objective, surrogate.mask)
-    metrics = {"loss/policy": loss.detach()}
-    if surrogate.log_ratio is not None and surrogate.clipped is not None:
-        clipped = surrogate.clipped.to(surrogate.log_ratio.dtype)
-        metrics["policy/clip_frac"] = counts.mean(clipped, surrogate.mask)
-        metrics["policy/approx_kl"] = counts.mean(core.ratio_kl(surrogate.log_ratio), surrogate.mask)
-    if config.entropy_coef > 0:
-        loss = loss - config.entropy_coef * counts.mean(outputs.entropy, mask)
+    num_actions = counts.tokens if surrogate.mask.dim() == 2 else counts.responses
+    metrics = {"loss/policy": loss.detach(), **ratio_metrics(surrogate, counts.mean, num_actions)}
+    if part.entropy_coef > 0:
+        loss = loss - part.entropy_coef * counts.mean(outputs.entropy, mask)
     if config.kl_in == "loss" and config.kl_coef > 0:
         assert part.ref_logprobs is not None
         kl = core.kl_estimate(outputs.logprobs, part.ref_logprobs, kind=config.kl_estimate)

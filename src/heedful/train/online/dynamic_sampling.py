@@ -1,0 +1,149 @@
+"""Sampled responses with their scores, and new prompts in place of those whose responses all score the same.
+
+Dynamic sampling (Yu et al. 2025, DAPO, eq. 11): a group of equal scores has advantages of 0, so its place in the rollout
+batch is given to a prompt that teaches something.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import torch
+
+from heedful import core
+from heedful.configs.online import RolloutConfig
+from heedful.data.loading import EncodedPrompt
+from heedful.faults import hit
+from heedful.rewards import Reward
+from heedful.rewards.interface import Ensemble, Scores, score_tokens
+from heedful.sampling.rollouts import Rollouts, joined
+from heedful.train.online.learner import Learner
+from heedful.train.online.shaping import shape
+from heedful.types import Completion
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Responses with their scores; those without one are among them. Rows that share a prompt are consecutive."""
+
+    rollouts: Rollouts
+    completions: list[Completion]
+    given: Scores
+    seconds: float
+    """That sampling took."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What became of groups that tied; empty without dynamic sampling."""
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """Marks the responses that have a score; None if all have."""
+        if not self.given.failed:
+            return None
+        device = self.rollouts.lengths.device
+        rows = torch.tensor(self.given.scored, device=device, dtype=torch.long)
+        return torch.zeros(len(self.completions), dtype=torch.bool, device=device).index_fill(0, rows, True)
+
+
+def draw(
+    learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt], rewards: Sequence[Reward] | None = None
+) -> Drawn:
+    """Sample a response to each prompt and score it, by other rewards than the learner's if given. Raises RewardError."""
+    started = time.perf_counter()
+    rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+    hit("rollout")
+    seconds = time.perf_counter() - started
+    given = score_tokens(learner.rewards if rewards is None else rewards, completions)
+    hit("reward")
+    return Drawn(rollouts, completions, given, seconds)
+
+
+def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Drawn:
+    """The same, with up to ``dynamic_sampling_rounds`` rounds of new prompts in place of those whose responses tie.
+
+    A round samples one new prompt for each place that is still open; what ties of these is dropped. A place that stays open
+    keeps the prompt that it had. Each round takes its prompts and random numbers from the run's own, in order, so the run
+    goes on from a checkpoint bit for bit. A reward that fails on new responses ends nothing: it costs a round.
+
+    Raises RewardError if too many of the first responses have no score.
+    """
+    config, first = learner.config, draw(learner, prompts)
+    if not config.dynamic_sampling_rounds:
+        return first
+    rewards = _lenient(learner.rewards)
+    drawn, tied = [first], _tied(learner, first)
+    place = [(0, group) for group in range(len(tied))]
+    places = open_places = [group for group, is_tied in enumerate(tied) if is_tied]
+    for _ in range(config.dynamic_sampling_rounds):
+        if not open_places:
+            break
+        drawn.append(draw(learner, learner.prompts.take(len(open_places)), rewards))
+        found = [group for group, is_tied in enumerate(_tied(learner, drawn[-1])) if not is_tied]
+        for at, group in zip(open_places, found, strict=False):
+            place[at] = (len(drawn) - 1, group)
+        open_places = open_places[len(found) :]
+    metrics = {
+        "rollout/refilled_frac": (len(places) - len(open_places)) / len(place),
+        "rollout/unfilled_frac": len(open_places) / len(place),
+        "rollout/sampled_responses": float(sum(len(part.completions) for part in drawn)),
+    }
+    is_first = len(places) == len(open_places)
+    whole = first if is_first else _chosen(drawn, place, learner)
+    return replace(whole, seconds=sum(part.seconds for part in drawn), metrics=metrics)
+
+
+def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
+    """Which groups teach nothing: their shaped scores are all equal, or fewer than two responses have one.
+
+    A running norm is taken as it was before this step.
+    """
+    config, rollouts = learner.config, drawn.rollouts
+    scores = torch.tensor(drawn.given.totals, device=rollouts.lengths.device)
+    shaped = shape(scores, rollouts, learner.score_norm.current, config)
+    tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt, valid=drawn.valid).tolist()
+    return tied
+
+
+def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]) -> Drawn:
+    """One batch of groups, each from the round and group that ``place`` names. Means of rewards are over all rounds."""
+    firsts, size = [0], learner.config.samples_per_prompt
+    for part in drawn:
+        firsts.append(firsts[-1] + len(part.completions))
+    rows = [firsts[part] + group * size + i for part, group in place for i in range(size)]
+    rollouts = joined([part.rollouts for part in drawn], rows, pad_id=learner.sampler.renderer.pad_id)
+    completions = list(chain.from_iterable(part.completions for part in drawn))
+    totals = list(chain.from_iterable(part.given.totals for part in drawn))
+    tokens = None
+    if any(part.given.tokens is not None for part in drawn):
+        each = chain.from_iterable(
+            part.given.tokens or [[0.0] * len(c.ids) for c in part.completions] for part in drawn
+        )
+        everything = [list(numbers) for numbers in each]
+        tokens = [everything[row] for row in rows]
+    failed = {first + row for first, part in zip(firsts, drawn, strict=False) for row in part.given.failed}
+    notes = [part.given.note for part in drawn if part.given.note]
+    given = Scores(
+        totals=[totals[row] for row in rows],
+        tokens=tokens,
+        means=_means(drawn),
+        failed=tuple(at for at, row in enumerate(rows) if row in failed),
+        note=notes[0] if notes else None,
+    )
+    return Drawn(rollouts, [completions[row] for row in rows], given, 0.0)
+
+
+def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
+    """Mean of each reward over the responses of all rounds."""
+    names = dict.fromkeys(name for part in drawn for name in part.given.means)
+    means = {}
+    for name in names:
+        parts = [(part.given.means[name], len(part.given.scored)) for part in drawn if name in part.given.means]
+        means[name] = sum(mean * count for mean, count in parts) / sum(count for _, count in parts)
+    return means
+
+
+def _lenient(rewards: Sequence[Reward]) -> Sequence[Reward]:
+    """The rewards, any number of whose failures in a small round may pass, if any may at all."""
+    if isinstance(rewards, Ensemble) and rewards.max_failed:
+        return replace(rewards, max_failed=1.0)
+    return rewards

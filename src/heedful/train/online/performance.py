@@ -1,0 +1,36 @@
+"""What a step cost: tokens per second of each phase, and memory."""
+
+import sys
+from collections.abc import Mapping
+
+import torch
+
+
+def performance(metrics: Mapping[str, float], num_tokens: float, device: torch.device) -> dict[str, float]:
+    """Response tokens per second of sampling, scoring, the update and all three, and the most memory so far.
+
+    Args:
+        metrics: of the step, with the seconds of each phase.
+        num_tokens: response tokens that were learned from.
+        device: of the policy.
+    """
+    phases = ("rollout", "score", "update")
+    seconds = {phase: metrics[f"time/{phase}"] for phase in phases}
+    speeds = {f"perf/{phase}_tokens_per_second": num_tokens / max(seconds[phase], 1e-9) for phase in phases}
+    return {
+        "perf/tokens_per_second": num_tokens / sum(seconds.values()),
+        **speeds,
+        "perf/memory_gb": most_memory_gb(device),
+    }
+
+
+def most_memory_gb(device: torch.device) -> float:
+    """The most memory so far, in GB: on a CUDA device what torch held there, elsewhere that of the process (0 if unknown)."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 1e9, 3)
+    if sys.platform == "win32":
+        return 0.0
+    from resource import RUSAGE_SELF, getrusage
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(getrusage(RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
