@@ -7,6 +7,7 @@ A YAML file becomes flags that stand before the user's own, so both go through o
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import sys
 import types
@@ -20,6 +21,7 @@ import tyro
 import yaml
 
 from heedful.errors import ConfigError
+from heedful.redact import redact
 
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -43,6 +45,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
     """
     from_yaml: list[YamlFlag] = []
+    arguments = _named(arguments, getattr(config_class, "POSITIONAL", ()))
     if arguments and not arguments[0].startswith("-"):
         from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
         arguments = arguments[1:]
@@ -61,6 +64,18 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
             for flag in _blamed(message, from_yaml, arguments):
                 sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
         raise
+
+
+def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Arguments whose first words, of a command that takes words without flags, have their flags before them.
+
+    A YAML file may stand there as everywhere.
+    """
+    if not arguments or arguments[0].endswith((".yaml", ".yml")):
+        return list(arguments)
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[: len(names)]))
+    flags = [part for name, word in zip(names, words, strict=False) for part in (f"--{name.replace('_', '-')}", word)]
+    return [*flags, *arguments[len(words) :]]
 
 
 def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
@@ -178,9 +193,9 @@ def _blamed(message: str, from_yaml: Sequence[YamlFlag], arguments: Sequence[str
 
 
 def to_yaml(config: Any, *, leave_out: Sequence[str] = ()) -> str:
-    """A configuration as YAML that `parse` reads back to an equal one."""
+    """A configuration as YAML that `parse` reads back to an equal one, but for secrets, which stand as ``'***'``."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
-    plain = {name: _plain(value) for name, value in fields.items()}
+    plain = {name: redact(_plain(value)) for name, value in fields.items()}  # as text, *** alone would be no YAML
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
     if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)
