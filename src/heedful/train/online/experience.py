@@ -16,7 +16,7 @@ from heedful.sampling.teacher_forced import token_values
 from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import critic_metrics, rollout_metrics, score_metrics, tied_frac
-from heedful.train.online.respond import respond
+from heedful.train.online.respond import Scored, respond
 from heedful.types import Completion
 
 
@@ -50,6 +50,8 @@ class Experience:
     """What sampling saw; only for metrics, and only without ``old_logprobs``."""
     is_finite: Bool[Tensor, " batch"] | None = None
     """False where a response's rewards, log-probs or values are not finite; for messages."""
+    scored: Scored | None = None
+    """What it was made from, to be written down; ``kl`` is the same tensor."""
 
     def sources(self, rows: Tensor) -> list[str]:
         """Where the prompts of rows were read; of those that are not finite in their place, if there are any.
@@ -76,6 +78,7 @@ class Experience:
             states=_rows(self.states, rows),
             sampler_logprobs=_rows(self.sampler_logprobs, rows),
             is_finite=None,
+            scored=None,
         )
 
 
@@ -139,4 +142,5 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         states=None if old is None else old.states,
         sampler_logprobs=sampler_logprobs if old is None else None,
         is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
+        scored=scored,
     )

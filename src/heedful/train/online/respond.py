@@ -22,6 +22,16 @@ from heedful.types import Completion
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """All responses of a rollout batch, those without a score included."""
+
+    rollouts: Rollouts
+    completions: list[Completion]
+    given: Scores
+    """NaN where a reward failed."""
+
+
+@dataclass(frozen=True)
 class Scored:
     """A rollout batch with its scores, before advantages are estimated. Responses without a score are not in it."""
 
@@ -43,6 +53,8 @@ class Scored:
     seconds: dict[str, float]
     valid: Bool[Tensor, " sampled"] | None = None
     """Which of the responses that were sampled have a score, and so are here; None if all do."""
+    everything: Sampled | None = None
+    """What was sampled, to be written down."""
 
     @property
     def scores(self) -> list[float]:
@@ -61,6 +73,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     hit("rollout")
     sampled = time.perf_counter()
     given, valid = score_tokens(learner.rewards, completions), None
+    everything = Sampled(rollouts, completions, given)
     hit("reward")
     if given.failed:
         rows = torch.tensor(given.scored, device=rollouts.lengths.device)
@@ -95,7 +108,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     hit("pass")
     seconds = {"time/rollout": sampled - started, "time/score": time.perf_counter() - sampled}
-    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid)
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid, everything)
 
 
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
