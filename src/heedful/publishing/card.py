@@ -18,6 +18,8 @@ TITLES = {
     "grpo": "GRPO",
     "online-dpo": "online DPO",
 }
+OF_NO_INTEREST = ("track", "track_project", "track_name", "track_offline", "track_wait", "rollouts", "memory_check")
+"""Settings on which nothing in a model depends."""
 LIMITS = {
     "sft": "It imitates its demonstrations, their mistakes and habits included.",
     "reward": "Its scores compare responses to the same prompt, of the kind that it was trained on. A policy that is trained "
@@ -81,16 +83,17 @@ def _opening(config: PushConfig, facts: RunFacts) -> str:
     how = " and then ".join(filter(None, [", ".join(stages[:-1]), stages[-1]])) if stages else facts.algorithm
     steps = facts.summary.get("steps")
     which = "the model that did best on held-out data" if config.best else "the model of the last step"
-    counted = f" The last stage had {steps} steps; this is {which}." if steps else f" This is {which}."
-    return f"{what} made from {start} by {how}, with [heedful](https://pypi.org/project/heedful/).{counted}"
+    whose = "Training" if len(facts.stages) < 2 else "The last stage"
+    counted = f" {whose} had {steps} steps; this is {which}." if steps else f" This is {which}."
+    return f"{what} made from {start} by {how}, with heedful.{counted}"
 
 
 def _results(facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
     first, last = facts.summary.get("first_evaluation") or {}, facts.summary.get("last_evaluation") or {}
     if last:
         yield (
-            "On data that was held out from training (not a public benchmark), before the first step of the last stage and "
-            "after its last:"
+            "On data that was held out from training (not a public benchmark), before the first step and after the last"
+            + (":" if len(facts.stages) < 2 else " of the last stage:")
         )
         rows = [[f"`{name}`", _number(first.get(name)), _number(value)] for name, value in last.items()]
         yield _table(["metric", "before", "after"], rows)
@@ -137,7 +140,7 @@ def _making(config: PushConfig, facts: RunFacts) -> Iterator[str]:
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     device = ", ".join(facts.environment.get("gpus", ())) or "a CPU"
     yield f"Made with {said}, on {device}, seed {facts.environment.get('seed', 'unknown')}. The settings of the last stage:"
-    settings = {name: value for name, value in facts.settings.items() if name not in ("output", "overwrite", "resume")}
+    settings = {name: value for name, value in facts.settings.items() if name not in OF_NO_INTEREST}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=1000)
     yield f"<details><summary>config.yaml of heedful {facts.algorithm}</summary>\n\n```yaml\n{text}```\n\n</details>"
     if config.license == "other":

@@ -6,8 +6,7 @@ from heedful.publishing.facts import RunFacts
 
 POLICY = """\
 ```python
-from {library} import {model_class}
-from transformers import AutoTokenizer
+{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {model_class}.from_pretrained("{name}")
@@ -22,8 +21,7 @@ RAW = """inputs = tokenizer("What is the capital of France?", return_tensors="pt
 REWARD = """\
 ```python
 import torch
-from {library} import {model_class}
-from transformers import AutoTokenizer
+{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {model_class}.from_pretrained("{name}"{labels})
@@ -55,11 +53,10 @@ class Form:
 
 def usage(name: str, facts: RunFacts, form: Form) -> str:
     """The section of a card: code for transformers (PEFT for adapters), and the command of heedful."""
-    library = "peft" if form.has_adapters else "transformers"
     prefix = "AutoPeftModel" if form.has_adapters else "AutoModel"
     if facts.algorithm == "reward":
         code = REWARD.format(
-            library=library,
+            imports=_imports(f"{prefix}ForSequenceClassification", form),
             model_class=f"{prefix}ForSequenceClassification",
             name=name,
             labels=", num_labels=1" if form.has_adapters else "",
@@ -71,10 +68,16 @@ def usage(name: str, facts: RunFacts, form: Form) -> str:
             "there is one."
         )
     code = POLICY.format(
-        library=library,
+        imports=_imports(f"{prefix}ForCausalLM", form),
         model_class=f"{prefix}ForCausalLM",
         name=name,
         encode=CHAT if form.has_template else RAW,
         length=facts.settings.get("max_new_tokens") or 256,
     )
     return f"{code}\n\nIn a terminal: `heedful chat --model {name}`."
+
+
+def _imports(model_class: str, form: Form) -> str:
+    if form.has_adapters:
+        return f"from peft import {model_class}\nfrom transformers import AutoTokenizer"
+    return f"from transformers import {model_class}, AutoTokenizer"
