@@ -56,6 +56,12 @@ def test_secrets_of_the_environment_go_wherever_they_stand(monkeypatch):
     assert redacted_argv(["--output", "a/plain-looking-value"]) == ["--output", "a/***"]
 
 
+def test_the_working_folder_is_no_password(monkeypatch):
+    """PWD holds it, and paths below it are in many settings."""
+    monkeypatch.setenv("PWD", "/somewhere/project")
+    assert redact("/somewhere/project/data.jsonl") == "/somewhere/project/data.jsonl"
+
+
 def test_names_of_settings_that_hold_secrets():
     settings = {
         "api_key": "x1",

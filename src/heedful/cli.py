@@ -93,6 +93,9 @@ COMMANDS = {
     "evaluate perplexity": Command(
         "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
     ),
+    "evaluate tasks": Command(
+        "configs.tasks:TasksConfig", "commands:evaluate_tasks", "benchmarks by lm-evaluation-harness, such as gsm8k"
+    ),
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
     ),
@@ -111,6 +114,14 @@ COMMANDS = {
         }.items()
     },
     "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
+    "track": Command(
+        "configs.tracking:TrackConfig",
+        "commands:track",
+        "send a run's metrics to a tracker: wandb, trackio, mlflow, swanlab",
+    ),
+    "push": Command(
+        "configs.push:PushConfig", "commands:push", "upload a run's model to the Hugging Face Hub, with a card"
+    ),
     "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }

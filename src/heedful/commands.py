@@ -18,13 +18,16 @@ from heedful.configs.evaluate import (
 from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
+from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
+from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
+from heedful.configs.tracking import TrackConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
-from heedful.evaluate import policies, reward_models
+from heedful.evaluate import policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
 
 __all__ = ["chat"]
@@ -115,6 +118,12 @@ def evaluate_perplexity(config: PerplexityConfig) -> None:
     report(policies.evaluate_perplexity(config), config)
 
 
+def evaluate_tasks(config: TasksConfig) -> None:
+    """Print what a model reaches on benchmarks, and save it if ``config.output`` names a file."""
+    check_output(config)
+    report(tasks.evaluate_tasks(config), config)
+
+
 def plan_memory(config: PlanConfig) -> None:
     """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
     from heedful.checkpoints.shape import load_shape
@@ -149,6 +158,31 @@ def show_runs(config: RunsConfig) -> None:
         print_table(Screen(), "", rows)
     else:
         _print(f"there are no runs in {config.folder}")
+
+
+def track(config: TrackConfig) -> None:
+    """Send a run's metrics to a tracker and print where to look. Raises ConfigError for a run that is being written."""
+    from heedful.tracking.trackers import send_run
+    from heedful.train.lock import is_locked
+
+    if is_locked(config.run):
+        raise ConfigError(
+            f"{config.run} is being written; wait for its end, or give the run itself --track {config.to}"
+        )
+    for line in send_run(config):
+        _print(line)
+    _print(f"{config.to} has all of {config.run}")
+
+
+def push(config: PushConfig) -> None:
+    """Upload a run's model, or write what would go out. Raises ConfigError for a run that is being written."""
+    from heedful.publishing import push as sending
+    from heedful.train.lock import is_locked
+
+    if is_locked(config.run):
+        raise ConfigError(f"{config.run} is being written; wait for its end")
+    for line in sending.push(config):
+        _print(line)
 
 
 def report_curves(config: ReportConfig) -> None:

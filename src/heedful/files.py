@@ -120,7 +120,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text to a file that is complete or absent. Bytes of a path that are not UTF-8 are written as escapes."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent."""
     temporary = _temporary(path)
-    temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    temporary.write_bytes(content)
     sync(temporary)
     temporary.replace(path)

@@ -83,11 +83,8 @@ def _text(text: str) -> str:
 
 
 def _in_environment() -> set[str]:
-    return {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= SHORTEST and NAMES.search(name) and name != "PWD"  # the shell's working folder
-    }
+    names = [name for name in os.environ if NAMES.search(name) and name != "PWD"]  # which is the working folder
+    return {value for value in map(os.environ.__getitem__, names) if len(value) >= SHORTEST}
 
 
 def _url(url: str) -> str:

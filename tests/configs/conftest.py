@@ -27,12 +27,15 @@ from heedful.configs.plan import (
     PlanSFTConfig,
 )
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
+from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
+from heedful.configs.tracking import TrackConfig
 
 RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}
 MEASURE = {"model": "模型", "data": "数据.jsonl"}
@@ -47,6 +50,9 @@ LEAST = {
     TinyConfig: {"output": "tiny"},
     MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
+    TrackConfig: {"run": "运行/一", "to": "wandb"},
+    PushConfig: {"run": "运行/一", "to": "org/name", "license": "mit"},
+    TasksConfig: {"model": "模型", "tasks": ("gsm8k",)},
     ReportConfig: {"runs": ("运行/一", "运行/二")},
     ChatConfig: {"model": "模型"},
     ServeRewardConfig: {"model": "评分"},

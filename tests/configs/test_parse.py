@@ -18,6 +18,7 @@ from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
+from heedful.redact import redact
 
 RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
 
@@ -111,6 +112,8 @@ def _company(config_class, name):
     others = {
         "min_new_tokens": {"max_new_tokens": 400, "response_length": "drawn"},
         "samples_per_prompt": {"rollout_batch_size": 64},
+        "track_offline": {"track": ("wandb",)},
+        "track_wait": {"track": ("wandb",)},
         "lora_dropout": {"lora_rank": 8},
         "reward_std_coef": {"reward_combine": "mean-std"},
         "kl_horizon": {"kl_target": 6.0},
@@ -505,3 +508,9 @@ def test_nothing_loads_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["m", "[]"]
+
+
+def test_a_value_that_is_a_secret_leaves_yaml_that_can_be_read(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "plain-looking-秘密")
+    config = SFTConfig(model="m", data="d", output="o", system_prompt="plain-looking-秘密")
+    assert yaml.safe_load(redact(to_yaml(config)))["system_prompt"] == "***"

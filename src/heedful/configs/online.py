@@ -87,6 +87,9 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
+    rollouts: Literal["samples", "all"] = "samples"
+    """What is kept of the responses. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores
+    and KL, a Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
     best_by: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from heedful.configs.lora import MemoryOptions
 from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
 from heedful.configs.settings import Settings
 from heedful.configs.template import TemplateOptions
+from heedful.configs.tracking import TrackingOptions
 from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
@@ -27,7 +28,7 @@ class MachineOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(TrustOptions, MachineOptions):
+class RunOptions(TrackingOptions, TrustOptions, MachineOptions):
     """A training run, its folder, and what it does every N steps."""
 
     output: Path

@@ -7,6 +7,7 @@ A YAML file becomes flags that stand before the user's own, so both go through o
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import sys
 import types
@@ -44,6 +45,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
     """
     from_yaml: list[YamlFlag] = []
+    arguments = _named(arguments, getattr(config_class, "POSITIONAL", ()))
     if arguments and not arguments[0].startswith("-"):
         from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
         arguments = arguments[1:]
@@ -62,6 +64,18 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
             for flag in _blamed(message, from_yaml, arguments):
                 sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
         raise
+
+
+def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Arguments whose first words, of a command that takes words without flags, have their flags before them.
+
+    A YAML file may stand there as everywhere.
+    """
+    if not arguments or arguments[0].endswith((".yaml", ".yml")):
+        return list(arguments)
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[: len(names)]))
+    flags = [part for name, word in zip(names, words, strict=False) for part in (f"--{name.replace('_', '-')}", word)]
+    return [*flags, *arguments[len(words) :]]
 
 
 def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:

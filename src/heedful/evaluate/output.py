@@ -7,6 +7,7 @@ from typing import Any
 
 from heedful.configs.evaluate import EvaluationOptions
 from heedful.configs.scoring import redacted
+from heedful.configs.tasks import TasksConfig
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
@@ -17,7 +18,7 @@ LARGEST_RESULT = 2**26
 """In bytes; a larger file is not a result."""
 
 
-def check_output(config: EvaluationOptions) -> None:
+def check_output(config: EvaluationOptions | TasksConfig) -> None:
     """Check, before any work is done, that the result can be written, and that no file but an earlier result is lost.
 
     Raises ConfigError.
@@ -63,7 +64,7 @@ def check_result_file(output: Path, what: str = "a JSON file") -> None:
         raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
 
 
-def report(result: Mapping[str, Any], config: EvaluationOptions) -> None:
+def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -> None:
     """Print a result, and write it as JSON if the settings name a file.
 
     Args:

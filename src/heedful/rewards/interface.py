@@ -72,6 +72,8 @@ class Scores:
     """The responses without a score, because a reward failed on them. They have no part in ``means``."""
     note: str | None = None
     """What went wrong, if anything that was not reported before."""
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    """What each reward by its name gave each response, before weighting; None if it does not apply, or failed."""
 
     @property
     def scored(self) -> list[int]:
@@ -82,7 +84,9 @@ class Scores:
     def without_failed(self) -> "Scores":
         """The scores of the responses that have one."""
         tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
-        return replace(self, totals=[self.totals[row] for row in self.scored], tokens=tokens, failed=())
+        totals = [self.totals[row] for row in self.scored]
+        parts = {name: [column[row] for row in self.scored] for name, column in self.parts.items()}
+        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=())
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
@@ -120,6 +124,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     if recovered and not failures:
         note = _check_recovered(ensemble, recovered[0])
     columns = [[None if isinstance(one, Problem) else one for one in column] for column, _ in called]
+    parts = {r.name: [None if one is None else _total(one) for one in c] for r, c in zip(rewards, columns, strict=True)}
     means = {}
     for reward, column in zip(rewards, columns, strict=True):
         applied = [_total(one) for row, one in enumerate(column) if one is not None and row not in failures]
@@ -141,7 +146,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
                 if isinstance(one, list):
                     placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
             tokens.append(placed)
-    return Scores(totals, tokens if is_dense else None, means, tuple(failures), note)
+    return Scores(totals, tokens if is_dense else None, means, tuple(failures), note, parts)
 
 
 class _Failure(NamedTuple):

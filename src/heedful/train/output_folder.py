@@ -34,14 +34,17 @@ OURS = {
     "summary.json",
     "tensorboard",
     "checkpoints",
+    "tracking",
+    "rollouts",
     *LOGS,
     *NOT_ALWAYS,
     *MODELS,
 }
 """All that a run writes into its folder, besides temporary names of these."""
+TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
 OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
 """Settings that say where and how a run is called, not what it does."""
-FREE = (*OF_THIS_CALL, "save_every", "save_minutes", "keep", "memory_check")
+FREE = (*OF_THIS_CALL, "save_every", "save_minutes", "keep", "memory_check", "rollouts", *TRACKING)
 """Settings that an unfinished run may go on with whatever they are: no number depends on them."""
 
 

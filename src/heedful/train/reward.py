@@ -29,6 +29,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
 from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
+from heedful.tracking.trackers import check_trackers
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
@@ -101,6 +102,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
     """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
     check_output(config)
+    check_trackers(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

@@ -27,6 +27,7 @@ from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
 from heedful.faults import hit
 from heedful.signals import Stops
+from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import Saves
 from heedful.train.output_folder import bytes_of_models, real_path
 from heedful.train.patience import Patience
@@ -110,6 +111,7 @@ class Run:
         self._display = Display(algorithm, total_steps, shown)
         about = {"total_steps": total_steps, "objective": objective}
         self._folder = RunFolder(config, algorithm, data=data, models=parents, about=about)  # now there is a run
+        self._trackers = Trackers(config, self._folder.path)
         self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *self._folder.notes]
 
     def __enter__(self) -> "Run":
@@ -222,6 +224,7 @@ class Run:
         self.done, self._last_step = step, dict(metrics)
         hit("step.logged")
         self._display.update(step, metrics)
+        self._note(self._trackers.follow())
         if note is not None and note not in self._suppressed:
             self._suppressed.append(note)
             self._display.note(f"step {step}: {note}")
@@ -280,6 +283,11 @@ class Run:
             self._hook.remove()
             self._display.__exit__(kind, error, trace)
             self._folder.__exit__(kind, error, trace)
+            self._note(self._trackers.close(finished=error is None))
+
+    def _note(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._display.note(line)
 
     def _finish(self) -> None:
         self.summary |= {

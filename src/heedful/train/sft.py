@@ -26,6 +26,7 @@ from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
@@ -89,6 +90,7 @@ class Data:
 def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     """Load everything and check that it fits together. Nothing is written."""
     check_output(config)
+    check_trackers(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

@@ -120,6 +120,11 @@ def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: L
         )
         everything = [list(numbers) for numbers in each]
         tokens = [everything[row] for row in rows]
+    names = dict.fromkeys(name for part in drawn for name in part.given.parts)
+    parts = {
+        name: list(chain.from_iterable(p.given.parts.get(name, [None] * len(p.completions)) for p in drawn))
+        for name in names
+    }
     failed = {first + row for first, part in zip(firsts, drawn, strict=False) for row in part.given.failed}
     notes = [part.given.note for part in drawn if part.given.note]
     given = Scores(
@@ -128,6 +133,7 @@ def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: L
         means=_means(drawn),
         failed=tuple(at for at, row in enumerate(rows) if row in failed),
         note=notes[0] if notes else None,
+        parts={name: [column[row] for row in rows] for name, column in parts.items()},
     )
     return Drawn(rollouts, [completions[row] for row in rows], given, 0.0)
 

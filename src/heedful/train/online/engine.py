@@ -16,6 +16,7 @@ from heedful.rewards import Reward, RewardFunction
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.experience import collect
 from heedful.train.online.metrics import SHOWN, note_of
+from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
 from heedful.train.run import Run
@@ -42,12 +43,14 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
         can_evaluate=bool(held_out),
         **about,
     ) as run:
+        forget_rollouts(config, after=run.done)
         for step in run.steps():
             if run.learns(step):
                 experience = collect(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, experience)
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
+                    write_rollouts(config, step, experience.scored)
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(experience, config))
                     learner.check(metrics)

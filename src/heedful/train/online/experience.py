@@ -17,7 +17,7 @@ from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, gr
 from heedful.train.online.importance import weigh
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import critic_metrics, rollout_metrics, score_metrics, tied_frac
-from heedful.train.online.respond import respond
+from heedful.train.online.respond import Scored, respond
 from heedful.types import Completion
 
 
@@ -53,6 +53,8 @@ class Experience:
     """What sampling saw; only for metrics, and only without ``old_logprobs``."""
     is_finite: Bool[Tensor, " batch"] | None = None
     """False where a response's rewards, log-probs or values are not finite; for messages."""
+    scored: Scored | None = None
+    """What it was made from, to be written down; ``kl`` is the same tensor."""
 
     def sources(self, rows: Tensor) -> list[str]:
         """Where the prompts of rows were read; of those that are not finite in their place, if there are any.
@@ -79,6 +81,7 @@ class Experience:
             states=_rows(self.states, rows),
             sampler_logprobs=_rows(self.sampler_logprobs, rows),
             is_finite=None,
+            scored=None,
         )
 
     def only(self, marked: Tensor) -> "Experience":
@@ -157,5 +160,6 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         states=None if old is None else old.states,
         sampler_logprobs=sampler_logprobs if old is None else None,
         is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
+        scored=scored,
     )
     return experience.only(~scored.rollouts.truncated) if config.mask_truncated else experience

@@ -25,6 +25,7 @@ from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_m
 from heedful.train.online.minibatch import gradients, take_step
 from heedful.train.online.performance import performance
 from heedful.train.online.respond import Scored, respond, response_kl
+from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
 from heedful.train.optimization import MetricSums, step_metrics
 from heedful.train.run import Run
@@ -52,12 +53,14 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
         can_evaluate=bool(held_out),
         **about,
     ) as run:
+        forget_rollouts(config, after=run.done)
         for step in run.steps():
             if run.learns(step):
                 scored = respond(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, scored)
                     run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
+                    write_rollouts(config, step, scored)
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, config))
                     learner.check(metrics)

@@ -17,7 +17,7 @@ from heedful.rewards.interface import Scores
 from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online.dynamic_sampling import draw_untied
+from heedful.train.online.dynamic_sampling import Drawn, draw_untied
 from heedful.train.online.learner import Learner
 from heedful.train.online.shaping import shape
 from heedful.types import Completion
@@ -47,6 +47,8 @@ class Scored:
     """Which of the responses that were sampled have a score, and so are here; None if all do."""
     refilled: dict[str, float] = field(default_factory=dict)
     """Metrics of dynamic sampling."""
+    drawn: Drawn | None = None
+    """All that was sampled, those without a score included, to be written down."""
 
     @property
     def scores(self) -> list[float]:
@@ -96,7 +98,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     hit("pass")
     seconds = {"time/rollout": drawn.seconds, "time/score": time.perf_counter() - started - drawn.seconds}
     return Scored(
-        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid, drawn.metrics
+        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid, drawn.metrics, drawn
     )
 
 

@@ -25,6 +25,7 @@ from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_token
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
@@ -82,6 +83,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     """
     config, wanted = _wanted_rewards(config, rewards)
     check_output(config)
+    check_trackers(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

@@ -1,0 +1,73 @@
+"""Settings of trackers: where metrics are sent besides the run's own files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from heedful.configs.checks import refuse
+from heedful.configs.ranges import NOT_NEGATIVE
+from heedful.configs.settings import Settings
+from heedful.errors import ConfigError
+
+Tracker = Literal["wandb", "trackio", "mlflow", "swanlab"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingOptions(Settings):
+    """Which trackers follow a run. None of them can stop or slow it: metrics.jsonl and tensorboard/ stay complete."""
+
+    track: tuple[Tracker, ...] = ()
+    """Send settings, metrics and the summary to these trackers too, one or several: wandb, trackio, mlflow, swanlab. Each is
+    an extra (pip install "heedful[wandb]") and takes its address and login from its own environment variables."""
+    track_project: str = "heedful"
+    """Project that the run appears in (the experiment of MLflow)."""
+    track_name: str | None = None
+    """Name of the run in trackers. None is the name of the output folder."""
+    track_offline: bool = False
+    """Write what the trackers would get to tracking/ in the output folder and send nothing, where there is no network or
+    login. (trackio keeps its own folder.) wandb sync and swanlab sync send it later."""
+    track_wait: Annotated[float, NOT_NEGATIVE] = 60.0
+    """Longest wait for trackers at the end of a run, in seconds; what has not got out by then is said. A run that is
+    interrupted waits 10 seconds at most."""
+
+    def check(self) -> None:
+        super().check()
+        if len(set(self.track)) < len(self.track):
+            raise ConfigError(f"--track {' '.join(self.track)} names a tracker twice; leave one out")
+        if not self.track:
+            refuse(
+                self,
+                "track_project",
+                "track_name",
+                "track_offline",
+                "track_wait",
+                because="belongs to --track, which names no tracker; add one, such as --track wandb, or leave it out",
+            )
+        for name in ("track_project", "track_name"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"--{name.replace('_', '-')} is empty; name one, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackConfig(Settings):
+    """Send the metrics of a run to a tracker afterwards, or what has not got out while it ran: heedful track RUN TRACKER."""
+
+    run: Path
+    """Folder of the run."""
+    to: Tracker
+    """wandb, trackio, mlflow or swanlab."""
+    project: str = "heedful"
+    """Project that the run appears in."""
+    name: str | None = None
+    """Name of the run there. None is the name of its folder."""
+    offline: bool = False
+    """Write what the tracker would get to tracking/ in the run's folder and send nothing."""
+    wait: Annotated[float, NOT_NEGATIVE] = 600.0
+    """Seconds after which to give up."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = ("run", "to")
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "run", Path(self.run))

@@ -1,0 +1,129 @@
+"""What a run's folder knows of the model in it, without paths of this machine and without secrets."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from heedful.configs.push import REPOSITORY
+from heedful.errors import CheckpointError, DataError
+from heedful.redact import redact
+
+MODEL_SETTINGS = ("model", "reference", "value_model")
+DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
+ABSOLUTE = re.compile(r"(?<![\w.~-])(?:/[^/\s:'\",]+)+")
+MOST_GENERATIONS = 20
+"""Runs that are followed back to where training began, at most."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model or data file that a run was made from."""
+
+    name: str
+    sha256: str | None
+    """Of its content; None if it was not a local file or folder."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a card says of a run."""
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    results: Mapping[str, Mapping[str, Any]]
+    """Of ``heedful evaluate``, by the names of their files."""
+    models: tuple[Source, ...]
+    data: tuple[Source, ...]
+    base_model: str | None
+    """The model on the Hub that training began with; None if it began with a model that is not there."""
+    stages: tuple[str, ...]
+    """The algorithms of the runs that led here, this one last, as far as they are on this machine."""
+
+
+def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
+    """Read a finished run. Raises CheckpointError if the folder is none, DataError for a result that is none."""
+    settings = _settings(run)
+    environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
+    hashes = {kind: environment.get(kind, {}) for kind in ("models", "data")}
+    stages, base = _lineage(run)
+    return RunFacts(
+        algorithm=str(environment.get("command", "")).removeprefix("heedful ") or summary.get("algorithm", "unknown"),
+        settings=public(settings),
+        environment=public(environment),
+        summary=public(summary),
+        results={path.name: public(_result(path)) for path in results},
+        models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS]),
+        data=_sources(hashes["data"], [settings.get(name) for name in DATA_SETTINGS]),
+        base_model=base,
+        stages=stages,
+    )
+
+
+def public(content: Any) -> Any:
+    """Content without secrets, and with the last two parts of an absolute path instead of all of it."""
+    if isinstance(content, Mapping):
+        return {public(key): public(value) for key, value in redact(content).items()}
+    if isinstance(content, list | tuple):
+        return [public(one) for one in content]
+    if isinstance(content, str):
+        return ABSOLUTE.sub(lambda found: "/".join(found.group().split("/")[-2:]).lstrip("/"), redact(content))
+    return content
+
+
+def is_on_hub(name: Any) -> bool:
+    """Whether a setting names something on the Hub: ORG/NAME, and no path that is here."""
+    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
+    """The algorithms that led to a run, and the model on the Hub that the first of them began with."""
+    stages: list[str] = []
+    for _ in range(MOST_GENERATIONS):
+        command = _object(run / "environment.json").get("command", "")
+        stages.insert(0, str(command).removeprefix("heedful "))
+        model = _settings(run).get("model")
+        if is_on_hub(model):
+            return tuple(stages), model
+        parent = Path(str(model)).parent
+        if Path(str(model)).name not in ("final", "best") or not (parent / "config.yaml").is_file():
+            return tuple(stages), None
+        run = parent
+    return tuple(stages), None
+
+
+def _sources(hashes: Mapping[str, str], names: list[Any]) -> tuple[Source, ...]:
+    named = {name: hashes.get(name) for name in [*names, *hashes] if name}
+    return tuple(Source(public(str(name)), digest) for name, digest in named.items())
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    path = run / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; name the folder of a run") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no settings; name the folder of a run")
+    return content
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _result(path: Path) -> dict[str, Any]:
+    content = _object(path)
+    if not isinstance(content.get("settings"), dict):
+        raise DataError(f"--results {path} is no result of heedful evaluate; name files that its --output wrote")
+    return content

@@ -1,0 +1,134 @@
+"""The files that go out: a model's own, the card, the curves. Nothing else of a run ever does."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.push import PushConfig
+from heedful.errors import CheckpointError, ConfigError, DataError
+from heedful.evaluate.curves import figure_of, read_run
+from heedful.files import blocking_file, complete_or_absent, to_json
+from heedful.publishing.card import card, has_chat_template
+from heedful.publishing.facts import is_on_hub, read_facts
+from heedful.publishing.usage import Form
+from heedful.redact import redact
+
+ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+"""Of the files that a model consists of."""
+READ_BY_PEOPLE = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer_config.json",
+    "heedful.json",
+)
+"""Files that may hold names of this machine, which are taken out, or secrets, which are refused."""
+
+Files = Mapping[str, Path | bytes]
+
+
+def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
+    """What goes out, by its name in the repository, and the names of what lies beside the model and stays here.
+
+    Raises CheckpointError if the run has no such model, ConfigError, DataError.
+    """
+    folder = config.model_folder
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise CheckpointError(_why_not(config))
+    facts = read_facts(config.run, config.results)
+    files: dict[str, Path | bytes] = {}
+    stays = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink() and path.suffix in ENDINGS and not path.name.startswith("."):
+            files[path.name] = path
+        else:
+            stays.append(path.name + "/" * path.is_dir())
+    base = config.base_model or facts.base_model
+    for name in READ_BY_PEOPLE:
+        if name in files:
+            files[name] = _cleaned(folder / name, base)
+    curves = _curves(config.run)
+    if curves is not None:
+        files["curves.png"] = curves
+    tokenizer = files.get("tokenizer_config.json", b"{}")
+    assert isinstance(tokenizer, bytes)
+    form = Form(
+        has_adapters="adapter_config.json" in files,
+        has_template=has_chat_template(files, json.loads(tokenizer)),
+        reads_pairs=facts.algorithm == "reward" and not _says_reading(files),
+    )
+    text = card(config, facts, form, has_curves=curves is not None)
+    files["README.md"] = text.encode("utf-8", "backslashreplace")
+    return files, stays
+
+
+def _says_reading(files: Files) -> bool:
+    """Whether a reward model's facts say how it reads; an encoder needs nothing said."""
+    facts = files.get("heedful.json", b"{}")
+    return isinstance(facts, bytes) and "reads" in json.loads(facts)
+
+
+def write_folder(files: Files, folder: Path) -> None:
+    """Write what would go out. Raises ConfigError if the folder is there already."""
+    if folder.exists() or blocking_file(folder) is not None:
+        raise ConfigError(f"--folder {folder} is there already, or cannot be made; name another, or remove it")
+    with complete_or_absent(folder) as partial:
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (partial / name).write_bytes(content)
+            else:
+                shutil.copyfile(content, partial / name)
+
+
+def _why_not(config: PushConfig) -> str:
+    folder = config.model_folder
+    if not (config.run / "config.yaml").is_file():
+        return f"{config.run} is no run: it has no config.yaml; name the folder of a run, such as runs/ppo"
+    other = config.run / ("final" if config.best else "best")
+    there = f"; {other} is there ({'leave out' if config.best else 'add'} --best)" if other.is_dir() else ""
+    return f"{folder} holds no model: the run is not finished, or kept none{there}"
+
+
+def _cleaned(path: Path, base: str | None) -> bytes:
+    """A JSON file without names of this machine. Raises ConfigError if it holds a secret, or adapters without a base."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
+        content.pop(name, None)
+    if "base_model_name_or_path" in content:
+        if not is_on_hub(content["base_model_name_or_path"]) or base:
+            content["base_model_name_or_path"] = base
+        if base is None:
+            raise ConfigError(
+                f"{path.parent} holds adapters of a model that is not on the Hub, so nobody could load them; name it with "
+                "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
+            )
+    texts = list(_texts(content))  # not by their names: a tokenizer has an eos_token
+    if redact(texts) != texts:
+        raise ConfigError(f"{path} holds what looks like a secret, so nothing is pushed; take it out")
+    return (to_json(content, indent=2) + "\n").encode()
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict | list):
+        for one in content.values() if isinstance(content, dict) else content:
+            yield from _texts(one)
+
+
+def _curves(run: Path) -> bytes | None:
+    """The learning curves as PNG; None of a run that has logged nothing to draw."""
+    try:
+        drawn = figure_of([read_run(run, run.resolve().name)])
+    except (CheckpointError, DataError):
+        return None
+    content = BytesIO()
+    drawn.savefig(content, format="png", dpi=110)
+    return content.getvalue()

@@ -1,0 +1,211 @@
+"""The trackers of a run, seen from the run: processes that are started, listened to, and ended in time."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from heedful.configs.tracking import TrackConfig, Tracker, TrackingOptions
+from heedful.display import say
+from heedful.errors import ConfigError, MachineError
+from heedful.tracking.records import count
+from heedful.tracking.worker import Orders, Progress
+
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from heedful.tracking.worker import main
+main()
+"""
+"""The program of a worker, which finds the same modules as this process."""
+LONGEST_CHECK = 30.0
+"""Seconds to wait for a tracker's answer whether it can be used; without one the run begins, as a tracker stops none."""
+AFTER_AN_INTERRUPTION = 10.0
+"""Seconds to wait for trackers at the end of a run that was interrupted: who ended it may not wait longer."""
+
+
+def check_trackers(config: TrackingOptions) -> None:
+    """Refuse trackers that are not installed or not logged in, before anything is loaded. Raises ConfigError."""
+    for name in config.track:
+        check_installed(name)
+    started = [(name, _start(Orders(name, "", "", "", config.track_offline, 0.0))) for name in config.track]
+    deadline = time.monotonic() + LONGEST_CHECK
+    refused = None
+    for name, process in started:
+        try:
+            answer, log = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            process.communicate()
+            say(f"--track {name} has not answered for {LONGEST_CHECK:.0f} s; the run begins all the same")
+            continue
+        if process.returncode:
+            reason = (log.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+            refused = refused or f"--track {name}: it is installed, but cannot be used: {reason:.300}; install it again"
+        elif answer:
+            why = json.loads(answer)["refused"]
+            refused = refused or f"--track {name}: {why}; or add --track-offline to send nothing"
+    if refused is not None:
+        raise ConfigError(refused)
+
+
+def check_installed(name: Tracker) -> None:
+    """Raise ConfigError if a tracker's package is not there. It is not imported."""
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f'--track {name}: {name} is not installed; pip install "heedful[{name}]", or leave it out (metrics.jsonl and '
+            "tensorboard/ have every number)"
+        )
+
+
+@dataclass
+class _Followed:
+    name: Tracker
+    process: "subprocess.Popen[bytes]"
+    unread: bytes = b""
+
+    def news(self) -> list[str]:
+        """The lines that came since the last look."""
+        assert self.process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.process.stdout.fileno(), 1 << 16):
+                self.unread += piece
+        *lines, self.unread = self.unread.split(b"\n")
+        return [f"{self.name}: {line.decode('utf-8', 'replace')}" for line in lines]
+
+
+class Trackers:
+    """Feeds the trackers that a run's settings name from its metrics.jsonl, each in a process of its own.
+
+    The file is the queue: nothing is held in memory, and no call waits for a tracker but `close`.
+
+    Args:
+        config: which trackers, and what they are told.
+        run: the run's folder.
+    """
+
+    def __init__(self, config: TrackingOptions, run: Path) -> None:
+        self._config, self._run = config, run
+        self._followed: list[_Followed] | None = None
+
+    def follow(self) -> list[str]:
+        """Have trackers follow the run, if they do not yet. Returns what they have to say since the last call."""
+        config = self._config
+        if not config.track:
+            return []
+        if self._followed is None:
+            self._followed = []
+            try:
+                self._start_all()
+            except OSError as error:  # no more processes, say
+                return [f"trackers cannot be started: {error}; the run goes on without them"]
+        return [line for followed in self._followed for line in followed.news()]
+
+    def _start_all(self) -> None:
+        config, followed = self._config, self._followed
+        assert followed is not None
+        name = config.track_name or self._run.resolve().name
+        for tracker in config.track:
+            orders = Orders(
+                tracker, str(self._run), config.track_project, name, config.track_offline, config.track_wait
+            )
+            followed.append(_Followed(tracker, _start(orders)))
+
+    def close(self, *, finished: bool) -> list[str]:
+        """Wait, in bounds, until trackers have everything. Returns what they said, and what has not got out.
+
+        Args:
+            finished: whether the run is complete; if not, it may go on later, and so does what is in the trackers.
+        """
+        if finished:
+            self.follow()  # a run that went on after its last step has not started them yet
+        if not self._followed:
+            return []
+        wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
+        deadline = time.monotonic() + wait
+        try:
+            for followed in self._followed:
+                _tell(followed.process, b"finished\n" if finished else b"unfinished\n")
+            for followed in self._followed:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    followed.process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for followed in self._followed:
+                _kill(followed.process)
+        said = [line for followed in self._followed for line in followed.news()]
+        for followed in self._followed:
+            assert followed.process.stdout is not None
+            followed.process.stdout.close()
+        return said + [line for followed in self._followed if (line := self._rest(followed, wait))]
+
+    def _rest(self, followed: _Followed, wait: float) -> str:
+        """What has not got out, and how to send it; nothing if all has."""
+        progress = Progress.read(self._run / "tracking" / f"{followed.name}.json")
+        if progress.complete:
+            return ""
+        path = self._run / "metrics.jsonl"
+        total, sent = count(path), count(path, progress.sent)
+        how = progress.later if sent == total and progress.later else f"heedful track {self._run} {followed.name}"
+        what = f"it has {sent} of {total} records" if sent < total else "its last records may not have got out"
+        failed = f", after {progress.failures} failed tries" if progress.failures else f" after {wait:.0f} s"
+        return f"{followed.name}: {what}{failed}; the run's own files have all. Send the rest: {how}"
+
+
+def send_run(config: TrackConfig) -> list[str]:
+    """Send a run's metrics to a tracker: what it lacks. Returns what the tracker says, such as where to look.
+
+    Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything has got out in
+    time.
+    """
+    if not (config.run / "metrics.jsonl").is_file() or not (config.run / "config.yaml").is_file():
+        raise ConfigError(
+            f"{config.run} is no run: it has no metrics.jsonl with a config.yaml; name the folder of a run"
+        )
+    options = TrackingOptions(
+        track=(config.to,),
+        track_project=config.project,
+        track_name=config.name,
+        track_offline=config.offline,
+        track_wait=config.wait,
+    )
+    check_trackers(options)
+    said = Trackers(options, config.run).close(finished=True)
+    if not Progress.read(config.run / "tracking" / f"{config.to}.json").complete:
+        raise MachineError("; ".join(said))
+    return said
+
+
+def _start(orders: Orders) -> "subprocess.Popen[bytes]":
+    checks = not orders.run
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", START, json.dumps(sys.path), orders.to_json()],
+        stdin=subprocess.DEVNULL if checks else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if checks else subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for heedful, which then ends it
+    )
+    if not checks:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+    return process
+
+
+def _tell(process: "subprocess.Popen[bytes]", word: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended already
+        process.stdin.write(word)
+        process.stdin.close()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with all that it started; one that has ended is let be."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,81 @@
+"""Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from heedful.configs.online import RolloutConfig
+from heedful.data.chat import plain_text
+from heedful.files import write_bytes
+from heedful.train.online.respond import Scored
+from heedful.train.output_folder import real_path
+
+FOLDER = "rollouts"
+
+
+def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
+    """Remove the files of steps that a run which goes on is about to do again, and what a kill left half-written."""
+    folder = real_path(config.output) / FOLDER
+    kept = {_name(step) for step in range(after + 1)}
+    for path in [*folder.glob("step-*.parquet"), *folder.glob(".step-*.heedful-partial")]:
+        if path.name not in kept:
+            path.unlink()
+
+
+def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> None:
+    """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
+
+    Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
+    ``logprobs`` (nats, of each of ``response_ids``, as sampling saw them: unfiltered, with the temperature), ``score`` (as
+    the rewards gave it, combined), ``rewards`` (what each gave, by its name), ``shaped_score`` (as training counts it),
+    ``kl`` (to the reference, nats per response), ``length`` (tokens), ``finish_reason`` (stop or length), ``source`` (where
+    the prompt was read). A number that there is not is null: the score and KL of a response on which a reward failed, what a
+    reward gave that did not apply, the KL of a run that measures none.
+
+    Raises OSError, such as for a full disk.
+    """
+    if config.rollouts != "all" or scored is None or scored.drawn is None:
+        return
+    folder = real_path(config.output) / FOLDER
+    folder.mkdir(exist_ok=True)
+    content = pa.BufferOutputStream()
+    pq.write_table(_table(step, scored, has_kl=config.needs_reference), content, compression="zstd")
+    write_bytes(folder / _name(step), content.getvalue().to_pybytes())
+
+
+def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
+    assert scored.drawn is not None
+    rollouts, completions, given = scored.drawn.rollouts, scored.drawn.completions, scored.drawn.given
+    responses, batch = rollouts.responses(with_stop=True), rollouts.batch
+    width = batch.ids.shape[1] - batch.response_mask.shape[1]
+    prompts = zip(batch.ids[:, :width].tolist(), batch.attention_mask[:, :width].tolist(), strict=True)
+    failed = set(given.failed)
+    scores = [None if row in failed else total for row, total in enumerate(given.totals)]
+    # of those that have a score, in their places among all
+    shaped, kl = iter(scored.shaped.tolist()), iter(scored.kl.tolist())
+    texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
+    columns = {
+        "step": pa.array([step] * len(completions), pa.int32()),
+        "prompt": pa.array([plain_text(one.prompt.prompt) for one in completions], pa.string()),
+        "response": pa.array([one.response for one in completions], pa.string()),
+        "prompt_ids": pa.array(
+            [[i for i, real in zip(ids, mask, strict=True) if real] for ids, mask in prompts], texts
+        ),
+        "response_ids": pa.array(responses, texts),
+        "logprobs": pa.array(
+            [row[: len(ids)] for row, ids in zip(rollouts.sampler_logprobs.tolist(), responses, strict=True)], numbers
+        ),
+        "score": pa.array(scores, pa.float64()),
+        "rewards": pa.StructArray.from_arrays(
+            [pa.array(column, pa.float64()) for column in given.parts.values()], names=list(given.parts)
+        ),
+        "shaped_score": pa.array([None if one is None else next(shaped) for one in scores], pa.float64()),
+        "kl": pa.array([None if one is None or not has_kl else next(kl) for one in scores], pa.float64()),
+        "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
+        "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
+        "source": pa.array([one.prompt.source for one in completions], pa.string()),
+    }
+    return pa.table(columns)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}.parquet"

@@ -1,0 +1,256 @@
+"""What goes to the Hub, what the card says, and what a Hub that refuses leaves."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heedful import cli
+
+
+def main(words):
+    """The exit status of a command. What is wrong with a setting by itself ends it as wrong flags do."""
+    try:
+        return cli.main(words)
+    except SystemExit as stopped:
+        return stopped.code
+
+
+@pytest.fixture
+def dry(runs, tmp_path, capsys):
+    """``dry("sft", ...)``: the folder that would go out."""
+
+    def write(name, *words):
+        folder = tmp_path / f"{name}-out"
+        status = main(["push", str(runs(name)), "org/name", "--dry-run", "--folder", str(folder), *words])
+        assert status == 0, capsys.readouterr().err
+        return folder
+
+    return write
+
+
+def card_of(folder):
+    text = (folder / "README.md").read_text("utf-8")
+    _, metadata, rest = text.split("---\n", 2)
+    return yaml.safe_load(metadata), rest
+
+
+MIT = ("--license", "mit")
+
+
+def test_the_folder_has_the_model_and_its_card(dry, runs):
+    folder = dry("sft", *MIT, "--language", "zh", "en")
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "curves.png"} <= names
+    metadata, text = card_of(folder)
+    assert metadata["license"] == "mit"
+    assert metadata["language"] == ["zh", "en"]
+    assert metadata["library_name"] == "transformers"
+    assert metadata["pipeline_tag"] == "text-generation"
+    assert metadata["tags"] == ["heedful", "sft"]
+    assert "base_model" not in metadata
+    facts = json.loads((runs("sft") / "environment.json").read_text("utf-8"))
+    for digest in (*facts["models"].values(), *facts["data"].values()):
+        assert digest in text
+    summary = json.loads((runs("sft") / "summary.json").read_text("utf-8"))
+    assert (
+        f"| `eval/loss` | {summary['first_evaluation']['eval/loss']:.4g} | {summary['last_evaluation']['eval/loss']:.4g} |"
+        in text
+    )
+    assert "learning_rate: 1.0e-05" in text
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward", "encoder"])
+def test_the_code_of_the_card_runs_in_transformers_alone(name, dry):
+    folder = dry(name, *MIT)
+    (code,) = re.findall(r"```python\n(.*?)```", card_of(folder)[1], flags=re.DOTALL)
+    assert code.count('"org/name"') == 2
+    code = code.replace('"org/name"', repr(str(folder))).replace("max_new_tokens=256", "max_new_tokens=4")
+    blocked = "import sys; sys.modules['heedful'] = None\n"
+    done = subprocess.run([sys.executable, "-c", blocked + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if name in ("reward", "encoder"):
+        float(done.stdout)
+
+
+def test_no_path_of_this_machine_and_no_secret_goes_out(dry, runs, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "aB3" * 11)
+    folder = dry("dpo", *MIT)
+    root = str(runs("sft").parents[1])
+    for path in folder.iterdir():
+        assert root.encode() not in path.read_bytes(), path.name
+        assert b"hf_aB3" not in path.read_bytes(), path.name
+    assert "sft/final" in card_of(folder)[1]
+
+
+def test_only_the_model_goes_out(runs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    (run / "final" / ".env").write_text("SECRET=1")
+    (run / "final" / "optimizer.pt").write_bytes(b"1")
+    (run / "final" / "value_head").mkdir()
+    (run / "final" / "link.json").symlink_to("/etc/hostname")
+    out = tmp_path / "out"
+    assert main(["push", str(run), "org/name", "--dry-run", "--folder", str(out), *MIT]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert not names & {".env", "optimizer.pt", "value_head", "link.json", "checkpoints"}
+    assert "stays here: .env, link.json, optimizer.pt, value_head/" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_with_a_secret_is_refused(runs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    config = json.loads((run / "final" / "config.json").read_text("utf-8"))
+    (run / "final" / "config.json").write_text(json.dumps(config | {"note": "hf_" + "aB3" * 11}))
+    assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == 2
+    assert "config.json holds what looks like a secret" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run-push").exists()
+
+
+def test_adapters_need_a_base_that_others_have(dry, runs, capsys):
+    assert main(["push", str(runs("lora")), "org/name", "--dry-run", *MIT]) == 2
+    assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())
+    folder = dry("lora", *MIT, "--base-model", "Qwen/Qwen3-0.6B")
+    assert (
+        json.loads((folder / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
+    )
+    metadata, text = card_of(folder)
+    assert metadata["library_name"] == "peft"
+    assert (metadata["base_model"], metadata["base_model_relation"]) == ("Qwen/Qwen3-0.6B", "adapter")
+    assert "from peft import AutoPeftModelForCausalLM" in text
+
+
+def test_the_base_is_that_of_the_first_stage(dry, runs, tmp_path):
+    """The run that this one continues says where it began."""
+    first, second = tmp_path / "a" / "sft", tmp_path / "a" / "dpo"
+    shutil.copytree(runs("sft"), first)
+    shutil.copytree(runs("dpo"), second)
+    for run, model in ((first, "Qwen/Qwen3-0.6B-Base"), (second, str(first / "final"))):
+        settings = yaml.safe_load((run / "config.yaml").read_text("utf-8")) | {
+            "model": model,
+            "data": "org/prompts:train",
+        }
+        (run / "config.yaml").write_text(yaml.safe_dump(settings), "utf-8")
+    assert main(["push", str(second), "org/name", "--dry-run", *MIT]) == 0
+    metadata, text = card_of(tmp_path / "a" / "dpo-push")
+    assert (metadata["base_model"], metadata["datasets"]) == ("Qwen/Qwen3-0.6B-Base", ["org/prompts"])
+    assert "by supervised fine-tuning and then DPO" in text
+
+
+def test_evaluations_are_in_the_card(dry, tmp_path, capsys):
+    result = tmp_path / "评测.json"
+    result.write_text(
+        json.dumps(
+            {"score_mean": 0.5, "interval_95": [0.4, 0.6], "samples": [], "settings": {"data": "a.jsonl", "output": ""}}
+        )
+    )
+    text = card_of(dry("sft", *MIT, "--results", str(result)))[1]
+    assert "| `interval_95` | 0.4 to 0.6 |" in text
+    assert "`评测.json`, measured with heedful evaluate on a.jsonl" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["org/name"], "--license is missing"),
+        (["name", *MIT], "is no name of a repository; write ORG/NAME"),
+        (["org/name", "--license", "MIT License"], "is not as the Hub writes it"),
+        (["org/name", *MIT, "--language", "Chinese"], "--language 'Chinese' is no code"),
+        (["org/name", *MIT, "--folder", "x"], "belongs to --dry-run"),
+        (["org/name", *MIT, "--results", "nothing.json"], "nothing.json is no result of heedful evaluate"),
+        (["org/name", *MIT, "--base-model", "/here"], "is no model on the Hub"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words, reason, runs, capsys):
+    assert main(["push", str(runs("sft")), *words]) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_is_no_run_or_not_finished_is_refused(runs, tmp_path, capsys):
+    assert main(["push", str(tmp_path), "org/name", *MIT]) == 2
+    assert "is no run: it has no config.yaml" in " ".join(capsys.readouterr().err.split())
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    shutil.rmtree(run / "final")
+    assert main(["push", str(run), "org/name", *MIT]) == 2
+    assert "holds no model: the run is not finished" in " ".join(capsys.readouterr().err.split())
+
+
+def pushed(run, hub, *words, token="hf_test"):
+    """The command in a process of its own, as the Hub's address is read once."""
+    environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.address, "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_TOKEN": token} if token else {}
+    environment |= {"HF_HOME": str(run.parent / "nobody")}
+    done = subprocess.run(
+        [sys.executable, "-m", "heedful.cli", "push", str(run), "org/name", *MIT, *words],
+        capture_output=True, text=True, env=environment, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def test_a_push_is_one_commit_of_all_files(runs, hub):
+    here = hub()
+    status, said = pushed(runs("sft"), here)
+    assert status == 0, said
+    assert f"files are in {here.address}/org/name" in said
+    (creation,) = [json.loads(body) for path, body in here.requests if path == "/api/repos/create"]
+    assert creation.get("private") is True or creation.get("visibility") == "private"
+    (commit,) = [body for path, body in here.requests if "/commit/" in path]
+    files = {json.loads(line)["value"]["path"] for line in commit.splitlines() if b'"file"' in line}
+    assert {"README.md", "model.safetensors", "config.json", "curves.png"} <= files
+    assert not any("value_head" in name or "checkpoint" in name for name in files)
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_status", "reason"),
+    [
+        (401, 2, "the Hub does not know your token (401): run `hf auth login`"),
+        (403, 2, "your token may not write to org/name (403)"),
+        (404, 2, "the Hub has no org/name that you may write to (404)"),
+        (400, 2, "the Hub refuses org/name (400)"),
+        (500, 3, "failed (500); try again later"),
+    ],
+)
+def test_a_hub_that_refuses(status, exit_status, reason, runs, hub):
+    before = {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
+    found, said = pushed(runs("sft"), hub(status=status))
+    assert (found, reason in said) == (exit_status, True), said
+    assert f"nothing of {runs('sft')} was changed" in said
+    assert "Traceback" not in said
+    assert before == {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
+
+
+def test_a_hub_that_is_away(runs):
+    found, said = pushed(runs("sft"), "http://127.0.0.1:9")
+    assert found == 3, said
+    assert "the Hub at http://127.0.0.1:9 cannot be reached; try again later" in said
+
+
+def test_nobody_is_logged_in(runs, hub, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    here = hub()
+    found, said = pushed(runs("sft"), here, token=None)
+    assert (found, here.requests) == (2, [])
+    assert "nobody is logged in to the Hub: run `hf auth login`" in said
+
+
+def test_a_public_repository_is_not_pushed_to_unasked(runs, hub):
+    here = hub(is_private=False)
+    found, said = pushed(runs("sft"), here)
+    assert found == 2
+    assert "org/name is there already and public; add --no-private" in said
+    assert not [path for path, _ in here.requests if "/commit/" in path]
+    assert pushed(runs("sft"), here, "--no-private")[0] == 0
+
+
+def test_a_folder_that_is_there_is_left_alone(runs, tmp_path, capsys):
+    assert main(["push", str(runs("sft")), "org/name", "--dry-run", "--folder", str(tmp_path), *MIT]) == 2
+    assert "is there already" in " ".join(capsys.readouterr().err.split())
+    assert list(Path(tmp_path).iterdir()) == []

@@ -1,0 +1,100 @@
+"""A short fine-tuning run, and trackers that are planted: packages with the names of the real ones that do as a test says."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from heedful.configs.sft import SFTConfig
+from heedful.train.sft import train_sft
+
+CLIENT = """
+import json, os, sys, time
+
+class errors:
+    class UsageError(Exception): pass
+
+class Settings:
+    def __init__(self, **k): pass
+
+def login(**k):
+    {login}
+
+class Run:
+    dir, url = "somewhere/files", "http://tracker/run"
+    summary = {{}}
+    def define_metric(self, *a, **k): pass
+    def log(self, metrics):
+        {log}
+        note("log", metrics)
+    def finish(self, **k):
+        {finish}
+        note("finish", [k, self.summary, sorted(m for m in sys.modules if m in ("torch", "transformers"))])
+
+def note(kind, content):
+    with open({notes!r}, "a", encoding="utf-8") as file:
+        file.write(json.dumps([kind, content]) + "\\n")
+
+def init(**k):
+    {init}
+    note("init", [k["id"], k["name"], k["project"], k["config"], k["resume"]])
+    return Run()
+"""
+"""What heedful uses of wandb. It writes down what it is called with."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def plant(tmp_path, monkeypatch):
+    """``plant(init="...")``: put a wandb first on the path that does this when called. Returns what reads its notes."""
+    root = tmp_path / "planted"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "wandb")
+    notes = root / "notes.jsonl"
+
+    def put(**does):
+        code = {name: does.get(name, "pass") for name in ("login", "init", "log", "finish")}
+        (root / "wandb.py").write_text(CLIENT.format(notes=str(notes), **code), encoding="utf-8")
+
+        def read(kind):
+            lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
+            return [content for line in lines for found, content in [json.loads(line)] if found == kind]
+
+        return read
+
+    return put
+
+
+@pytest.fixture
+def settings(tiny, tmp_path):
+    """``settings("folder", track=("wandb",))``: of a short run on demonstrations."""
+    data = tmp_path / "demonstrations.jsonl"
+    turns = [(f"第{i}问", f"好的 {i}") for i in range(8)]
+    records = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in turns]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+    def make(folder, **changes):
+        common = {"max_steps": 4, "batch_size": 2, "learning_rate": 1e-2, "eval_fraction": 0.3, "eval_every": 2}
+        common |= {"sample_every": 0, "dtype": "float32", "save_every": 2, "keep": 0}
+        return SFTConfig(model=tiny("gpt2"), data=str(data), output=tmp_path / folder, **{**common, **changes})
+
+    return make
+
+
+@pytest.fixture
+def train(settings):
+    """``train("folder", ...)``: the run itself. Returns its folder."""
+
+    def run(folder, **changes):
+        config = settings(folder, **changes)
+        train_sft(config)
+        return config.output
+
+    return run

@@ -1,0 +1,253 @@
+"""A tracker that hangs, fails, dies or is slow changes nothing in the run, and what it lacks is said."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from heedful import faults
+from heedful.cli import main
+from heedful.errors import ConfigError
+from heedful.train.sft import train_sft
+
+HANG = "time.sleep(3600)"
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    faults.plan("")
+
+
+def contents(run):
+    """What a run has learned and measured, without times."""
+    metrics = [
+        {name: x for name, x in json.loads(line).items() if not name.startswith(("time/", "perf/"))}
+        for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
+    return metrics, {path.name: path.read_bytes() for path in (run / "final").iterdir()}
+
+
+def told(capsys):
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_tracker_has_what_the_run_has(plant, train, capsys):
+    notes = plant()
+    run = train("运行", track=("wandb",), track_project="项目")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert notes("log") == records
+    assert [record["step"] for record in records] == [0, 1, 2, 2, 3, 4, 4]
+    ((identity, name, project, config, resume),) = notes("init")
+    assert identity == json.loads((run / "run.json").read_text("utf-8"))["run"]
+    assert (name, project, resume) == ("运行", "项目", "allow")
+    assert config["learning_rate"] == 1e-2
+    assert config["heedful"]["versions"]["torch"]
+    assert next(iter(config["heedful"]["data"].values()))
+    ((how, summary, heavy),) = notes("finish")
+    assert how == {"exit_code": 0}
+    assert summary["summary/steps"] == 4
+    assert heavy == [], "the process that feeds a tracker loads no torch"
+    assert "wandb: http://tracker/run" in told(capsys)
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys):
+    untracked = train("without")
+    plant(**{where: HANG})
+    capsys.readouterr()
+    started = time.monotonic()
+    run = train("with", track=("wandb",), track_wait=3.0)
+    assert time.monotonic() - started < 30
+    assert contents(run) == contents(untracked)
+    said = told(capsys)
+    how = {"init": "it has 0 of 7 records", "log": "it has 0 of 7 records", "finish": "its last records may not"}[where]
+    assert f"wandb: {how}" in said
+    assert "after 3 s; the run's own files have all" in said
+    assert f"heedful track {run} wandb" in said or "wandb sync somewhere" in said
+    assert (run / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ({"init": "raise OSError('no route to host')"}, "failed: no route to host (OSError); the run goes on"),
+        ({"log": "raise ValueError('服务器不接受')"}, "failed: 服务器不接受 (ValueError); the run goes on"),
+        ({"init": "os._exit(7)"}, "it has 0 of 7 records"),
+        ({"log": "os.kill(os.getpid(), 11)"}, "it has 0 of 7 records"),
+    ],
+)
+def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, plant, train, capsys):
+    untracked = train("without")
+    plant(**does)
+    capsys.readouterr()
+    run = train("with", track=("wandb",), track_wait=20.0)
+    assert contents(run) == contents(untracked)
+    said = told(capsys)
+    assert said.count(reason) == 1
+    assert "it has 0 of 7 records" in said
+    assert f"Send the rest: heedful track {run} wandb" in said
+
+
+def test_a_tracker_that_fails_for_a_while_gets_everything(plant, train, tmp_path, capsys):
+    """The file is the queue: what could not be sent is sent when it can be, once."""
+    again = tmp_path / "again"
+    notes = plant(log=f"if not os.path.exists({str(again)!r}): open({str(again)!r}, 'w'); raise OSError('away')")
+    run = train("run", track=("wandb",))
+    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
+    assert "failed: away (OSError)" in told(capsys)
+    assert json.loads((run / "tracking" / "wandb.json").read_text("utf-8"))["failures"] == 1
+
+
+def test_a_slow_tracker_does_not_slow_the_steps(plant, train):
+    plant(log="time.sleep(0.7)")
+    run = train("run", track=("wandb",), track_wait=30.0)
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    assert summary["seconds"] < 7 * 0.7
+    assert json.loads((run / "tracking" / "wandb.json").read_text("utf-8"))["complete"]
+
+
+def in_child(action):
+    child = os.fork()
+    if child == 0:
+        try:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            action()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def wait_for(true):
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_place_without_a_point_twice(plant, settings):
+    """Killed after step 3, whose checkpoint is that of step 2: step 3 is learned twice and sent once."""
+    notes = plant()
+    config = settings("run", track=("wandb",))
+    state = config.output / "tracking" / "wandb.json"
+
+    def killed():
+        faults.plan("step.logged:kill@4")
+        train_sft(config)
+
+    assert in_child(killed) == signal.SIGKILL
+    wait_for(lambda: state.exists() and json.loads(state.read_text("utf-8"))["complete"])
+    before = [record["step"] for record in notes("log")]
+    assert before == [0, 1, 2, 2, 3, 4]
+    train_sft(config)
+    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
+    assert len({init[0] for init in notes("init")}) == 1
+    assert [how["exit_code"] for how, *_ in notes("finish")] == [1, 0]
+
+
+def test_what_did_not_get_out_is_sent_afterwards(plant, train, capsys):
+    plant(init="raise OSError('away')")
+    run = train("run", track=("wandb",))
+    capsys.readouterr()
+    assert main(["track", str(run), "wandb", "--wait", "20"]) == 3
+    assert "it has 0 of 7 records" in told(capsys)
+    notes = plant()
+    assert main(["track", str(run), "wandb"]) == 0
+    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
+    assert notes("finish")[0][0] == {"exit_code": 0}
+    assert main(["track", str(run), "wandb"]) == 0
+    assert len(notes("log")) == 7, "nothing is sent twice"
+
+
+def test_no_secret_reaches_a_tracker(plant, train, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "plain-looking-秘密")
+    notes = plant()
+    train("run", track=("wandb",), system_prompt="plain-looking-秘密")
+    ((_, _, _, config, _),) = notes("init")
+    assert config["system_prompt"] == "***"
+    assert "秘密" not in json.dumps(config, ensure_ascii=False)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setitem(__import__("sys").modules, "trackio", None)
+    config = settings("run", track=("trackio",))
+    with pytest.raises(ConfigError, match=r'trackio is not installed; pip install "heedful\[trackio\]"'):
+        train_sft(config)
+    assert not config.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        (
+            "raise errors.UsageError('no key')",
+            "nobody is logged in: run `wandb login`, or set WANDB_API_KEY; or add --track-",
+        ),
+        (
+            "raise ImportError('libwandb.so is missing')",
+            "it is installed, but cannot be used: ImportError: libwandb.so",
+        ),
+    ],
+)
+def test_a_tracker_that_is_not_ready_is_refused_before_anything_is_written(does, reason, plant, settings, capsys):
+    plant(login=does)
+    config = settings("run", track=("wandb",))
+    with pytest.raises(ConfigError, match="--track wandb: ") as refused:
+        train_sft(config)
+    assert reason in str(refused.value)
+    assert refused.value.status == 2
+    assert not config.output.exists()
+
+
+def test_offline_needs_no_login(plant, train):
+    notes = plant(login="raise errors.UsageError('no key')")
+    train("run", track=("wandb",), track_offline=True)
+    assert len(notes("log")) == 7
+
+
+def test_a_check_that_hangs_does_not_keep_a_run_from_beginning(plant, train, monkeypatch, capsys):
+    monkeypatch.setattr("heedful.tracking.trackers.LONGEST_CHECK", 2.0)
+    notes = plant(login=HANG)
+    train("run", track=("wandb",))
+    assert len(notes("log")) == 7
+    assert "--track wandb has not answered for 2 s; the run begins all the same" in told(capsys)
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_a_tracker(plant, settings):
+    notes = plant()
+    config = settings("run", track=("wandb",))
+    faults.plan("run.started:raise")
+    with pytest.raises(RuntimeError):
+        train_sft(config)
+    assert notes("init") == []
+    assert not config.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"track": ("wandb", "wandb")}, "names a tracker twice"),
+        ({"track_project": "x"}, "--track-project x belongs to --track"),
+        ({"track_offline": True}, "--track-offline True belongs to --track"),
+        ({"track": ("wandb",), "track_name": ""}, "--track-name is empty"),
+        ({"track": ("wandb",), "track_wait": -1.0}, "--track-wait must be at least 0"),
+    ],
+)
+def test_settings_that_make_no_sense(changes, reason, settings):
+    with pytest.raises(ConfigError) as refused:
+        settings("run", **changes)
+    assert reason in str(refused.value)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["track", str(tmp_path), "wandb"]) == 2
+    assert "is no run" in told(capsys)
+    with pytest.raises(SystemExit) as stopped:
+        main(["track", str(tmp_path), "excel"])
+    assert stopped.value.code == 2
+    assert "invalid choice" in told(capsys)

@@ -1,0 +1,127 @@
+"""Every rollout as Parquet: what is in it, what is left of it after a kill, and that nothing is there twice."""
+
+import os
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import load_dataset
+
+from heedful import faults
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.ppo import PPOConfig
+from heedful.data.chat import Renderer
+from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.online_dpo import train_online_dpo
+
+TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
+COLUMNS = [
+    "step", "prompt", "response", "prompt_ids", "response_ids", "logprobs", "score", "rewards", "shaped_score", "kl",
+    "length", "finish_reason", "source",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    torch.set_num_threads(1)
+    yield
+    faults.plan("")
+
+
+def rows_of(run):
+    return [row for path in sorted((run / "rollouts").iterdir()) for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.mark.parametrize("kind", TRAINERS, ids=lambda kind: kind.__name__)
+def test_every_response_is_there_with_its_numbers(kind, config, length, numbers):
+    settings = config(kind, rollouts="all", missing_eos_penalty=2.0)
+    TRAINERS[kind](settings, [length])
+    rows = rows_of(settings.output)
+    assert [row["step"] for row in rows] == [1] * 8 + [2] * 8
+    for row in rows:
+        assert row["prompt"].startswith("say ")
+        assert row["source"].startswith(settings.data)
+        assert row["score"] == len(row["response"]) == row["rewards"]["length"]
+        assert row["length"] == len(row["response_ids"]) == len(row["logprobs"])
+        assert row["shaped_score"] == row["score"] - 2.0 * (row["finish_reason"] == "length")
+        assert all(logprob <= 0 for logprob in row["logprobs"])
+    assert len({row["prompt"] for row in rows}) > 1
+    for step, metrics in enumerate([m for m in numbers(settings.output) if "reference/kl" in m], 1):
+        of_step = [row for row in rows if row["step"] == step]
+        assert sum(row["kl"] for row in of_step) / 8 == pytest.approx(metrics["reference/kl"], rel=1e-5, abs=1e-9)
+        assert sum(row["length"] for row in of_step) / 8 == metrics["rollout/response_length"]
+        assert sum(row["finish_reason"] == "stop" for row in of_step) / 8 == metrics["rollout/eos_frac"]
+
+
+def test_the_ids_are_those_of_the_texts(config, length):
+    settings = config(rollouts="all", eval_fraction=0.0, rollout_batch_size=20, samples_per_prompt=2, minibatch_size=20)
+    train_ppo(settings, [length])
+    renderer = Renderer(load_tokenizer(settings.model))
+    rows = rows_of(settings.output)
+    assert {"say 苹果", "say 梨"} < {row["prompt"] for row in rows}
+    for row in rows:
+        assert row["prompt_ids"] == list(renderer.prompt_ids(row["prompt"]))
+        ids = row["response_ids"][: -1 if row["finish_reason"] == "stop" else None]
+        assert renderer.response_text(ids, prompt=row["prompt"]) == row["response"]
+
+
+def test_pandas_and_datasets_read_them(config, length, tmp_path):
+    settings = config(rollouts="all")
+    train_ppo(settings, [length])
+    files = str(settings.output / "rollouts" / "*.parquet")
+    data = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert data.column_names == COLUMNS
+    assert len(data) == 16
+    import pandas
+
+    frame = pandas.read_parquet(settings.output / "rollouts")
+    assert list(frame.columns) == COLUMNS
+    assert len(frame) == 16
+
+
+def test_a_response_without_a_score_is_there_without_one(config):
+    def broken(completions, **_):
+        return [None if i % 4 == 3 else float(len(c)) for i, c in enumerate(completions)]
+
+    settings = config(rollouts="all", max_failed_rewards=0.5, eval_fraction=0.0)
+    train_ppo(settings, [broken])
+    rows = rows_of(settings.output)
+    assert [row["score"] is None for row in rows] == [False, False, False, True] * 4
+    assert [row["kl"] is None for row in rows] == [False, False, False, True] * 4
+    assert all(row["score"] == len(row["response"]) for row in rows if row["score"] is not None)
+
+
+def test_no_kl_is_no_number(config, length):
+    settings = config(GRPOConfig, rollouts="all", kl_coef=0.0)
+    train_grpo(settings, [length])
+    assert {row["kl"] for row in rows_of(settings.output)} == {None}
+
+
+def test_nothing_is_kept_unasked_and_no_number_changes(config, length, numbers, tmp_path):
+    train_ppo(config(output=tmp_path / "all", rollouts="all"), [length])
+    train_ppo(config(output=tmp_path / "samples"), [length])
+    assert numbers(tmp_path / "all") == numbers(tmp_path / "samples")
+    assert not (tmp_path / "samples" / "rollouts").exists()
+
+
+def test_a_run_that_was_killed_has_every_response_once(config, length, tmp_path):
+    """Killed in step 3, with a checkpoint of step 2 and a file of step 3 that was half-written."""
+    changes = {"steps": 4, "save_every": 2, "rollouts": "all"}
+    train_ppo(config(output=tmp_path / "whole", **changes), [length])
+    cut = config(output=tmp_path / "cut", **changes)
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        faults.plan("step.logged:kill@4")
+        train_ppo(cut, [length])
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 9
+    folder = tmp_path / "cut" / "rollouts"
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}.parquet" for step in (1, 2, 3)]
+    (folder / ".step-000004.parquet.heedful-partial").write_bytes(b"PAR1")
+    (folder / "step-000009.parquet").write_bytes((folder / "step-000003.parquet").read_bytes())
+    train_ppo(cut, [length])
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
