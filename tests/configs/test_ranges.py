@@ -100,6 +100,10 @@ REWARDS = [
     *({"reward_timeout": x} for x in (0, -1, NAN, INFINITE)),
     *({"reward_retry_minutes": x} for x in (-1, NAN, INFINITE)),
     *({"reward_memory_gb": x} for x in (0, -1, NAN, INFINITE)),
+    *({"reward_concurrency": x} for x in (0, -1)),
+    *({"judge_temperature": x} for x in (-1, NAN, INFINITE)),
+    *({"judge_max_tokens": x} for x in (0, -1)),
+    *({"judge_scale": x} for x in ((1.0, 1.0), (2.0, 1.0), (0.0, NAN), (0.0, INFINITE), (0.0,), ())),
     *({"max_failed_rewards": x} for x in (-0.1, 1, NAN, INFINITE)),
     *({"reward_std_coef": x} for x in (-0.5, NAN)),
 ]

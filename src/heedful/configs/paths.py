@@ -9,7 +9,7 @@ from heedful.errors import ConfigError
 
 PATHS = (
     "output", "model", "reference", "value_model", "reward_model", "baseline", "adapter", "data", "eval_data",
-    "offset_data", "ptx_data", "chat_template", "runs", "resume", "folder",
+    "offset_data", "ptx_data", "chat_template", "runs", "resume", "folder", "judge_rubric", "judge_cache",
 )  # fmt: skip
 """Settings that are paths, or names of models and data sets, which never begin with ~."""
 REWARDS = ("rewards", "best_by", "judge")

@@ -16,7 +16,7 @@ from typing import Any
 
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, RewardError
-from heedful.rewards.returned import OneScore, Problem, ResultError
+from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError
 from heedful.rewards.worker import BY_SIGNAL, LENGTH, OUT_OF_MEMORY
 
 START = """
@@ -41,7 +41,7 @@ class CallError(Exception):
     """A call of a reward function that gave no scores. The text says why; it follows the reward's name."""
 
 
-class FunctionProcess:
+class FunctionProcess(Elsewhere):
     """The function of ``python:FILE.py:FUNCTION`` or ``rule:NAME:ARGUMENT``, called in a process that is kept between calls.
 
     Its process starts with it, and again at the call after one that ended it. All of it ends with this object, or with the
@@ -74,9 +74,11 @@ class FunctionProcess:
         other.timeout = max(self.timeout * share, min(self.timeout, LEAST_SHARE))
         return other
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """End the process; a further call starts another."""
         self._worker.end()
+
+    close = stop
 
 
 class _Worker:
