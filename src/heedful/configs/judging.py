@@ -54,8 +54,8 @@ class JudgeOptions(Settings):
         scale = tuple(self.judge_scale)
         if len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
             raise ConfigError(
-                f"--judge-scale {' '.join(map(str, scale))} must be two finite numbers, the worst score and then the best, "
-                "such as 0 10"
+                "--judge-scale must be two finite numbers, the worst score and then the best, such as 0 10, got "
+                f"{self.judge_scale}"
             )
         object.__setattr__(self, "judge_scale", scale)
         if self.judge_compares:

@@ -12,7 +12,7 @@ from heedful.data.messages import as_dict
 from heedful.errors import MemoryFullError, RewardError
 from heedful.faults import hit
 from heedful.rewards.background import Background
-from heedful.rewards.process import CallError, FunctionProcess
+from heedful.rewards.process import LONGEST_END, CallError, FunctionProcess
 from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError, RewardFunction, read_scores
 from heedful.types import Completion, Text
 
@@ -31,25 +31,33 @@ def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Seque
     others = [i for i, (_, function) in enumerate(named) if isinstance(function, Elsewhere)] if len(named) > 1 else []
     outcomes: dict[int, Future[Called]] = {i: Future() for i in others}
 
+    is_over = threading.Event()
+
     def call(row: int) -> None:
         try:
-            outcomes[row].set_result(call_reward(*named[row], completions))
+            outcomes[row].set_result(call_reward(*named[row], completions, is_over))
         except BaseException as error:
             outcomes[row].set_exception(error)
 
-    for row in others:
-        threading.Thread(target=call, args=(row,), daemon=True).start()
+    threads = [threading.Thread(target=call, args=(row,), daemon=True) for row in others]
+    for thread in threads:
+        thread.start()
     try:
         here = {i: call_reward(*one, completions) for i, one in enumerate(named) if i not in outcomes}
         return [outcomes[i].result() if i in outcomes else here[i] for i in range(len(named))]
     except BaseException:  # Ctrl-C, say
+        is_over.set()
         for row in others:
             if not outcomes[row].done() and isinstance(function := named[row][1], Elsewhere):
                 function.stop()
+        for thread in threads:
+            thread.join(LONGEST_END)
         raise
 
 
-def call_reward(name: str, function: RewardFunction, completions: Sequence[Completion]) -> Called:
+def call_reward(
+    name: str, function: RewardFunction, completions: Sequence[Completion], is_over: threading.Event | None = None
+) -> Called:
     """Score responses with one function.
 
     If the call fails (an exception, a timeout, a crash), the function is called again on halves of the responses, on halves
@@ -59,6 +67,7 @@ def call_reward(name: str, function: RewardFunction, completions: Sequence[Compl
         name: of the reward, for messages.
         function: a reward function.
         completions: the responses.
+        is_over: set by another thread when nobody wants the scores any more, so that parts are not called.
 
     Raises RewardError if it is called wrongly, or returns something that is not one entry per response.
     """
@@ -68,6 +77,8 @@ def call_reward(name: str, function: RewardFunction, completions: Sequence[Compl
 
     def attempt(rows: range) -> None:
         hit("reward.call")
+        if is_over is not None and is_over.is_set():
+            raise RewardError(f"reward {name}: its call was given up")
         share = len(rows) / len(completions)
         timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
         try:

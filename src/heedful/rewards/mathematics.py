@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.errors import ConfigError
+from heedful.rewards.numbers import PLAIN
 from heedful.rewards.returned import OneScore, Problem, RewardFunction
 from heedful.rewards.rules import answer_text
 
-LONGEST = 5
+LONGEST = 3
 """Seconds for reading one answer, and for one comparison."""
 
 
@@ -21,13 +22,14 @@ def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any
     """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
 
     The final answer is what stands in the last ``\\boxed{}``, else the last formula between dollars, else the last number.
-    ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``.
+    ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits are read.
 
     Args:
         completions: the responses.
         answer: the records' column of that name; None, if a record has none, gives None (no score).
 
-    A record's answer that cannot be read, and a comparison that takes longer than `LONGEST` seconds, is a `Problem`.
+    What cannot be read or compared, or takes longer than `LONGEST` seconds, is a `Problem`. A response without any number or
+    formula is wrong, which is 0.
     """
     return [
         None if wanted is None else _compared(answer_text(completion), str(wanted))
@@ -57,17 +59,20 @@ def _compared(response: str, wanted: str) -> float | Problem:
         right = _read(wanted)
         if not right:
             return Problem(f"cannot read the record's answer {wanted!r:.80}: it holds no number and no formula")
-        found = parse(response, parsing_timeout=LONGEST, raise_on_error=True)
+        found = parse(response.translate(PLAIN), parsing_timeout=LONGEST, raise_on_error=True)
         return float(verify(right, found, timeout_seconds=LONGEST, raise_on_error=True))
     except TimeoutException:
         return Problem(f"took longer than {LONGEST} s to compare {response[-80:]!r} with {wanted!r:.80}")
+    except Exception as error:  # of a computer algebra system that was given anything
+        why = f"{type(error).__name__}: {error!s:.80}"
+        return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
 
 
 def _read(wanted: str) -> list[Any]:
     """A record's answer: what follows the last ``####`` (GSM8K), a formula with or without dollars around it, a number."""
     from math_verify import parse
 
-    text = wanted.rpartition("####")[2].strip()
+    text = wanted.translate(PLAIN).rpartition("####")[2].strip()
     found: list[Any] = parse(text, parsing_timeout=LONGEST, raise_on_error=True)
     if "$" not in text and ("\\" in text or not found):
         found = parse(f"${text}$", parsing_timeout=LONGEST, raise_on_error=True) or found

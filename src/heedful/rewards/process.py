@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -89,6 +90,7 @@ class _Worker:
     def __init__(self, spec: str, limits: RewardOptions) -> None:
         self.spec, self.limits = spec, limits
         self._guard: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
 
     def start(self) -> inspect.Signature:
         """Start the process and load the function. Returns its signature."""
@@ -130,11 +132,12 @@ class _Worker:
 
     def ask(self, arguments: dict[str, Any], timeout: float) -> bytes:
         """The worker's answer. Raises CallError."""
-        if self._guard is not None and self._guard.poll() is not None:  # it died between two calls
-            self.end()
-        if self._guard is None:
-            self.start()
-        return self._exchange(arguments, timeout)
+        with self._one_at_a_time:
+            if self._guard is not None and self._guard.poll() is not None:  # it died between two calls
+                self.end()
+            if self._guard is None:
+                self.start()
+            return self._exchange(arguments, timeout)
 
     def end(self) -> None:
         """End the process with all that it started."""
