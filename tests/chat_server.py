@@ -38,6 +38,8 @@ class Faults:
     """Shortest and longest."""
     mute: tuple[int, int] | None = None
     """``(n, r)``: it has no verdict on questions whose hash leaves r when divided by n."""
+    by_hash: bool = False
+    """Its score is a hash of the response, in the place of the gold judge's, which knows few grades of nonsense."""
     prefers: str | None = None
     """What it calls better of two, whatever they are."""
     dies_after: int | None = None
@@ -63,19 +65,20 @@ class GoldJudge:
         records = map(json.loads, prompts.read_text(encoding="utf-8").splitlines())
         self.known = {record["prompt"]: (record["family"], record["answer"]) for record in records}
 
-    def answer(self, system: str, user: str, prefers: str | None) -> str:
-        parts = [(name, text) for name, _, text in PART.findall(user)]
-        family, answer = self.known[parts[0][1]]
+    def answer(self, system: str, user: str, faults: Faults) -> str:
+        (_, prompt), *responses = [(name, text) for name, _, text in PART.findall(user)]
+        family, answer = self.known[prompt]
         scores = [
-            gold_score(family, answer, text.removesuffix(CUT), not text.endswith(CUT))
-            for name, text in parts
-            if name.startswith("response")
+            zlib.crc32(text.removesuffix(CUT).encode()) % 101 / 100
+            if faults.by_hash
+            else gold_score(family, answer, text.removesuffix(CUT), not text.endswith(CUT))
+            for _, text in responses
         ]
         if "Score: NUMBER" in system:
             return f"It is what it is.\n\nScore: {scores[0]}"
         if "Better: tie" in system:
             by_score = "tie" if scores[0] == scores[1] else "1" if scores[0] > scores[1] else "2"
-            return f"Better: {prefers or by_score}"
+            return f"Better: {faults.prefers or by_score}"
         levels = sorted(set(scores), reverse=True)
         named = [" = ".join(str(i) for i, score in enumerate(scores, 1) if score == level) for level in levels]
         return f"**Ranking: {' > '.join(named)}**"
@@ -114,7 +117,7 @@ def application(judge: GoldJudge) -> Starlette:
                 return response
             fate -= share
         system, user = (message["content"] for message in body["messages"])
-        text = judge.answer(system, user, faults.prefers)
+        text = judge.answer(system, user, faults)
         is_mute = faults.mute and zlib.crc32(user.encode()) % faults.mute[0] == faults.mute[1]
         if is_mute or fate < faults.garbage:
             seen.faults += 1

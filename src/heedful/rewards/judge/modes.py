@@ -145,7 +145,7 @@ class Ranking(Mode):
             rows = [row for row, case in enumerate(cases) if case.answer in {answers[number] for number in level}]
             middle = place + (len(rows) - 1) / 2
             for row in rows:
-                scores[row] = 1 - middle / (len(cases) - 1)
+                scores[row] = (len(cases) - 1 - middle) / (len(cases) - 1)
             place += len(rows)
         return scores
 
