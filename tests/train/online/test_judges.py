@@ -4,6 +4,7 @@ import json
 import statistics
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +96,9 @@ def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(settings, spea
     assert sum(line["judge/retries"] for line in costs) > 0 < sum(line["judge/unusable_frac"] for line in costs)
     assert all(line["judge/prompt_tokens"] > 64 * 100 and line["judge/completion_tokens"] > 64 * 10 for line in costs)
     assert all("reward/failed_frac" not in line for line in metrics)
+    scores = [line["reward/score_mean"] for line in metrics if "reward/score_mean" in line]
+    total = {name: sum(line[name] for line in costs) for name in ("judge/requests", "judge/retries", "judge/prompt_tokens")}
+    print(f"score {scores[0]:.4f} to {scores[-1]:.4f} in both; {total}; {seen}")
 
 
 def command(settings, *more):
@@ -237,7 +241,7 @@ def test_a_step_waits_for_its_slowest_request_and_little_more(settings, chat_ser
     from heedful.rewards.resolve import resolve_rewards
     from heedful.types import Prompt
 
-    records = [json.loads(line) for line in open(settings["data"], encoding="utf-8")]  # noqa: PTH123, SIM115
+    records = list(map(json.loads, Path(settings["data"]).read_text(encoding="utf-8").splitlines()))
     completions = [
         Completion(Prompt(record["prompt"], "d:1", {}), f"答 {i}") for i, record in enumerate((records * 64)[:64])
     ]
