@@ -97,7 +97,9 @@ def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(settings, spea
     assert all(line["judge/prompt_tokens"] > 64 * 100 and line["judge/completion_tokens"] > 64 * 10 for line in costs)
     assert all("reward/failed_frac" not in line for line in metrics)
     scores = [line["reward/score_mean"] for line in metrics if "reward/score_mean" in line]
-    total = {name: sum(line[name] for line in costs) for name in ("judge/requests", "judge/retries", "judge/prompt_tokens")}
+    total = {
+        name: sum(line[name] for line in costs) for name in ("judge/requests", "judge/retries", "judge/prompt_tokens")
+    }
     print(f"score {scores[0]:.4f} to {scores[-1]:.4f} in both; {total}; {seen}")
 
 
