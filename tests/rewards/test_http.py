@@ -95,6 +95,13 @@ def test_so_many_requests_at_a_time(answering, completions, options, most):
     assert max(seen) == most
 
 
+def test_the_wait_for_a_turn_is_no_part_of_the_timeout(answering, completions):
+    """Six requests of 0.3 s, one after the other, each in time."""
+    server = answering(lambda count: time.sleep(0.3) or scores_of(1))
+    options = {"micro_batch_size": 1, "concurrency": 1, "timeout": 1.2, "retry_seconds": 0}
+    assert asked(server.url, completions * 2, **options) == [1] * 6
+
+
 def test_null_does_not_apply(answering, completions):
     server = answering(lambda count: scores_of(1, None, 3))
     rewards = [Reward("h", HTTPReward(server.url)), Reward("f", lambda: [0.5, 0.5, 0.5])]
