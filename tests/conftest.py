@@ -1,7 +1,11 @@
 """Set-up of every test: annotations of the mathematics are checked at run time, threads are few, seeds are fixed."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 import torch
@@ -108,3 +112,43 @@ def thinker(tmp_path_factory):
         return folders[template]
 
     return folder
+
+
+class ChatServer:
+    """A running `chat_server.py`."""
+
+    def __init__(self, port):
+        self.address = f"http://127.0.0.1:{port}"
+        self.judge = f"judge:{self.address}/v1#gold"
+        self._open = build_opener(ProxyHandler({})).open
+
+    def faults(self, **faults):
+        """What it does wrong from now on; what it has seen is forgotten."""
+        self._open(Request(f"{self.address}/faults", data=json.dumps(faults).encode())).close()
+
+    def seen(self):
+        with self._open(f"{self.address}/seen") as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def gold_prompts(tmp_path_factory):
+    """Prompts of the demo's world, Chinese ones too, with what its gold judge needs to know."""
+    from heedful.demo.world import instructions
+
+    path = tmp_path_factory.mktemp("gold") / "题目.jsonl"
+    chosen = instructions()[::11]
+    rows = [{"prompt": one.prompt, "family": one.family, "answer": one.answer} for one in chosen]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def chat_server(gold_prompts):
+    """A judge that knows the answers of ``gold_prompts``, behind an OpenAI-compatible API."""
+    command = [sys.executable, str(Path(__file__).parent / "chat_server.py"), gold_prompts]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield ChatServer(int(process.stdout.readline()))
+        finally:
+            process.kill()

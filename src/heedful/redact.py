@@ -18,7 +18,8 @@ SHAPES = re.compile(
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 """Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT."""
-URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.I)
+URL = re.compile(r"\b(judge:)?([a-z][a-z0-9+.-]*://[^\s'\"<>]+)", re.I)
+"""A URL; that of a judge has its model as fragment, which is no secret."""
 SHORTEST = 8
 """Characters of the shortest value in the environment that is taken for a secret; shorter ones are words."""
 
@@ -79,7 +80,7 @@ def _is_secret(name: Any, value: Any) -> bool:
 def _text(text: str) -> str:
     for secret in sorted(_in_environment(), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return SHAPES.sub(HIDDEN, URL.sub(lambda match: _url(match.group()), text))
+    return SHAPES.sub(HIDDEN, URL.sub(_url, text))
 
 
 def _in_environment() -> set[str]:
@@ -87,14 +88,16 @@ def _in_environment() -> set[str]:
     return {value for value in map(os.environ.__getitem__, names) if len(value) >= SHORTEST}
 
 
-def _url(url: str) -> str:
+def _url(found: re.Match[str]) -> str:
+    judge, url = found[1] or "", found[2]
     try:
         parts = urlsplit(url)
     except ValueError:  # no URL after all, such as http://[
-        return url
+        return judge + url
     _, at, host = parts.netloc.rpartition("@")
     netloc = f"{HIDDEN}@{host}" if at else host
-    return parts._replace(netloc=netloc, query=_values(parts.query), fragment=_values(parts.fragment)).geturl()
+    fragment = parts.fragment if judge else _values(parts.fragment)
+    return judge + parts._replace(netloc=netloc, query=_values(parts.query), fragment=fragment).geturl()
 
 
 def _values(query: str) -> str:

@@ -100,6 +100,10 @@ REWARDS = [
     *({"reward_timeout": x} for x in (0, -1, NAN, INFINITE)),
     *({"reward_retry_minutes": x} for x in (-1, NAN, INFINITE)),
     *({"reward_memory_gb": x} for x in (0, -1, NAN, INFINITE)),
+    *({"reward_concurrency": x} for x in (0, -1)),
+    *({"judge_temperature": x} for x in (-1, NAN, INFINITE)),
+    *({"judge_max_tokens": x} for x in (0, -1)),
+    *({"judge_scale": x} for x in ((1.0, 1.0), (2.0, 1.0), (0.0, NAN), (0.0, INFINITE), (0.0,), ())),
     *({"max_failed_rewards": x} for x in (-0.1, 1, NAN, INFINITE)),
     *({"reward_std_coef": x} for x in (-0.5, NAN)),
 ]
@@ -478,10 +482,10 @@ def test_every_commands_settings_are_tested(every_config_class):
 
 
 def test_every_number_has_a_range(config_class):
-    """A number without one would take NaN. Weights of rewards are a list, which has a check of its own."""
+    """A number without one would take NaN. Weights of rewards and a judge's scale are lists, with checks of their own."""
     hints = typing.get_type_hints(config_class)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert numbers - {"reward_weights"} == set(ranges_of(config_class))
+    assert numbers - {"reward_weights", "judge_scale"} == set(ranges_of(config_class))
 
 
 def test_every_class_of_settings_passes_checks_on(config_class, make):

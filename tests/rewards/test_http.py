@@ -19,7 +19,7 @@ from heedful.configs.scoring import RewardOptions, redacted
 from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
-from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
+from heedful.rewards import Completion, Ensemble, Reward, endpoint, score, score_tokens
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
 from heedful.train.online.engine import train_ppo
@@ -64,11 +64,42 @@ def test_the_request_is_the_documented_one(answering, completions, chat):
 
 @pytest.mark.parametrize(("size", "expected"), [(1, [1, 1, 1]), (2, [2, 1]), (3, [3]), (64, [3])])
 def test_so_many_responses_a_request(answering, completions, size, expected):
-    server = answering(lambda count: scores_of(*range(10 * count, 10 * count + expected[count - 1])))
-    scores = asked(server.url, completions, micro_batch_size=size)
-    assert [len(body["completions"]) for body in server.bodies()] == expected
-    assert [len(body["columns"]["weights"]) for body in server.bodies()] == expected
-    assert scores == [10 * r + i for r, n in enumerate(expected, 1) for i in range(n)]
+    """Several at the same time; the scores have the order of the responses, whatever comes first."""
+
+    def answer(count):
+        body = server.bodies()[count - 1]
+        time.sleep(0.2 * ("等于2。" in body["completions"]))  # the first request is answered last
+        return scores_of(*body["columns"]["weights"])
+
+    server = answering(answer)
+    assert asked(server.url, completions, micro_batch_size=size) == [1, 2, 3]
+    assert sorted(len(body["completions"]) for body in server.bodies()) == sorted(expected)
+    assert sorted(len(body["columns"]["weights"]) for body in server.bodies()) == sorted(expected)
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 4), ({"concurrency": 2}, 2), ({"concurrency": 1}, 1)], ids=str)
+def test_so_many_requests_at_a_time(answering, completions, options, most):
+    lock, inside, seen = threading.Lock(), [0], []
+
+    def answer(count):
+        with lock:
+            inside[0] += 1
+            seen.append(inside[0])
+        time.sleep(0.1)
+        with lock:
+            inside[0] -= 1
+        return scores_of(1)
+
+    server = answering(answer)
+    assert asked(server.url, completions * 3, micro_batch_size=1, **options) == [1] * 9
+    assert max(seen) == most
+
+
+def test_the_wait_for_a_turn_is_no_part_of_the_timeout(answering, completions):
+    """Six requests of 0.3 s, one after the other, each in time."""
+    server = answering(lambda count: time.sleep(0.3) or scores_of(1))
+    options = {"micro_batch_size": 1, "concurrency": 1, "timeout": 1.2, "retry_seconds": 0}
+    assert asked(server.url, completions * 2, **options) == [1] * 6
 
 
 def test_null_does_not_apply(answering, completions):
@@ -199,7 +230,9 @@ def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch
     """Each of them would be noticed if it were ignored."""
     server = answering(lambda count: (500, b"") if count < 3 else server.done.wait(30) or None)
     monkeypatch.setenv("HEEDFUL_TEST_TOKEN", "geheim")
-    options = RewardOptions(reward_retry_minutes=0, reward_timeout=0.25, reward_token_env="HEEDFUL_TEST_TOKEN")
+    options = RewardOptions(
+        reward_retry_minutes=0, reward_timeout=0.25, reward_token_env="HEEDFUL_TEST_TOKEN", reward_concurrency=1
+    )
     rewards = load_rewards([server.url], options, micro_batch=MicroBatch(2), **cpu)
     for count, fragment in ((1, "tried 1 time."), (2, "--reward-timeout 0.25 "), (3, "ReadTimeout")):
         with pytest.raises(RewardError, match=fragment):
@@ -212,10 +245,20 @@ def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward_timeout": 5.0}, "python: functions and rule:regex, and there is none; leave it out, or name one"),
-        ({"reward_retry_minutes": 0.0}, "is about rewards over http, and there is none; leave it out, or name one"),
+        (
+            {"reward_timeout": 5.0},
+            "python: functions, rule:regex and verify:math, and there is none; leave it out, or name one",
+        ),
+        (
+            {"reward_concurrency": 2},
+            "is about rewards over http and judges, and there is none; leave it out, or name one",
+        ),
+        (
+            {"reward_retry_minutes": 0.0},
+            "is about rewards over http and judges, and there is none; leave it out, or name one",
+        ),
         ({"reward_token_env": "PATH"}, "is about rewards over http, and there is none; leave it out, or name one"),
-        ({"reward_memory_gb": 1.0}, "is about python: functions and rule:regex, and there is none"),
+        ({"reward_memory_gb": 1.0}, "is about python: functions, rule:regex and verify:math, and there is none"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -335,8 +378,8 @@ def test_what_comes_before_the_answer_counts_as_well(completions, endless):
 
 def test_an_answer_without_end(answering, completions):
     """It is read up to a limit. A compressed one, whose size says nothing, is not asked for and not read."""
-    server = answering(lambda count: (200, b'{"scores": [' + b"1," * http.MOST_BYTES))
-    with pytest.raises(RewardError, match=f"answered with more than {http.MOST_BYTES} bytes"):
+    server = answering(lambda count: (200, b'{"scores": [' + b"1," * endpoint.MOST_BYTES))
+    with pytest.raises(RewardError, match=f"answered with more than {endpoint.MOST_BYTES} bytes"):
         asked(server.url, completions)
     bomb = gzip.compress(b" " * 100_000_000)
     compressed = answering(lambda count: (200, bomb, {"Content-Encoding": "gzip"}))
@@ -356,13 +399,13 @@ def test_a_server_that_dies_and_returns(answering, completions, away):
     back.start()
     started = time.monotonic()
     assert score([reward], completions)[0] == [4.0, 5.0, 6.0]
-    assert away - 0.1 <= time.monotonic() - started < away + http.LONGEST_WAIT + 1
+    assert away - 0.1 <= time.monotonic() - started < away + endpoint.LONGEST_WAIT + 1
     back.join()
 
 
 def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, monkeypatch):
     """A wrong address is told before the run, and soon."""
-    monkeypatch.setattr(http, "LONGEST_FIRST", 0.5)
+    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
     started = time.monotonic()

@@ -1,5 +1,6 @@
 """Functions of a file in processes of their own: whatever they do, heedful goes on, and nothing of them stays behind."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -20,7 +21,7 @@ from heedful.types import Prompt
 NUMBER = f"1234.{os.getpid()}"
 """Seconds that nobody else sleeps."""
 FAULTS = """
-import ctypes, os, random, subprocess, sys, time
+import asyncio, ctypes, os, random, subprocess, sys, time
 
 BAD = "坏"
 
@@ -86,6 +87,16 @@ def draws(completions):
 def counts(completions, calls=[]):
     calls.append(0)
     return [float(len(calls))] * len(completions)
+
+async def waits(completions):
+    await asyncio.gather(*(asyncio.sleep(0.3) for _ in completions))
+    if BAD in completions:
+        await asyncio.sleep(1234)
+    return [float(len(c)) + random.random() for c in completions]
+
+def slow(completions):
+    time.sleep(1)
+    return [1.0] * len(completions)
 
 def prints(completions):
     print("x" * 100_000)
@@ -369,3 +380,58 @@ def test_what_one_reward_fails_on_is_in_no_mean():
     assert found.means == {"a": 2.0, "b": 35.0}
     assert found.without_failed().totals == [11.0, 63.0]
     assert found.scored == [0, 2]
+
+
+def completion(response):
+    return Completion(Prompt("问", "d.jsonl:1"), response)
+
+
+def test_an_async_function_runs_at_the_same_time_and_within_the_same_limits(function):
+    """Its waits are together, its random numbers are those of its arguments, and one that hangs is stopped."""
+    reward = function("waits", timeout=4.0)
+    started = time.monotonic()
+    first = score([Reward("w", reward)], [completion("一"), completion("两个")] * 10)[0]
+    assert time.monotonic() - started < 3  # 20 waits of 0.3 s
+    assert [int(value) for value in first] == [1, 2] * 10
+    assert score([Reward("w", reward)], [completion("一"), completion("两个")] * 10)[0] == first
+    found = score_tokens(Ensemble((Reward("w", reward),), max_failed=0.5), [completion("坏"), completion("好")])
+    assert found.failed == (0,)
+    assert "did not end within" in found.note
+
+
+def test_an_async_function_in_python(completions):
+    async def reward(completions):
+        await asyncio.sleep(0)
+        return [float(len(c)) for c in completions]
+
+    async def fails(completions):
+        raise ValueError("坏了")
+
+    assert score([Reward("r", reward)], completions)[0] == [4.0, 2.0, 2.0]
+    with pytest.raises(RewardError, match="reward f raised ValueError: 坏了"):
+        score([Reward("f", fails)], completions)
+
+    async def in_a_loop():  # as in a notebook
+        return score([Reward("r", reward)], completions)[0]
+
+    assert asyncio.run(in_a_loop()) == [4.0, 2.0, 2.0]
+
+
+def test_rewards_in_processes_are_called_at_the_same_time(function, completions):
+    """And one that fails for good ends the others."""
+    rewards = [Reward(f"r{i}", function("slow", timeout=20.0)) for i in range(4)]
+    score(rewards, completions)
+    started = time.monotonic()
+    totals, means = score([*rewards, Reward("here", lambda completions: [0.5] * len(completions))], completions)
+    assert time.monotonic() - started < 3
+    assert totals == [4.5] * 3
+    assert list(means) == ["r0", "r1", "r2", "r3", "here"]
+
+    def refuses(completions):
+        raise RewardError("不")
+
+    started = time.monotonic()
+    with pytest.raises(RewardError, match="不"):
+        score([*rewards, Reward("refuses", refuses)], completions)
+    assert time.monotonic() - started < 1
+    assert score(rewards, completions)[0] == [4.0] * 3

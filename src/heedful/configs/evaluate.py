@@ -88,6 +88,10 @@ class BestOfNConfig(ScoresConfig):
     samples_per_prompt: Annotated[int, POSITIVE] = 1
     """Choices made for each prompt, among n responses each, all counted."""
 
+    @property
+    def group_size(self) -> int:
+        return self.n
+
     def check(self) -> None:
         super().check()
         if self.n > 1 and self.temperature == 0:
@@ -102,6 +106,10 @@ class WinRateConfig(ScoresConfig):
 
     baseline: str
     """The policy to compare with."""
+
+    @property
+    def group_size(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,10 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """The command, and the name of its runs."""
 
     @property
+    def group_size(self) -> int:
+        return self.samples_per_prompt
+
+    @property
     def rollout_micro_batch(self) -> MicroBatch:
         return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
 

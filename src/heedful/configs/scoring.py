@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from heedful.configs.judging import JudgeOptions
 from heedful.configs.options import MachineOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.trust import TrustOptions
@@ -13,24 +14,31 @@ from heedful.redact import HIDDEN
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
 
-QUERY = re.compile(r"(https?:[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
-"""An address with a query or fragment, and what stands before it."""
+ADDRESS = re.compile(r"(judge:)?(https?:[^\s?#'\"]*)(\?[^\s#'\"]*)?(#[^\s'\"]*)?", re.IGNORECASE)
+"""An address, its query and its fragment. That of a judge names its model."""
 
 
 def redacted(text: str) -> str:
     """A text with ``?...`` in the place of the queries and fragments of its http addresses: they may hold passwords.
 
-    Whatever writes an address down, or shows it, goes through this. Other text stays as it is.
+    Whatever writes an address down, or shows it, goes through this. Other text stays as it is, and so does a judge's model.
     """
-    return QUERY.sub(r"\1?...", text)
+    return ADDRESS.sub(_without_query, text)
+
+
+def _without_query(found: re.Match[str]) -> str:
+    judge, address, query, fragment = found.groups(default="")
+    kept = fragment if judge else ""
+    return judge + address + ("?..." if query or fragment != kept else "") + kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(TrustOptions):
+class RewardOptions(JudgeOptions, TrustOptions):
     """What scores responses, and how several scores become one."""
 
     rewards: tuple[str, ...] = ()
-    """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, http://HOST:PORT/PATH."""
+    """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, verify:math,
+    http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL."""
     reward_weights: tuple[float, ...] = ()
     """What multiplies the score of each reward, in order, functions given in Python included; none given is 1 for each."""
     reward_combine: Literal["sum", "mean", "min", "mean-std"] = "sum"
@@ -41,17 +49,25 @@ class RewardOptions(TrustOptions):
     """Largest share of a batch's responses that may be left without a score because a reward failed on them (an exception, a
     timeout, a crash, NaN). They are left out of everything and counted; with more the run stops. 0 stops at the first."""
     reward_timeout: Annotated[float | None, POSITIVE] = None
-    """Seconds for one answer of an http reward, or one call of a python: function or rule:regex, which is then stopped. None
-    is 60 for http and 300 for functions. Refused without such a reward."""
+    """Seconds for one answer of an http reward or a judge, or one call of a python: function, rule:regex or verify:math,
+    which is then stopped. None is 60 for http and judges, 300 for functions. Refused without such a reward."""
     reward_memory_gb: Annotated[float, POSITIVE] = 8.0
     """Most memory, in gigabytes, that the process of a python: function may hold with its children; beyond it the process is
     stopped (on Linux). Refused without such a reward."""
     reward_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
-    """How long an http reward that does not answer or is overloaded is asked again, with waits of up to 5 seconds. Raise it
-    to sit out longer restarts of the server. Refused without such a reward."""
+    """How long an http reward or a judge that does not answer or is overloaded is asked again, with waits of up to 5 seconds.
+    Raise it to sit out longer restarts of the server. Refused without such a reward."""
+    reward_concurrency: Annotated[int | None, POSITIVE] = None
+    """Most requests in flight at a time to an http reward or a judge. Raise it if the server answers many at once, lower it
+    if it is overloaded. None is 4 for http and 64 for judges. Refused without such a reward."""
     reward_token_env: str | None = None
     """Environment variable with a token that http rewards are sent, as the header Authorization: Bearer TOKEN. Refused
     without such a reward."""
+
+    @property
+    def group_size(self) -> int:
+        """Responses to one prompt that stand together, to be compared by a judge."""
+        return 1
 
     @property
     def answer_timeout(self) -> float:

@@ -22,4 +22,9 @@ def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tup
     notes = [scores.note for scores in given if scores.note]
     if not kept:
         raise RewardError(f"nothing is left to measure: {notes[0]}")
-    return kept, {"failed": len(failed), "first_failure": notes[0]} if failed else {}
+    found: dict[str, Any] = {"failed": len(failed), "first_failure": notes[0]} if failed else {}
+    for scores in given:
+        for metric, value in scores.measured.items():
+            key = metric if metric not in found else f"{metric}#2"
+            found[key] = value
+    return kept, found

@@ -91,7 +91,7 @@ def _setting(value: Any) -> Any:
     """A setting as it is written down: addresses of servers without their queries, which may hold passwords."""
     if isinstance(value, tuple):
         return [_setting(one) for one in value]
-    if isinstance(value, str) and value.startswith(("http:", "https:")):
+    if isinstance(value, str) and value.startswith(("http:", "https:", "judge:")):
         return redacted(value)
     return str(value) if isinstance(value, Path) else value
 

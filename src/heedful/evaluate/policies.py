@@ -30,6 +30,7 @@ from heedful.data.schemas import read_demonstrations, read_prompts
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.failures import without_failed
 from heedful.evaluate.intervals import by_prompt
+from heedful.evaluate.pairs import score_pairs
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
@@ -178,7 +179,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
     functions = _functions(config, rewards)
     prompts, counts = _prompts(config, [config.model, config.baseline], functions)
     ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
-    given = [score_tokens(functions, completions) for completions in (ours, theirs)]
+    given = score_pairs(functions, ours, theirs)
     our_scores, their_scores = (of_all.totals for of_all in given)
     rows, failed = without_failed(given, len(ours))
     wins = [_win(our_scores[row], their_scores[row]) for row in rows]

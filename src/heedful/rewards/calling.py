@@ -2,15 +2,18 @@
 
 import inspect
 import json
+import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from heedful.data.messages import as_dict
 from heedful.errors import MemoryFullError, RewardError
 from heedful.faults import hit
-from heedful.rewards.process import CallError, FunctionProcess
-from heedful.rewards.returned import OneScore, Problem, ResultError, RewardFunction, read_scores
+from heedful.rewards.background import Background
+from heedful.rewards.process import LONGEST_END, CallError, FunctionProcess
+from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError, RewardFunction, read_scores
 from heedful.types import Completion, Text
 
 RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
@@ -19,10 +22,43 @@ MOST_CALLS = 16
 """The most further calls of a function that failed, to find the responses that it fails on. That suffices for one in 256."""
 
 
+Called = tuple[list[OneScore | Problem], Problem | None]
+"""A score or a problem for each response, and why the call of all failed, if it did."""
+
+
+def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
+    """Call several rewards as `call_reward` does. Those that are computed elsewhere are at the same time."""
+    others = [i for i, (_, function) in enumerate(named) if isinstance(function, Elsewhere)] if len(named) > 1 else []
+    outcomes: dict[int, Future[Called]] = {i: Future() for i in others}
+
+    is_over = threading.Event()
+
+    def call(row: int) -> None:
+        try:
+            outcomes[row].set_result(call_reward(*named[row], completions, is_over))
+        except BaseException as error:
+            outcomes[row].set_exception(error)
+
+    threads = [threading.Thread(target=call, args=(row,), daemon=True) for row in others]
+    for thread in threads:
+        thread.start()
+    try:
+        here = {i: call_reward(*one, completions) for i, one in enumerate(named) if i not in outcomes}
+        return [outcomes[i].result() if i in outcomes else here[i] for i in range(len(named))]
+    except BaseException:  # Ctrl-C, say
+        is_over.set()
+        for row in others:
+            if not outcomes[row].done() and isinstance(function := named[row][1], Elsewhere):
+                function.stop()
+        for thread in threads:
+            thread.join(LONGEST_END)
+        raise
+
+
 def call_reward(
-    name: str, function: RewardFunction, completions: Sequence[Completion]
-) -> tuple[list[OneScore | Problem], Problem | None]:
-    """Score responses with one function. Returns a score or a problem for each, and why the call of all failed, if it did.
+    name: str, function: RewardFunction, completions: Sequence[Completion], is_over: threading.Event | None = None
+) -> Called:
+    """Score responses with one function.
 
     If the call fails (an exception, a timeout, a crash), the function is called again on halves of the responses, on halves
     of the halves that fail, and so on, at most `MOST_CALLS` times. What then still fails together has the same problem.
@@ -31,6 +67,7 @@ def call_reward(
         name: of the reward, for messages.
         function: a reward function.
         completions: the responses.
+        is_over: set by another thread when nobody wants the scores any more, so that parts are not called.
 
     Raises RewardError if it is called wrongly, or returns something that is not one entry per response.
     """
@@ -40,6 +77,8 @@ def call_reward(
 
     def attempt(rows: range) -> None:
         hit("reward.call")
+        if is_over is not None and is_over.is_set():
+            raise RewardError(f"reward {name}: its call was given up")
         share = len(rows) / len(completions)
         timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
         try:
@@ -89,7 +128,8 @@ def sample(completion: Completion) -> str:
 def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[OneScore | Problem]:
     """What the function returns, read. Raises CallError, ResultError and RewardError."""
     try:
-        return read_scores(function(**arguments))
+        found = function(**arguments)
+        return read_scores(Background().finish(found) if inspect.iscoroutine(found) else found)
     except (RewardError, CallError, ResultError, MemoryFullError):
         raise
     except (Exception, SystemExit) as error:

@@ -11,13 +11,13 @@ numbers, one for each of a response's ``completion_ids``, is a dense score.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from heedful.configs.scoring import Combination
 from heedful.errors import RewardError
-from heedful.rewards.calling import as_messages, call_reward, sample
+from heedful.rewards.calling import as_messages, call_rewards, sample
 from heedful.rewards.combine import combine_scores, shares
-from heedful.rewards.returned import OneScore, Problem, RewardFunction
+from heedful.rewards.returned import Measured, OneScore, Problem, RewardFunction
 from heedful.types import Completion
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "as_messages", "score", "score_tokens"]
@@ -74,6 +74,8 @@ class Scores:
     """What went wrong, if anything that was not reported before."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     """What each reward by its name gave each response, before weighting; None if it does not apply, or failed."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Metrics that rewards have of their own calls, such as the tokens that a judge read."""
 
     @property
     def scored(self) -> list[int]:
@@ -113,7 +115,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     that is missing, or does not return one entry per response.
     """
     ensemble = _ensemble(rewards)
-    called = [call_reward(reward.name, reward.function, completions) for reward in rewards]
+    called = call_rewards([(reward.name, reward.function) for reward in rewards], completions)
     failures = _failures(rewards, [column for column, _ in called], completions)
     note = _check(ensemble, failures, len(completions))
     recovered = [
@@ -146,7 +148,20 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
                 if isinstance(one, list):
                     placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
             tokens.append(placed)
-    return Scores(totals, tokens if is_dense else None, means, tuple(failures), note, parts)
+    return Scores(
+        totals, tokens if is_dense else None, means, tuple(failures), note, parts=parts, measured=_measured(rewards)
+    )
+
+
+def _measured(rewards: Sequence[Reward]) -> dict[str, float]:
+    """What rewards measured of their last calls; the names of several have the reward's at their end."""
+    functions: dict[str, Any] = {reward.name: reward.function for reward in rewards}
+    measured = {name: function.measured for name, function in functions.items() if isinstance(function, Measured)}
+    return {
+        f"{metric}/{name}" if len(measured) > 1 else metric: value
+        for name, own in measured.items()
+        for metric, value in own.items()
+    }
 
 
 class _Failure(NamedTuple):

@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from typing import Any
 
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, RewardError
-from heedful.rewards.returned import OneScore, Problem, ResultError
+from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError
 from heedful.rewards.worker import BY_SIGNAL, LENGTH, OUT_OF_MEMORY
 
 START = """
@@ -41,7 +42,7 @@ class CallError(Exception):
     """A call of a reward function that gave no scores. The text says why; it follows the reward's name."""
 
 
-class FunctionProcess:
+class FunctionProcess(Elsewhere):
     """The function of ``python:FILE.py:FUNCTION`` or ``rule:NAME:ARGUMENT``, called in a process that is kept between calls.
 
     Its process starts with it, and again at the call after one that ended it. All of it ends with this object, or with the
@@ -74,9 +75,11 @@ class FunctionProcess:
         other.timeout = max(self.timeout * share, min(self.timeout, LEAST_SHARE))
         return other
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """End the process; a further call starts another."""
         self._worker.end()
+
+    close = stop
 
 
 class _Worker:
@@ -87,6 +90,7 @@ class _Worker:
     def __init__(self, spec: str, limits: RewardOptions) -> None:
         self.spec, self.limits = spec, limits
         self._guard: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
 
     def start(self) -> inspect.Signature:
         """Start the process and load the function. Returns its signature."""
@@ -128,11 +132,12 @@ class _Worker:
 
     def ask(self, arguments: dict[str, Any], timeout: float) -> bytes:
         """The worker's answer. Raises CallError."""
-        if self._guard is not None and self._guard.poll() is not None:  # it died between two calls
-            self.end()
-        if self._guard is None:
-            self.start()
-        return self._exchange(arguments, timeout)
+        with self._one_at_a_time:
+            if self._guard is not None and self._guard.poll() is not None:  # it died between two calls
+                self.end()
+            if self._guard is None:
+                self.start()
+            return self._exchange(arguments, timeout)
 
     def end(self) -> None:
         """End the process with all that it started."""

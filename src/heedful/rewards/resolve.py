@@ -1,4 +1,4 @@
-"""Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME`` or ``http://HOST:PORT/PATH``."""
+"""Load rewards by name: ``model:PATH``, ``python:FILE.py:FUNCTION``, ``rule:NAME``, ``http://...``, ``judge:http://...``."""
 
 import math
 import os
@@ -18,17 +18,23 @@ from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
 from heedful.models.policy import freeze
 from heedful.models.reward_model import score_head
-from heedful.rewards.http import HTTPReward, check_url
+from heedful.rewards.endpoint import check_url
+from heedful.rewards.http import IN_FLIGHT, HTTPReward
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction
+from heedful.rewards.judge.start import check_judge_string, check_judges, is_judge, load_judge
+from heedful.rewards.mathematics import make_verifier
 from heedful.rewards.model import MICRO_BATCH, ModelReward
 from heedful.rewards.process import FunctionProcess
 from heedful.rewards.rules import make_rule
 from heedful.types import MicroBatch
 
-FORMS = "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, or http://HOST:PORT/PATH"
+FORMS = (
+    "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, verify:math, http://HOST:PORT/PATH, or "
+    "judge:http://HOST:PORT/v1#MODEL (a language model)"
+)
 AnyReward = str | Reward | RewardFunction
-IN_PROCESS = ("python:", "rule:regex:")
-"""The beginnings of rewards that run in a process of their own: code and patterns of a user."""
+IN_PROCESS = ("python:", "rule:regex:", "verify:")
+"""The beginnings of rewards that run in a process of their own: what a user or a model wrote may keep them busy for ever."""
 
 
 def is_address(reward: str) -> bool:
@@ -77,16 +83,26 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
         wanted: every reward and judge.
         options: the settings.
     """
+    check_judges(wanted, options)
+    has_judge = any(map(is_judge, wanted))
     has_http = any(isinstance(reward, str) and is_address(reward) for reward in wanted)
     has_process = any(isinstance(reward, str) and reward.startswith(IN_PROCESS) for reward in wanted)
-    http = "rewards over http, and there is none; leave it out, or name one: http://HOST:PORT/PATH"
-    process = "python: functions and rule:regex, and there is none; leave it out, or name one: python:FILE.py:FUNCTION"
+    none = "and there is none; leave it out, or name one:"
+    http = f"rewards over http, {none} http://HOST:PORT/PATH"
+    asked = f"rewards over http and judges, {none} http://HOST:PORT/PATH"
+    process = f"python: functions, rule:regex and verify:math, {none} python:FILE.py:FUNCTION"
     if not has_http:
-        refuse(options, "reward_retry_minutes", "reward_token_env", because=f"is about {http}")
+        refuse(options, "reward_token_env", because=f"is about {http}")
+    if not has_http and not has_judge:
+        refuse(options, "reward_retry_minutes", "reward_concurrency", because=f"is about {asked}")
     if not has_process:
         refuse(options, "reward_memory_gb", because=f"is about {process}")
-    if not has_http and not has_process:
-        refuse(options, "reward_timeout", because=f"is about rewards over http, {process}, or http://HOST:PORT/PATH")
+    if not has_http and not has_judge and not has_process:
+        refuse(
+            options,
+            "reward_timeout",
+            because=f"is about rewards over http, judges, {process}, or http://HOST:PORT/PATH",
+        )
     token = None if options.reward_token_env is None else os.environ.get(options.reward_token_env, "")
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError(
@@ -167,10 +183,13 @@ def resolve_rewards(
                 reward,
                 timeout=limits.answer_timeout,
                 retry_seconds=60 * limits.reward_retry_minutes,
+                concurrency=limits.reward_concurrency or IN_FLIGHT,
                 token=os.environ.get(limits.reward_token_env or ""),
                 micro_batch_size=micro_batch.rows,
             )
             named = Reward(redacted(reward), http)
+        elif isinstance(reward, str) and is_judge(reward):
+            named = Reward(redacted(reward), load_judge(reward, limits))
         elif isinstance(reward, str) and reward.startswith(IN_PROCESS):
             named = Reward(reward, FunctionProcess(reward, limits))
         elif isinstance(reward, str):
@@ -194,10 +213,15 @@ def resolve_rewards(
 def check_reward_string(reward: str) -> None:
     """Check the form of a reward string without loading anything. Raises ConfigError."""
     kind, separator, rest = reward.partition(":")
-    if kind not in ("model", "python", "rule", "http", "https") or not separator or not rest:
+    if is_judge(reward):
+        check_judge_string(reward)
+        return
+    if kind not in ("model", "python", "rule", "verify", "http", "https") or not separator or not rest:
         raise ConfigError(f"--rewards: {redacted(reward)!r} is not a reward; use {FORMS}")
     if kind == "rule":
         make_rule(rest)
+    if kind == "verify":
+        make_verifier(rest)
     if kind in ("http", "https"):
         check_url(reward)
 

@@ -1,6 +1,7 @@
 """What a reward function may return, read into plain numbers. Used here and in the processes of functions; no torch."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
@@ -22,6 +23,22 @@ class Problem(str):
 
 
 RewardFunction = Callable[..., Sequence[OneScore | Problem]]
+
+
+class Elsewhere(ABC):
+    """A reward function that is computed in another process or on a server, so that others can be called meanwhile."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End a call that another thread waits for."""
+
+
+class Measured:
+    """A reward function that measures its own calls."""
+
+    def __init__(self) -> None:
+        self.measured: dict[str, float] = {}
+        """Metrics of the last call, by their names in docs/metrics.md."""
 
 
 class ResultError(Exception):

@@ -7,6 +7,7 @@ guard's exit status says what became of the worker.
 A request is a pickle of heedful's own data; an answer is JSON, which can only be data. Both are preceded by their length.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import importlib.util
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import ConfigError, HeedfulError, RewardError
+from heedful.rewards.mathematics import make_verifier
 from heedful.rewards.returned import ResultError, read_scores
 from heedful.rewards.rules import make_rule
 
@@ -170,7 +172,8 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any], spec: str) 
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     try:
-        return {"scores": read_scores(function(**arguments))}
+        found = function(**arguments)
+        return {"scores": read_scores(asyncio.run(found) if inspect.iscoroutine(found) else found)}
     except ResultError as error:
         return {"wrong": str(error)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the function raised them, nobody else
@@ -188,10 +191,15 @@ def _place(error: BaseException, spec: str) -> str:
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function that ``python:FILE.py:FUNCTION`` or ``rule:NAME:ARGUMENT`` names. Raises ConfigError or RewardError."""
+    """The function that ``python:FILE.py:FUNCTION``, ``rule:NAME:ARGUMENT`` or ``verify:math`` names.
+
+    Raises ConfigError or RewardError.
+    """
     kind, _, rest = spec.partition(":")
     if kind == "rule":
         return make_rule(rest)
+    if kind == "verify":
+        return make_verifier(rest)
     file, _, name = rest.rpartition(":")
     path = Path(file)
     if not file or not name:

@@ -44,7 +44,17 @@ OURS = {
 TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
 OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
 """Settings that say where and how a run is called, not what it does."""
-FREE = (*OF_THIS_CALL, "save_every", "save_minutes", "keep", "memory_check", "rollouts", *TRACKING)
+FREE = (
+    *OF_THIS_CALL,
+    "save_every",
+    "save_minutes",
+    "keep",
+    "memory_check",
+    "judge_cache",
+    "reward_concurrency",
+    "rollouts",
+    *TRACKING,
+)
 """Settings that an unfinished run may go on with whatever they are: no number depends on them."""
 
 
@@ -217,7 +227,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 def inputs(config: RunOptions) -> list[Path]:
     """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = ("model", "reference", "value_model", "data", "eval_data", "offset_data", "ptx_data", "chat_template")
+    names = (
+        "model",
+        "reference",
+        "value_model",
+        "data",
+        "eval_data",
+        "offset_data",
+        "ptx_data",
+        "chat_template",
+        "judge_rubric",
+    )
     paths = [getattr(config, name, None) for name in names]
     for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
         kind, _, rest = reward.partition(":")

@@ -134,6 +134,7 @@ def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: L
         failed=tuple(at for at, row in enumerate(rows) if row in failed),
         note=notes[0] if notes else None,
         parts={name: [column[row] for row in rows] for name, column in parts.items()},
+        measured=_measured(drawn),
     )
     return Drawn(rollouts, [completions[row] for row in rows], given, 0.0)
 
@@ -146,6 +147,18 @@ def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
         parts = [(part.given.means[name], len(part.given.scored)) for part in drawn if name in part.given.means]
         means[name] = sum(mean * count for mean, count in parts) / sum(count for _, count in parts)
     return means
+
+
+def _measured(drawn: Sequence[Drawn]) -> dict[str, float]:
+    """What rewards measured of their calls: counts of all rounds, the slowest of times, and mean shares."""
+    found: dict[str, list[float]] = {}
+    for part in drawn:
+        for name, value in part.given.measured.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: max(values) if name.startswith("time/") else sum(values) / (len(values) if "_frac" in name else 1)
+        for name, values in found.items()
+    }
 
 
 def _lenient(rewards: Sequence[Reward]) -> Sequence[Reward]:

@@ -53,9 +53,11 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
             for model in models
         ]
     kl = float(core.kl_estimate(*logprobs, kind="k1").sum(dim=1).mean()) if logprobs else None
-    judged = {}
+    judged: dict[str, float] = {}
+    judged_by: dict[str, float] = {}
     if learner.judges:
         verdicts = score_tokens(learner.judges, completions)
+        judged_by = verdicts.measured
         judged["eval/judge_mean"] = sum(verdicts.without_failed().totals) / len(verdicts.scored)
         if verdicts.failed:
             judged["eval/judge_failed_frac"] = len(verdicts.failed) / len(completions)
@@ -67,6 +69,8 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
         **judged,
         **({} if kl is None else {"eval/kl": kl}),
         **({"eval/failed_frac": len(given.failed) / len(completions)} if given.failed else {}),
+        **{f"eval/{name}": value for name, value in given.measured.items() if not name.startswith("time/")},
+        **{f"eval/best_by/{name}": value for name, value in judged_by.items() if not name.startswith("time/")},
         "eval/response_length": float(rollouts.lengths.float().mean()),
         "eval/eos_frac": 1 - float(rollouts.truncated.float().mean()),
     }

@@ -126,6 +126,7 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
         metrics["reward/unread_frac"] = scored.unread / len(given.totals)
     if scored.valid is not None:
         metrics["reward/failed_frac"] = 1 - len(given.totals) / len(scored.valid)
+    metrics |= given.measured
     if config.score_norm_running:
         metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
     if clip is not None:

@@ -22,6 +22,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
+from heedful.rewards.judge.start import check_comparing
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
@@ -127,7 +128,9 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config.seed)
+    each = config.samples_per_prompt if config.judge_compares else 1
+    tried = [prompt for prompt in train[:2] + held_out[:2] for _ in range(each)]
+    _try_rewards([functions, judges], policy, tried, sampler, config.seed)
     learner = Learner(
         config=config,
         policy=policy,
@@ -152,7 +155,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     about = About(
         facts=facts,
         parents=_parents(config, [*functions, *judges]),
-        more_data=[config.ptx_data] if config.ptx_data else [],
+        more_data=[str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None],
         notes=_notes(config),
     )
     return Started(config, learner, held_out, about)
@@ -204,6 +207,12 @@ def _wanted_rewards(
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.best_by], config)
+    alone = {}
+    if config.eval_data is not None or config.eval_fraction > 0:
+        alone["held-out prompts have one response each"] = "hold none out (--eval-fraction 0, no --eval-data)"
+    if config.score_norm_samples:
+        alone["--score-norm-samples takes one response to each prompt"] = "leave it out"
+    check_comparing(wanted, config.best_by, config, alone=alone)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 

@@ -1,0 +1,79 @@
+"""Whether a response's final answer equals the record's as mathematics: numbers, fractions, LaTeX. math-verify does the work.
+
+It runs in a process of its own (`heedful.rewards.process`): what a model writes may keep a computer algebra system busy for
+ever, or take all memory.
+"""
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from heedful.errors import ConfigError
+from heedful.rewards.numbers import PLAIN
+from heedful.rewards.returned import OneScore, Problem, RewardFunction
+from heedful.rewards.rules import answer_text
+
+LONGEST = 3
+"""Seconds for reading one answer, and for one comparison."""
+
+
+def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[OneScore | Problem]:
+    """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
+
+    The final answer is what stands in the last ``\\boxed{}``, else the last formula between dollars, else the last number.
+    ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits are read.
+
+    Args:
+        completions: the responses.
+        answer: the records' column of that name; None, if a record has none, gives None (no score).
+
+    What cannot be read or compared, or takes longer than `LONGEST` seconds, is a `Problem`. A response without any number or
+    formula is wrong, which is 0.
+    """
+    return [
+        None if wanted is None else _compared(answer_text(completion), str(wanted))
+        for completion, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+VERIFIERS: dict[str, RewardFunction] = {"math": same_mathematics}
+
+
+def make_verifier(name: str) -> RewardFunction:
+    """The function that ``verify:NAME`` names. Raises ConfigError if there is none, or its library is missing."""
+    if name not in VERIFIERS:
+        near = difflib.get_close_matches(name, VERIFIERS, n=1)
+        hint = f"; did you mean verify:{near[0]}?" if near else ""
+        raise ConfigError(f"--rewards: there is no verify:{name}{hint}; there is verify:{', verify:'.join(VERIFIERS)}")
+    if importlib.util.find_spec("math_verify") is None:
+        raise ConfigError(f'--rewards: verify:{name} needs math-verify: pip install "heedful[math]"')
+    return VERIFIERS[name]
+
+
+def _compared(response: str, wanted: str) -> float | Problem:
+    from math_verify import parse, verify
+    from math_verify.errors import TimeoutException
+
+    try:
+        right = _read(wanted)
+        if not right:
+            return Problem(f"cannot read the record's answer {wanted!r:.80}: it holds no number and no formula")
+        found = parse(response.translate(PLAIN), parsing_timeout=LONGEST, raise_on_error=True)
+        return float(verify(right, found, timeout_seconds=LONGEST, raise_on_error=True))
+    except TimeoutException:
+        return Problem(f"took longer than {LONGEST} s to compare {response[-80:]!r} with {wanted!r:.80}")
+    except Exception as error:  # of a computer algebra system that was given anything
+        why = f"{type(error).__name__}: {error!s:.80}"
+        return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
+
+
+def _read(wanted: str) -> list[Any]:
+    """A record's answer: what follows the last ``####`` (GSM8K), a formula with or without dollars around it, a number."""
+    from math_verify import parse
+
+    text = wanted.translate(PLAIN).rpartition("####")[2].strip()
+    found: list[Any] = parse(text, parsing_timeout=LONGEST, raise_on_error=True)
+    if "$" not in text and ("\\" in text or not found):
+        found = parse(f"${text}$", parsing_timeout=LONGEST, raise_on_error=True) or found
+    return found
