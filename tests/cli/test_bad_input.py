@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo")
+TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo", "kto")
 ONLINE = ("ppo", "grpo")
 PAIRS = ("reward", "dpo")
 each_trainer = pytest.mark.parametrize("command", TRAINERS)
@@ -26,18 +26,21 @@ each_online = pytest.mark.parametrize("command", ONLINE)
 on_pairs = pytest.mark.parametrize("command", PAIRS)
 LONG = "很长的问题" * 20
 UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts", "grpo": "prompts", "dpo": "pairs"}
+UNIT["kto"] = "labelled responses"
 LONG_RECORD = {
     "sft": {"prompt": LONG, "completion": "答"},
     "reward": {"prompt": LONG, "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": LONG},
 }
 LONG_RECORD |= {"grpo": LONG_RECORD["ppo"], "dpo": LONG_RECORD["reward"]}
+LONG_RECORD["kto"] = LONG_RECORD["sft"] | {"label": True}
 RECORD = {
     "sft": {"prompt": "问", "completion": "答"},
     "reward": {"prompt": "问", "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": "问"},
 }
 RECORD |= {"grpo": RECORD["ppo"], "dpo": RECORD["reward"]}
+RECORD["kto"] = RECORD["sft"] | {"label": False}
 
 
 @pytest.fixture
@@ -497,7 +500,7 @@ def test_out_of_range(train, refused, command, flag, value, fragment):
     refused(train(command, flag, value), flag, fragment)
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto"])
 def test_a_batch_larger_than_the_data(train, refused, command):
     refused(train(command, "--batch-size", "9"), "--batch-size is 9", "only 8 items", "Lower --batch-size")
 
