@@ -225,6 +225,8 @@ def test_too_long(train, refused, written, command):
 @each_trainer
 def test_too_long_is_dropped_by_option_and_reported(train, written, command, tmp_path):
     records = [RECORD[command] | {"prompt": f"第{i}问"} for i in range(19)]
+    if command == "kto":
+        records[0]["label"] = True
     path = written("长.jsonl", [*records, LONG_RECORD[command]])
     outcome = train(command, "--too-long", "drop", data_file=path)
     assert outcome.status == 0, outcome.err
@@ -583,9 +585,17 @@ CHATS = {
 CHATS |= {"grpo": CHATS["ppo"], "dpo": CHATS["reward"]}
 
 
+def chats(command):
+    """Three conversations for a trainer; KTO needs other prompts and both labels."""
+    if command != "kto":
+        return [CHATS[command]] * 3
+    questions = [[{"role": "user", "content": f"你好{i}"}] for i in range(3)]
+    return [{"prompt": q, "completion": "您好！", "label": i > 0} for i, q in enumerate(questions)]
+
+
 @each_trainer
 def test_messages_without_a_template(train, refused, bare_model, written, command, tmp_path):
-    path = written("对话.jsonl", [CHATS[command]] * 3)
+    path = written("对话.jsonl", chats(command))
     model = bare_model(eos_token="<eos>")
     refused(train(command, data_file=path, model=model), "no chat template", "--chat-template plain", "strings")
     outcome = train(command, "--chat-template", "plain", data_file=path, model=model)
@@ -598,7 +608,7 @@ def test_messages_without_a_template(train, refused, bare_model, written, comman
 @pytest.mark.parametrize("text", ["{% for m in messages %}", "{{ raise_exception('只要系统消息') }}"])
 @each_trainer
 def test_a_template_that_does_not_work(train, refused, bare_model, written, command, text):
-    path, template = written("对话.jsonl", [CHATS[command]] * 3), written("模板.jinja", text)
+    path, template = written("对话.jsonl", chats(command)), written("模板.jinja", text)
     model = bare_model(eos_token="<eos>")
     refused(train(command, "--chat-template", template, data_file=path, model=model), "chat template")
 
