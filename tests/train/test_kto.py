@@ -149,20 +149,20 @@ def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype,
 def test_every_other_response_is_to_another_prompt_and_fits(tiny, tmp_path):
     """Also if one prompt has nearly all records, and what does not fit behind a prompt is cut and counted."""
     config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
-    records = [Labelled("问题" if i else "另一个问题", f"答{i}" * 9, f"row {i}", label=True) for i in range(12)]
-    labelled, _ = encode_labelled(records, renderer, 70, config)
-    rows, cut = with_others(labelled, labelled, 70, seed=0)
-    rest = [row.response for row in labelled[1:]]
-    assert all(row.other == labelled[0].response[: 70 - len(row.prompt)] for row in rows[1:])
-    assert rows[0].other in [response[: 70 - len(rows[0].prompt)] for response in rest]
-    assert max(row.other_length for row in rows) <= 70
-    assert cut == sum(len(row.prompt) + len(response) > 70 for row, response in zip(
-        rows, [next(r for r in rest if r[:5] == rows[0].other[:5]), *[labelled[0].response] * 11], strict=True
-    ))  # fmt: skip
-    assert with_others(labelled, labelled, 70, seed=0)[0] == rows
-    assert (
-        with_others(labelled * 3, labelled, 70, seed=1)[0][0] != with_others(labelled * 3, labelled, 70, seed=2)[0][0]
-    )
+    records = [Labelled("问", f"答{i:02}" * 9, f"row {i}", label=True) for i in range(1, 12)]
+    records = [Labelled("一个长得多的问题", "答", "row 0", label=True), *records]
+    limit = 56
+    labelled, counts = encode_labelled(records, renderer, limit, config)
+    assert counts == {"dropped_too_long": 0, "truncated": 0}
+    rows, cut = with_others(labelled, labelled, limit, seed=0)
+    first, *rest = labelled
+    assert all(row.other == first.response for row in rows[1:])
+    assert rows[0].other in [row.response[: limit - len(first.prompt)] for row in rest]
+    assert len(rows[0].other) < len(rest[0].response)
+    assert (rows[0].other_length, cut) == (limit, 1)
+    assert with_others(labelled, labelled, limit, seed=0)[0] == rows
+    drawn = [with_others(labelled[:1] * 9, labelled, limit, seed)[0] for seed in (1, 2)]
+    assert drawn[0] != drawn[1]
 
 
 def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):
