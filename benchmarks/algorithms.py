@@ -20,6 +20,7 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data import read_prompts, split_by_prompt
@@ -28,6 +29,7 @@ from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_kl, evaluate_win_rate
 from heedful.train.dpo import train_dpo
+from heedful.train.kto import train_kto
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 
@@ -79,12 +81,21 @@ def online_dpo(recipe: PPOConfig) -> Run:
     return train_online_dpo, OnlineDPOConfig(**carried(recipe, OnlineDPOConfig))
 
 
-def dpo(recipe: PPOConfig) -> Run:
+def dpo(recipe: PPOConfig, **changes: Any) -> Run:
     """As many pairs as make the responses that the others sample."""
-    settings = carried(recipe, DPOConfig)
-    settings |= {"data": recipe.data.replace("prompts.jsonl", "preferences.jsonl"), "batch_size": 64}
-    settings |= {"max_steps": recipe.steps * recipe.rollout_batch_size // 2 // 64, "learning_rate": 3e-4, "beta": 0.1}
-    return train_dpo, DPOConfig(**settings)
+    settings = carried(recipe, DPOConfig) | of_pairs(recipe) | {"batch_size": 64}
+    settings |= {"max_steps": recipe.steps * recipe.rollout_batch_size // 2 // 64}
+    return train_dpo, DPOConfig(**settings | changes)
+
+
+def kto(recipe: PPOConfig) -> Run:
+    """As many responses as the others sample: both of each pair, one by one."""
+    settings = carried(recipe, KTOConfig) | of_pairs(recipe) | {"batch_size": 128}
+    return train_kto, KTOConfig(**settings | {"max_steps": recipe.steps * recipe.rollout_batch_size // 128})
+
+
+def of_pairs(recipe: PPOConfig) -> dict[str, Any]:
+    return {"data": recipe.data.replace("prompts.jsonl", "preferences.jsonl"), "learning_rate": 3e-4}
 
 
 ALGORITHMS: dict[str, Callable[[PPOConfig], Run]] = {
@@ -106,6 +117,11 @@ ALGORITHMS: dict[str, Callable[[PPOConfig], Run]] = {
     "GRPO top-p 0.9, sequence-truncate": lambda r: grpo(r, top_p=0.9, importance="sequence-truncate"),
     "online DPO": online_dpo,
     "DPO": dpo,
+    "DPO per token": lambda r: dpo(r, length_normalise=True),
+    "DPO with NLL": lambda r: dpo(r, nll_coef=0.2),
+    "SimPO": lambda r: dpo(r, loss="simpo"),
+    "ORPO": lambda r: dpo(r, loss="orpo"),
+    "KTO": kto,
 }
 
 

@@ -58,9 +58,18 @@ MAY_IMPORT = {
 }
 NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
-ALGORITHMS = {"sft", "reward", "dpo", "online.engine", "online.online_dpo"}
+ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""
-TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_online", "train_ppo", "train_grpo", "train_online_dpo"}
+TRAINERS = {
+    "train_sft",
+    "train_reward",
+    "train_dpo",
+    "train_kto",
+    "train_online",
+    "train_ppo",
+    "train_grpo",
+    "train_online_dpo",
+}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
 
 

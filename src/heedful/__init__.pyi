@@ -9,10 +9,12 @@ from .configs.dpo import DPOConfig as DPOConfig
 from .configs.evaluate import AccuracyConfig as AccuracyConfig
 from .configs.evaluate import BestOfNConfig as BestOfNConfig
 from .configs.evaluate import KLConfig as KLConfig
+from .configs.evaluate import PassAtKConfig as PassAtKConfig
 from .configs.evaluate import PerplexityConfig as PerplexityConfig
 from .configs.evaluate import ScoresConfig as ScoresConfig
 from .configs.evaluate import WinRateConfig as WinRateConfig
 from .configs.grpo import GRPOConfig as GRPOConfig
+from .configs.kto import KTOConfig as KTOConfig
 from .configs.merge import MergeConfig as MergeConfig
 from .configs.online_dpo import OnlineDPOConfig as OnlineDPOConfig
 from .configs.ppo import PPOConfig as PPOConfig
@@ -28,6 +30,7 @@ from .errors import MemoryFullError as MemoryFullError
 from .errors import RewardError as RewardError
 from .errors import TrainingError as TrainingError
 from .evaluate.curves import draw_curves as draw_curves
+from .evaluate.pass_at_k import evaluate_pass_at_k as evaluate_pass_at_k
 from .evaluate.policies import evaluate_best_of_n as evaluate_best_of_n
 from .evaluate.policies import evaluate_kl as evaluate_kl
 from .evaluate.policies import evaluate_perplexity as evaluate_perplexity
@@ -37,12 +40,14 @@ from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
 from .rewards.interface import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
 from .train.dpo import train_dpo as train_dpo
+from .train.kto import train_kto as train_kto
 from .train.online.engine import train_grpo as train_grpo
 from .train.online.engine import train_ppo as train_ppo
 from .train.online.online_dpo import train_online_dpo as train_online_dpo
 from .train.reward import train_reward as train_reward
 from .train.sft import train_sft as train_sft
 from .types import Demonstration as Demonstration
+from .types import Labelled as Labelled
 from .types import Message as Message
 from .types import Prompt as Prompt
 from .types import Ranking as Ranking

@@ -72,6 +72,12 @@ COMMANDS = {
         "optimise a policy on preference pairs, without a reward",
         "eval/loss",
     ),
+    "kto": Command(
+        "configs.kto:KTOConfig",
+        "train.kto:train_kto",
+        "optimise a policy on single responses labelled good or bad",
+        "eval/loss",
+    ),
     "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig",
@@ -88,6 +94,11 @@ COMMANDS = {
         "configs.evaluate:BestOfNConfig",
         "commands:evaluate_best_of_n",
         "score of the best of n responses, chosen by a reward",
+    ),
+    "evaluate pass-at-k": Command(
+        "configs.evaluate:PassAtKConfig",
+        "commands:evaluate_pass_at_k",
+        "how often one of k responses is correct",
     ),
     "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
@@ -111,6 +122,7 @@ COMMANDS = {
             "grpo": "GRPOConfig",
             "online-dpo": "OnlineDPOConfig",
             "dpo": "DPOConfig",
+            "kto": "KTOConfig",
         }.items()
     },
     "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),

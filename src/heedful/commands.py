@@ -11,6 +11,7 @@ from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
     KLConfig,
+    PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
     WinRateConfig,
@@ -27,7 +28,7 @@ from heedful.configs.tiny import TinyConfig
 from heedful.configs.tracking import TrackConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
-from heedful.evaluate import policies, reward_models, tasks
+from heedful.evaluate import pass_at_k, policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
 
 __all__ = ["chat"]
@@ -104,6 +105,12 @@ def evaluate_best_of_n(config: BestOfNConfig) -> None:
     """Print the mean score of the best of n responses, and save it if ``config.output`` names a file."""
     check_output(config)
     report(policies.evaluate_best_of_n(config), config)
+
+
+def evaluate_pass_at_k(config: PassAtKConfig) -> None:
+    """Print how often one of k responses is correct, and save it if ``config.output`` names a file."""
+    check_output(config)
+    report(pass_at_k.evaluate_pass_at_k(config), config)
 
 
 def evaluate_kl(config: KLConfig) -> None:

@@ -117,6 +117,16 @@ class Demonstration:
 
 
 @dataclass(frozen=True)
+class Labelled(Demonstration):
+    """A prompt and a response that is good or bad."""
+
+    label: bool = field(kw_only=True)
+    """True if it is good."""
+    of_a_pair: bool = field(default=False, kw_only=True)
+    """True if the data had it as one of a pair."""
+
+
+@dataclass(frozen=True)
 class Ranking:
     """A prompt and responses in an order of preference."""
 

@@ -16,6 +16,7 @@ SHORT = {
     "grpo": ["--rollout-batch-size", "2", "--samples-per-prompt", "2", "--minibatch-size", "2", "--steps", "1",
              "--max-new-tokens", "4"],
     "dpo": ["--batch-size", "2", "--max-steps", "1"],
+    "kto": ["--batch-size", "2", "--max-steps", "1"],
 }  # fmt: skip
 
 
@@ -70,6 +71,7 @@ def data(written):
         "ppo": [{"prompt": q, "expected": str(2 * i)} for i, q in enumerate(questions)],
     }
     records |= {"a2c": records["ppo"], "grpo": records["ppo"], "dpo": records["reward"]}
+    records["kto"] = [{**record, "label": i % 2 == 0} for i, record in enumerate(records["sft"])]
     return lambda command: written(f"{command}-数据.jsonl", records[command])
 
 

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo")
+TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo", "kto")
 ONLINE = ("ppo", "grpo")
 PAIRS = ("reward", "dpo")
 each_trainer = pytest.mark.parametrize("command", TRAINERS)
@@ -26,18 +26,21 @@ each_online = pytest.mark.parametrize("command", ONLINE)
 on_pairs = pytest.mark.parametrize("command", PAIRS)
 LONG = "很长的问题" * 20
 UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts", "grpo": "prompts", "dpo": "pairs"}
+UNIT["kto"] = "labelled responses"
 LONG_RECORD = {
     "sft": {"prompt": LONG, "completion": "答"},
     "reward": {"prompt": LONG, "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": LONG},
 }
 LONG_RECORD |= {"grpo": LONG_RECORD["ppo"], "dpo": LONG_RECORD["reward"]}
+LONG_RECORD["kto"] = LONG_RECORD["sft"] | {"label": True}
 RECORD = {
     "sft": {"prompt": "问", "completion": "答"},
     "reward": {"prompt": "问", "chosen": "好", "rejected": "坏"},
     "ppo": {"prompt": "问"},
 }
 RECORD |= {"grpo": RECORD["ppo"], "dpo": RECORD["reward"]}
+RECORD["kto"] = RECORD["sft"] | {"label": False}
 
 
 @pytest.fixture
@@ -222,6 +225,8 @@ def test_too_long(train, refused, written, command):
 @each_trainer
 def test_too_long_is_dropped_by_option_and_reported(train, written, command, tmp_path):
     records = [RECORD[command] | {"prompt": f"第{i}问"} for i in range(19)]
+    if command == "kto":
+        records[0]["label"] = True
     path = written("长.jsonl", [*records, LONG_RECORD[command]])
     outcome = train(command, "--too-long", "drop", data_file=path)
     assert outcome.status == 0, outcome.err
@@ -497,7 +502,7 @@ def test_out_of_range(train, refused, command, flag, value, fragment):
     refused(train(command, flag, value), flag, fragment)
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto"])
 def test_a_batch_larger_than_the_data(train, refused, command):
     refused(train(command, "--batch-size", "9"), "--batch-size is 9", "only 8 items", "Lower --batch-size")
 
@@ -580,9 +585,17 @@ CHATS = {
 CHATS |= {"grpo": CHATS["ppo"], "dpo": CHATS["reward"]}
 
 
+def chats(command):
+    """Three conversations for a trainer; KTO needs other prompts and both labels."""
+    if command != "kto":
+        return [CHATS[command]] * 3
+    questions = [[{"role": "user", "content": f"你好{i}"}] for i in range(3)]
+    return [{"prompt": q, "completion": "您好！", "label": i > 0} for i, q in enumerate(questions)]
+
+
 @each_trainer
 def test_messages_without_a_template(train, refused, bare_model, written, command, tmp_path):
-    path = written("对话.jsonl", [CHATS[command]] * 3)
+    path = written("对话.jsonl", chats(command))
     model = bare_model(eos_token="<eos>")
     refused(train(command, data_file=path, model=model), "no chat template", "--chat-template plain", "strings")
     outcome = train(command, "--chat-template", "plain", data_file=path, model=model)
@@ -595,7 +608,7 @@ def test_messages_without_a_template(train, refused, bare_model, written, comman
 @pytest.mark.parametrize("text", ["{% for m in messages %}", "{{ raise_exception('只要系统消息') }}"])
 @each_trainer
 def test_a_template_that_does_not_work(train, refused, bare_model, written, command, text):
-    path, template = written("对话.jsonl", [CHATS[command]] * 3), written("模板.jinja", text)
+    path, template = written("对话.jsonl", chats(command)), written("模板.jinja", text)
     model = bare_model(eos_token="<eos>")
     refused(train(command, "--chat-template", template, data_file=path, model=model), "chat template")
 

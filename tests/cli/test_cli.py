@@ -281,7 +281,7 @@ def test_main_runs_outside_the_main_thread(capsys):
     assert found == [0]
 
 
-@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "a2c", "grpo", "dpo"])
+@pytest.mark.parametrize("command", ["sft", "reward", "ppo", "a2c", "grpo", "dpo", "kto"])
 def test_a_run_says_what_came_of_it(train, command, tmp_path):
     """Results on standard output, progress on standard error."""
     outcome = train(command)

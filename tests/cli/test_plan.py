@@ -38,7 +38,7 @@ def test_plan_alone_lists_its_trainers(heedful, words, status):
     outcome = heedful("plan", *words)
     assert outcome.status == status
     said = outcome.err if status else outcome.out
-    for name in ("sft", "reward", "ppo", "a2c", "grpo", "online-dpo", "dpo"):
+    for name in ("sft", "reward", "ppo", "a2c", "grpo", "online-dpo", "dpo", "kto"):
         assert f"heedful plan {name}" in said
     if words == ["pppo"]:
         assert "plan has no trainer 'pppo'" in said

@@ -10,17 +10,20 @@ from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
     KLConfig,
+    PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
     WinRateConfig,
 )
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.plan import (
     PlanA2CConfig,
     PlanDPOConfig,
     PlanGRPOConfig,
+    PlanKTOConfig,
     PlanOnlineDPOConfig,
     PlanPPOConfig,
     PlanRewardConfig,
@@ -45,6 +48,7 @@ LEAST = {
     PPOConfig: RUN,
     A2CConfig: RUN,
     DPOConfig: RUN,
+    KTOConfig: RUN,
     GRPOConfig: RUN,
     OnlineDPOConfig: RUN,
     TinyConfig: {"output": "tiny"},
@@ -60,6 +64,7 @@ LEAST = {
     PerplexityConfig: MEASURE,
     ScoresConfig: MEASURE,
     BestOfNConfig: MEASURE,
+    PassAtKConfig: MEASURE,
     WinRateConfig: MEASURE | {"baseline": "旧"},
     KLConfig: MEASURE | {"reference": "旧"},
     PlanSFTConfig: {"model": "4B"},
@@ -68,6 +73,7 @@ LEAST = {
     PlanPPOConfig: {"model": "4B"},
     PlanA2CConfig: {"model": "4B"},
     PlanDPOConfig: {"model": "4B"},
+    PlanKTOConfig: {"model": "4B"},
     PlanGRPOConfig: {"model": "4B"},
     PlanOnlineDPOConfig: {"model": "4B"},
 }

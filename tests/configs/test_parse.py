@@ -118,6 +118,7 @@ def _company(config_class, name):
         "reward_std_coef": {"reward_combine": "mean-std"},
         "kl_horizon": {"kl_target": 6.0},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
+        "target_margin": {"loss": "simpo"},
     }
     if issubclass(config_class, A2CConfig):
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}

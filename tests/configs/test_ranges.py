@@ -18,11 +18,13 @@ from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
     KLConfig,
+    PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
     WinRateConfig,
 )
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
@@ -165,6 +167,15 @@ OUT_OF_RANGE = {
         *({"beta": x} for x in (0, -0.1, NAN)),
         {"label_smoothing": -0.1},
         {"label_smoothing": 1.1},
+        *({name: x} for name in ("target_margin", "nll_coef") for x in (-0.1, NAN, INFINITE)),
+    ],
+    KTOConfig: [
+        *RUN,
+        *DATA,
+        *OPTIMIZER,
+        *LENGTHS,
+        *({name: x} for name in ("beta", "desirable_weight", "undesirable_weight") for x in (0, -0.1, NAN, INFINITE)),
+        {"batch_size": 1},
     ],
     OnlineDPOConfig: [*ONLINE, *({"beta": x} for x in (0, -0.1, NAN))],
     GRPOConfig: [*ONLINE, *OBJECTIVE, *({"clip_range_high": x} for x in (0, -0.1, NAN))],
@@ -177,6 +188,7 @@ OUT_OF_RANGE = {
     PerplexityConfig: [*MEASURE, {"max_length": 0}],
     ScoresConfig: [*SAMPLED, *REWARDS],
     BestOfNConfig: [*SAMPLED, *REWARDS, {"n": 0}],
+    PassAtKConfig: [*SAMPLED, *REWARDS, *({"correct_from": x} for x in (NAN, INFINITE))],
     WinRateConfig: [*SAMPLED, *REWARDS],
     ServeRewardConfig: [
         *MACHINE,
@@ -325,6 +337,16 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (ChatConfig, {"min_new_tokens": 257}, "--min-new-tokens 257 is larger than --max-new-tokens 256"),
         (ChatConfig, {"min_new_tokens": 2}, "--min-new-tokens 2 belongs to --response-length drawn, got stop: it"),
         (KLConfig, {"temperature": 0}, "--temperature must be greater than 0"),
+        *(
+            (
+                PassAtKConfig,
+                {"k": k, "samples_per_prompt": 8},
+                f"--k must be .* 1 to --samples-per-prompt 8, got {said}:",
+            )
+            for k, said in (((9,), "9"), ((1, 16), "1 16"), ((0,), "0"), ((-1, 2), "-1 2"), ((), "none"))
+        ),
+        (PassAtKConfig, {"k": (2, 2)}, "--k names a number twice, got 2 2"),
+        (PassAtKConfig, {"temperature": 0}, "--samples-per-prompt 16 needs a --temperature above 0"),
         (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
         (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
         (SFTConfig, {"eval_fraction": 1.0}, "--eval-fraction must be below 1, got 1.0; nothing is left"),
@@ -389,6 +411,10 @@ def test_settings_that_contradict_each_other(make, config_class, together, messa
         (PPOConfig, {"lora_rank": 4, "reference": "m", "reference_device": "cpu", "quantize": "4bit"}),
         (DPOConfig, {"reference_device": "cpu"}),
         (ScoresConfig, {"rewards": ()}),
+        (PassAtKConfig, {"k": (1, 4, 16), "correct_from": -1.0}),
+        (PassAtKConfig, {"k": (1,), "samples_per_prompt": 1, "temperature": 0.0}),
+        (KTOConfig, {"batch_size": 2, "desirable_weight": 1e-9}),
+        (DPOConfig, {"loss": "simpo", "target_margin": 0.0, "nll_coef": 0.0}),
         (
             ScoresConfig,
             {
@@ -482,10 +508,10 @@ def test_every_commands_settings_are_tested(every_config_class):
 
 
 def test_every_number_has_a_range(config_class):
-    """A number without one would take NaN. Weights of rewards and a judge's scale are lists, with checks of their own."""
+    """A number without one would take NaN. Weights, a judge's scale, and k of pass@k are lists, with checks of their own."""
     hints = typing.get_type_hints(config_class)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert numbers - {"reward_weights", "judge_scale"} == set(ranges_of(config_class))
+    assert numbers - {"reward_weights", "judge_scale", "k"} == set(ranges_of(config_class))
 
 
 def test_every_class_of_settings_passes_checks_on(config_class, make):
@@ -516,6 +542,7 @@ def test_every_class_of_settings_passes_checks_on(config_class, make):
         (Range(at_least=0, below=1), "be at least 0 and below 1"),
         (Range(above=0, at_most=1), "be greater than 0 and at most 1"),
         (Range(below=3), "be below 3"),
+        (Range(), "be a finite number"),
         (Range(at_least=0, below=2**63), r"be at least 0 and below 2^63"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import best_row, expected_best, kl_bound
+from heedful.core import best_row, expected_best, kl_bound, pass_at_k
 
 
 def test_kl_bound_by_hand():
@@ -49,3 +49,46 @@ def test_expected_best_is_the_mean_over_all_subsets(pairs):
         by_hand.append(sum(values[row] for row in best) / len(subsets))
     assert expected_best(scores, values) == pytest.approx(by_hand, abs=1e-12)
     assert expected_best(scores, values)[-1] == values[best_row(scores)]
+
+
+def test_pass_at_k_by_hand():
+    """Two of four are correct: of the six pairs only one has none. Three of ten: 21 of the 252 fives have none."""
+    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6, abs=1e-15)
+    assert pass_at_k(10, 3, 5) == pytest.approx(11 / 12, abs=1e-15)
+    assert pass_at_k(10, 3, 1) == 0.3
+    assert pass_at_k(3, 1, 3) == 1.0
+    assert pass_at_k(3, 0, 3) == 0.0
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(200, 13, 100), (200, 1, 10), (100, 99, 1), (100, 99, 2), (5, 5, 5)])
+def test_pass_at_k_is_the_product_of_the_paper(n, correct, k):
+    """Chen et al. 2021, figure 3: 1 - prod over i from n - c + 1 to n of (1 - k / i), and 1 if fewer than k are wrong."""
+    product = math.prod(1 - k / i for i in range(n - correct + 1, n + 1))
+    assert pass_at_k(n, correct, k) == pytest.approx(1.0 if n - correct < k else 1 - product, abs=1e-12)
+
+
+def test_pass_at_k_of_many_responses_neither_overflows_nor_cancels():
+    """One of 100,000 is correct: k in 100,000, to the last digit. C(10,000, 5,000) has thousands of digits."""
+    assert pass_at_k(100_000, 1, 7) == 7e-5
+    assert pass_at_k(100_000, 99_999, 1) == 0.99999
+    assert pass_at_k(10_000, 1, 5_000) == 0.5
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9))
+def test_pass_at_k_is_the_expected_best_of_rights_and_wrongs(correct):
+    scores = [float(right) for right in correct]
+    found = [pass_at_k(len(scores), sum(correct), k) for k in range(1, len(scores) + 1)]
+    assert found == pytest.approx(expected_best(scores, scores), abs=1e-12)
+
+
+def test_pass_at_k_is_unbiased_where_powers_are_not():
+    """Each response is correct with probability 0.3; the mean over all outcomes of five, with their probabilities."""
+    outcomes = [(math.comb(5, c) * 0.3**c * 0.7 ** (5 - c), c) for c in range(6)]
+    assert sum(p * pass_at_k(5, c, 3) for p, c in outcomes) == pytest.approx(1 - 0.7**3, abs=1e-12)
+    assert sum(p * (1 - (1 - c / 5) ** 3) for p, c in outcomes) < 1 - 0.7**3 - 0.05
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 2, 5), (4, 2, 0), (4, 2, -1), (4, 5, 2), (4, -1, 2), (0, 0, 1)])
+def test_pass_at_k_refuses_what_has_no_meaning(n, correct, k):
+    with pytest.raises(ValueError, match=r"pass_at_k: .* must be between"):
+        pass_at_k(n, correct, k)

@@ -18,11 +18,14 @@ from heedful.core import (
     best_of_k_reward_loss,
     dpo_loss,
     grpo_loss,
+    kto_loss,
+    orpo_loss,
     pairwise_reward_loss,
     ppo_policy_loss,
     ranking_reward_loss,
     sequence_policy_loss,
     sft_loss,
+    simpo_loss,
     value_loss,
 )
 
@@ -102,6 +105,17 @@ def ranking_with_margin(ranked, ranks, groups, margins, **options):
     return ranking_reward_loss(ranked, ranks, groups, margin=margins, **options)
 
 
+def dpo_per_token(chosen, rejected, ref_chosen, ref_rejected, chosen_tokens, rejected_tokens, **options):
+    tokens = {"chosen_tokens": chosen_tokens, "rejected_tokens": rejected_tokens}
+    return dpo_loss(chosen, rejected, ref_chosen, ref_rejected, **tokens, **options)
+
+
+WITH_ARGUMENTS = {
+    pairwise_with_margin: pairwise_reward_loss,
+    ranking_with_margin: ranking_reward_loss,
+    dpo_per_token: dpo_loss,
+}
+TOKENS = ("chosen_tokens", "rejected_tokens")
 RANKED = ("ranked", "ranks", "groups")
 PREFERENCE_LOSSES = [
     Loss("pairwise", pairwise_reward_loss, PAIR, PAIR, ("num_pairs",)),
@@ -128,6 +142,25 @@ PREFERENCE_LOSSES = [
     Loss("cdpo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "label_smoothing": 0.2}),
     Loss("ipo", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "kind": "ipo"}),
     Loss("hinge", dpo_loss, FOUR, PAIR, ("num_pairs",), options={"beta": 0.7, "kind": "hinge"}),
+    Loss(
+        "robust",
+        dpo_loss,
+        FOUR,
+        PAIR,
+        ("num_pairs",),
+        options={"beta": 0.7, "kind": "robust", "label_smoothing": 0.2},
+    ),
+    Loss("dpo-per-token", dpo_per_token, (*FOUR, *TOKENS), PAIR, ("num_pairs",), options={"beta": 5.0}),
+    Loss("simpo", simpo_loss, (*PAIR, *TOKENS), PAIR, ("num_pairs",), options={"beta": 2.0, "target_margin": 0.3}),
+    Loss("orpo", orpo_loss, ("good", "bad", *TOKENS), ("good", "bad"), ("num_pairs",), options={"beta": 0.4}),
+    Loss(
+        "kto",
+        kto_loss,
+        ("chosen", "ref_chosen", "desirable"),
+        ("chosen",),
+        ("num_responses", "num_desirable"),
+        options={"beta": 0.7, "kl": 0.2, "desirable_weight": 1.3, "undesirable_weight": 0.6},
+    ),
 ]
 LOSSES = POLICY_LOSSES + PREFERENCE_LOSSES
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
@@ -154,6 +187,11 @@ def batch():
         "returns": randn(ROWS, TIME),
         "response_mask": mask,
         **{name: randn(ROWS) for name in (*FOUR, "margin")},
+        "good": -randn(ROWS).abs() - 0.1,
+        "bad": -randn(ROWS).abs() - 0.1,
+        "chosen_tokens": torch.tensor([3, 1, 4, 1, 5, 9]),
+        "rejected_tokens": torch.tensor([2, 7, 1, 8, 2, 8]),
+        "desirable": torch.tensor([True, False, True, False, False, True]),
         "of_k": randn(ROWS, 4),
         "best": torch.tensor([0, 3, 1, 2, 2, 0]),
         "ranked": randn(10),
@@ -168,6 +206,8 @@ def step_counts(loss, batch):
         "num_tokens": int(batch["response_mask"].sum()),
         "num_sequences": int(batch["response_mask"].any(1).sum()),
         "num_pairs": ROWS,
+        "num_responses": ROWS,
+        "num_desirable": 3,
         "num_prompts": 3 if loss.name.startswith("ranking") else ROWS,
     }
     return {name: counts[name] for name in loss.counts}
@@ -326,6 +366,5 @@ def test_every_loss_of_the_core_is_in_the_table():
     import heedful.core
 
     losses = {name for name in heedful.core.__all__ if name.endswith("_loss")}
-    with_margin = {pairwise_with_margin: pairwise_reward_loss, ranking_with_margin: ranking_reward_loss}
-    listed = {with_margin.get(loss.call, loss.call) for loss in LOSSES}
+    listed = {WITH_ARGUMENTS.get(loss.call, loss.call) for loss in LOSSES}
     assert {function.__name__ for function in listed} == losses

@@ -320,6 +320,61 @@ def test_identity_dpo_where_the_policy_is_the_reference_is_log_two():
     assert all(metrics[f"reward/{name}"] == 0 for name in ("chosen", "rejected", "margin", "accuracy"))
 
 
+def test_golden_robust_dpo_loss():
+    """Wrong labels with probability 0.1: (0.9 l(h) - 0.1 l(-h)) / 0.8, and not less than 0 alone in the mean."""
+    unbiased = [(0.9 * minus_log_sigmoid(0.4 * h) - 0.1 * minus_log_sigmoid(-0.4 * h)) / 0.8 for h in H]
+    close(dpo_loss(*DPO, beta=0.4, kind="robust", label_smoothing=0.1)[0], sum(unbiased) / 2)
+
+
+def test_identity_robust_dpo_on_wrong_labels_is_dpo_on_right_ones_in_expectation():
+    """What a share e of swapped pairs adds to the loss is taken out again (Chowdhury et al. 2024, lemma 3.1)."""
+    swapped = (DPO[1], DPO[0], DPO[3], DPO[2])
+    options = {"beta": 0.4, "kind": "robust", "label_smoothing": 0.2}
+    mixed = 0.8 * dpo_loss(*DPO, **options)[0] + 0.2 * dpo_loss(*swapped, **options)[0]
+    close(mixed, dpo_loss(*DPO, beta=0.4)[0])
+
+
+def test_identity_robust_dpo_without_wrong_labels_is_dpo():
+    close(dpo_loss(*DPO, beta=0.4, kind="robust")[0], dpo_loss(*DPO, beta=0.4)[0])
+
+
+TOKENS = {"chosen_tokens": torch.tensor([2, 3]), "rejected_tokens": torch.tensor([5, 4])}
+PER_TOKEN = (0.5 / 2 + 0.25 / 5, 1.5 / 3 - 2.0 / 4)
+
+
+def test_golden_length_normalised_dpo_loss():
+    """Log-ratios over 2, 3, 5 and 4 tokens: h is 0.25 + 0.05, and 0.5 - 0.5, a tie."""
+    loss, metrics = dpo_loss(*DPO, beta=5.0, **TOKENS)
+    assert PER_TOKEN == (0.3, 0.0)
+    close(loss, (minus_log_sigmoid(1.5) + math.log(2)) / 2)
+    close(metrics["reward/chosen"], 5 * (0.25 + 0.5) / 2)
+    close(metrics["reward/rejected"], 5 * (-0.05 + 0.5) / 2)
+    close(metrics["reward/margin"], 5 * 0.3 / 2)
+    close(metrics["reward/accuracy"], 1 / 2)
+
+
+@pytest.mark.parametrize("kind", ["ipo", "hinge"])
+def test_golden_every_kind_takes_lengths(kind):
+    each = {"ipo": [(h - 1 / 10) ** 2 for h in PER_TOKEN], "hinge": [max(0, 1 - 5 * h) for h in PER_TOKEN]}[kind]
+    close(dpo_loss(*DPO, beta=5.0, kind=kind, **TOKENS)[0], sum(each) / 2)
+
+
+def test_identity_dpo_per_token_of_responses_of_one_length_is_dpo_with_another_beta():
+    lengths = {"chosen_tokens": torch.tensor([4, 4]), "rejected_tokens": torch.tensor([4, 4])}
+    close(dpo_loss(*DPO, beta=2.0, **lengths)[0], dpo_loss(*DPO, beta=0.5)[0])
+
+
+@pytest.mark.parametrize("given", TOKENS)
+def test_dpo_refuses_lengths_of_one_side(given):
+    with pytest.raises(ValueError, match="chosen_tokens and rejected_tokens go together"):
+        dpo_loss(*DPO, beta=0.1, **{given: TOKENS[given]})
+
+
+def test_robust_dpo_refuses_labels_that_say_nothing():
+    with pytest.raises(ValueError, match=r"kind 'robust' needs label_smoothing below 0\.5, got 0\.5"):
+        dpo_loss(*DPO, beta=0.1, kind="robust", label_smoothing=0.5)
+
+
 def test_identity_dpo_swapping_chosen_and_rejected_negates_the_margin():
     chosen, rejected, ref_chosen, ref_rejected = torch.randn(4, 5, dtype=torch.float64)
     one = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.3)
@@ -351,13 +406,13 @@ def test_identity_ipo_is_zero_at_its_target_margin():
 
 def test_dpo_refuses_label_smoothing_that_it_would_ignore():
     for kind in ("ipo", "hinge"):
-        with pytest.raises(ValueError, match=f"dpo_loss: label_smoothing belongs to kind 'sigmoid', got kind '{kind}'"):
+        with pytest.raises(ValueError, match=rf"dpo_loss: label_smoothing belongs to .* 'robust', got kind '{kind}'"):
             dpo_loss(*DPO, beta=0.1, kind=kind, label_smoothing=0.1)
 
 
 def test_dpo_refuses_another_kind():
     """Past the run-time type check, which refuses it first in these tests."""
-    with pytest.raises(ValueError, match="dpo_loss: kind is 'kto'; choose 'sigmoid', 'ipo' or 'hinge'"):
+    with pytest.raises(ValueError, match="dpo_loss: kind is 'kto'; choose 'sigmoid', 'robust', 'ipo' or 'hinge'"):
         inspect.unwrap(dpo_loss)(*DPO, beta=0.1, kind="kto")
 
 

@@ -9,9 +9,16 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records, split_by_prompt
+from heedful.data import (
+    read_demonstrations,
+    read_labelled,
+    read_prompts,
+    read_rankings,
+    read_records,
+    split_by_prompt,
+)
 from heedful.errors import ConfigError, DataError
-from heedful.types import Demonstration, Message, Prompt, Ranking
+from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking
 
 QUESTION, ANSWER, WORSE = "1加1等于几？", "等于2。", "我不知道。"
 
@@ -387,7 +394,63 @@ def test_what_is_no_prompt(write, record, parts):
 
 # ---------------------------------------------------------------------------------------------------------- system prompt
 
+
+@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("truncated", [True, None])
+def test_labelled_shapes(write, label, truncated):
+    for prompt in (QUESTION, [user()]):
+        path = write({"prompt": prompt, "completion": ANSWER, "label": label, "truncated": truncated, "id": 3})
+        expected = prompt if isinstance(prompt, str) else conversation(user())
+        assert read_labelled(path) == [Labelled(expected, ANSWER, f"{path}:2", truncated is True, label=label)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pair(QUESTION, ANSWER, WORSE),
+        pair([user()], [user(), assistant()], [assistant(WORSE)]),
+        {"chosen": [user(), assistant()], "rejected": [user(), assistant(WORSE)]},
+    ],
+)
+def test_a_pair_is_a_good_and_a_bad_response(write, record):
+    path = write(record)
+    prompt = QUESTION if isinstance(record.get("prompt"), str) else conversation(user())
+    assert read_labelled(path) == [
+        Labelled(prompt, ANSWER, f"{path}:2", label=True, of_a_pair=True),
+        Labelled(prompt, WORSE, f"{path}:2", label=False, of_a_pair=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (
+            {"prompt": QUESTION, "completion": ANSWER, "label": 1},
+            ["`label` is 1 (integer)", "true for a good response"],
+        ),
+        ({"prompt": QUESTION, "completion": ANSWER, "label": "true"}, ["`label` is 'true' (string)"]),
+        (
+            {"question": QUESTION, "answer": ANSWER, "thumbs_up": True},
+            ["not a labelled response", "Perhaps: --columns prompt=question,completion=answer,label=thumbs_up"],
+        ),
+        ({"prompt": QUESTION, "completion": ANSWER, "label": None}, ["not a labelled response", "`label` (null)"]),
+        (pair(QUESTION, ANSWER, ANSWER), ["`chosen` and `rejected` are equal", "two texts"]),
+        (pair("", ANSWER, WORSE), ["`prompt` is empty"]),
+        (k_wise([ANSWER, WORSE], [0, 1]), ["not a labelled response"]),
+    ],
+)
+def test_what_is_no_labelled_response(write, record, parts):
+    refused(read_labelled, write(record), *parts)
+
+
+def test_labelled_columns_have_other_names(write):
+    path = write({"q": QUESTION, "a": ANSWER, "ok": False})
+    (response,) = read_labelled(path, columns="prompt=q,completion=a,label=ok")
+    assert (response.response, response.label) == (ANSWER, False)
+
+
 READERS = [
+    (read_labelled, {"prompt": [user()], "completion": ANSWER, "label": True}),
     (read_demonstrations, {"messages": [user(), assistant()]}),
     (read_demonstrations, {"prompt": [user()], "completion": ANSWER}),
     (read_rankings, pair([user()], [user(), assistant()], [assistant(WORSE)])),
@@ -417,6 +480,7 @@ def test_a_conversation_keeps_its_own_system_message(write):
         (read_demonstrations, {"text": ANSWER}),
         (read_demonstrations, {"prompt": QUESTION, "completion": ANSWER}),
         (read_rankings, pair(QUESTION, ANSWER, WORSE)),
+        (read_labelled, {"prompt": QUESTION, "completion": ANSWER, "label": True}),
         (read_rankings, {"chosen": hh("a", "b"), "rejected": hh("a", "c")}),
         (read_rankings, k_wise([ANSWER, WORSE], [0, 1])),
         (read_rankings, pair("", ANSWER, WORSE)),
@@ -431,7 +495,7 @@ def test_raw_text_has_no_place_for_a_system_prompt(write, read, record):
 # ----------------------------------------------------------------------------------------------------------- whole files
 
 
-@pytest.mark.parametrize("read", [read_demonstrations, read_rankings, read_prompts])
+@pytest.mark.parametrize("read", [read_demonstrations, read_rankings, read_labelled, read_prompts])
 def test_columns_and_files_are_checked_by_every_reader(tmp_path, read):
     with pytest.raises(ConfigError, match="unknown name 'promt'"):
         read("absent.jsonl", columns="promt=a")

@@ -6,6 +6,7 @@ import pytest
 
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
@@ -21,6 +22,7 @@ BASE = {"data": "d", "output": "o"}
 RUNS = {
     "sft": SFTConfig(model="4B", **BASE),
     "dpo": DPOConfig(model="1.5B", reference="1.5B", **BASE),
+    "kto": KTOConfig(model="1.5B", reference="1.5B", **BASE),
     "grpo": GRPOConfig(model="8B", max_new_tokens=512, **BASE),
     "ppo": PPOConfig(model="4B", critic="separate", rewards=("model:0.5B",), **BASE),
 }
@@ -118,3 +120,27 @@ def test_a_plan_on_a_cpu_has_no_gpu_in_it():
     lines = plan_report(PlanPPOConfig(model="0.5B", device="cpu"), KNOWN.__getitem__)
     assert not any("CUDA" in line or "half precision" in line for line in lines)
     assert lines[-1].startswith("most: ")
+
+
+def phases(config):
+    lengths = Lengths(1024)
+    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).phases
+
+
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_a_loss_without_a_reference_is_planned_without_one(loss):
+    """DPO with another reference holds it before the first step; its own is read by the policy itself."""
+    apart, free = phases(RUNS["dpo"]), phases(DPOConfig(model="1.5B", loss=loss, **BASE))
+    assert apart["scoring"]["reference"] > 3 * GB
+    assert "scoring" not in free
+    assert all("reference" not in parts for parts in free.values())
+    assert free["step"] == apart["step"]
+
+
+def test_kto_learns_from_single_rows():
+    """Half the rows of a pair, so about half the activations; the reference is given back before the first step."""
+    dpo, kto = phases(RUNS["dpo"]), phases(RUNS["kto"])
+    assert kto["backward"]["activations"] < 0.6 * dpo["backward"]["activations"]
+    assert kto["scoring"]["reference"] == dpo["scoring"]["reference"]
+    assert "reference" not in kto["backward"]
+    assert kto["step"] == dpo["step"]

@@ -14,9 +14,13 @@ from heedful.checkpoints.load import load_policy
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
+from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer
+from heedful.data.loading import Example
 from heedful.errors import ConfigError, DataError
+from heedful.train import dpo as dpo_module
 from heedful.train import pairs as pairs_module
+from heedful.train import sft as sft_module
 from heedful.train.dpo import accumulate, train_dpo
 from heedful.train.pairs import encode_preferences, response_logprobs, with_reference
 from heedful.types import Message, Ranking
@@ -60,7 +64,8 @@ def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, l
     summary = train_dpo(config)
     first, last = summary["first_evaluation"], summary["last_evaluation"]
     assert summary["data"]["held_out"] > 15
-    start = {"sigmoid": math.log(2), "ipo": 1 / (4 * config.beta**2), "hinge": 1.0}[loss]
+    assert config.strength == 0.1
+    start = {"sigmoid": math.log(2), "ipo": 1 / (4 * 0.1**2), "hinge": 1.0}[loss]
     assert first["eval/loss"] == pytest.approx(start, rel=1e-4)
     assert first["eval/margin"] == pytest.approx(0, abs=1e-5)
     assert last["eval/accuracy"] == 1.0
@@ -98,12 +103,103 @@ def log_prob(model, pair, response):
 
 
 @pytest.mark.parametrize(
-    ("loss", "beta", "label_smoothing"),
-    [("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("ipo", 0.1, 0.0), ("hinge", 0.3, 0.0)],
+    ("loss", "changes"),
+    [("simpo", {}), ("orpo", {}), ("sigmoid", {"length_normalise": True}), ("sigmoid", {"nll_coef": 0.5})],
 )
-def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_path, loss, beta, label_smoothing):
+def test_the_other_losses_learn_planted_preferences(tiny, planted, tmp_path, loss, changes):
+    config = settings(
+        tmp_path,
+        model=tiny("qwen3"),
+        data=planted,
+        loss=loss,
+        eval_fraction=0.25,
+        max_steps=25,
+        learning_rate=3e-3,
+        sample_every=0,
+        **changes,
+    )
+    summary = train_dpo(config)
+    first, last = summary["first_evaluation"], summary["last_evaluation"]
+    assert last["eval/accuracy"] == 1.0
+    assert last["eval/loss"] < 0.8 * first["eval/loss"]
+    assert ("eval/nll" in last) == (loss == "orpo" or "nll_coef" in changes)
+    assert last.get("eval/nll", 0) < first.get("eval/nll", 1)
+    before, after = (preference(folder) for folder in (tiny("qwen3"), config.output / "final"))
+    assert after > before + 1
+
+
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_losses_without_a_reference_load_and_read_none(tiny, planted, tmp_path, monkeypatch, loss):
+    """No pass before the first step, and no second model."""
+    for name in ("load_reference", "with_reference"):
+        monkeypatch.setattr(dpo_module, name, lambda *_: pytest.fail("a reference was asked for"))
+    summary = train_dpo(settings(tmp_path, model=tiny("gpt2"), data=planted, loss=loss, max_steps=1))
+    assert summary["steps"] == 1
+
+
+def test_the_nll_term_is_the_loss_of_sft_on_the_chosen_responses(tiny, tmp_path):
+    """In value and gradient, token for token: the same ones count, the end among them, and the prompt does not."""
+    name = tiny("gpt2", max_length=256)
+    renderer = Renderer(load_tokenizer(name))
+    policy = load_policy(name, device=CPU, compute_dtype=torch.float32).to(torch.float64).eval()
+    config = settings(tmp_path, loss="orpo", beta=1e-30, micro_batch_size=2)
+    pairs = pairs_of(renderer, config)
+    metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    policy.zero_grad()
+    examples = [Example(pair.prompt, pair.chosen) for pair in pairs]
+    sft = sft_module.accumulate(policy, examples, renderer.pad_id, SFTConfig(**vars_of_run(tmp_path)).micro_batch)
+    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert metrics["loss/nll"] == pytest.approx(sft["loss/sft"], rel=1e-12)
+    assert metrics["loss/dpo"] == pytest.approx(sft["loss/sft"], rel=1e-12)
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+
+
+def vars_of_run(tmp_path):
+    return {"model": "m", "data": "d", "output": tmp_path / "sft"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "formula", "options"),
+    [
+        ({"loss": "simpo", "beta": 2.5, "target_margin": 0.3}, core.simpo_loss, {"beta": 2.5, "target_margin": 0.3}),
+        ({"loss": "simpo"}, core.simpo_loss, {"beta": 2.0, "target_margin": 0.5}),
+        ({"loss": "orpo", "nll_coef": 0.0}, core.orpo_loss, {"beta": 0.1}),
+    ],
+)
+def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(tiny, tmp_path, changes, formula, options):
+    config = settings(tmp_path, micro_batch_size=2, **changes)
+    name = tiny("gpt2", max_length=256)
+    policy, renderer = load_policy(name, device=CPU, compute_dtype=torch.float32).eval(), Renderer(load_tokenizer(name))
+    pairs = pairs_of(renderer, config)
+    with torch.no_grad():
+        metrics = accumulate(policy, pairs, renderer.pad_id, config)
+    sides = [torch.stack([log_prob(policy.lm, p, getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    lengths = [torch.tensor([len(getattr(p, side)) for p in pairs]) for side in ("chosen", "rejected")]
+    loss, wanted = formula(*sides, *lengths, **options)
+    assert metrics["loss/dpo"] == pytest.approx(float(loss), rel=1e-4)
+    for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
+        assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("loss", "beta", "label_smoothing"),
+    [("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("ipo", 0.1, 0.0), ("hinge", 0.3, 0.0), ("robust", 0.3, 0.1)],
+)
+@pytest.mark.parametrize(("per_token", "nll_coef"), [(False, None), (True, None), (False, 0.3)])
+def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
+    tiny, tmp_path, loss, beta, label_smoothing, per_token, nll_coef
+):
     """Policy and reference are different models, so nothing cancels."""
-    config = settings(tmp_path, loss=loss, beta=beta, label_smoothing=label_smoothing, micro_batch_size=4)
+    config = settings(
+        tmp_path,
+        loss=loss,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        micro_batch_size=4,
+        length_normalise=per_token,
+        nll_coef=nll_coef,
+    )
     make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
     names = tiny("gpt2", max_length=256), str(tmp_path / "other")
     policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
@@ -116,7 +212,11 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
         for model in (policy, reference)
         for side in ("chosen", "rejected")
     ]
-    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=loss, label_smoothing=label_smoothing)
+    lengths = [torch.tensor([len(getattr(pair, side)) for pair in pairs]) for side in ("chosen", "rejected")]
+    tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if per_token else {}
+    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=loss, label_smoothing=label_smoothing, **tokens)
+    if nll_coef:
+        expected = expected - nll_coef * sides[0].sum() / lengths[0].sum()
     assert metrics["loss/dpo"] == pytest.approx(float(expected), rel=1e-4)
     for name in ("reward/chosen", "reward/rejected", "reward/margin", "reward/accuracy"):
         assert metrics[name] == pytest.approx(float(wanted[name]), rel=1e-3, abs=1e-5), name
@@ -124,8 +224,13 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype, limit):
-    config = settings(tmp_path, beta=0.3)
+@pytest.mark.parametrize(
+    "changes",
+    [{"beta": 0.3}, {"loss": "simpo"}, {"loss": "orpo"}, {"length_normalise": True, "nll_coef": 0.5}],
+    ids=["dpo", "simpo", "orpo", "per-token-nll"],
+)
+def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype, limit, changes):
+    config = settings(tmp_path, **changes)
     renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
     pairs = with_reference(policy, pairs_of(renderer, config, 8), renderer.pad_id, config.micro_batch)
@@ -270,6 +375,45 @@ def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, m
     assert not (tmp_path / "run").exists()
 
 
-def test_label_smoothing_belongs_to_the_sigmoid_loss(tmp_path):
-    with pytest.raises(ConfigError, match="--label-smoothing belongs to --loss sigmoid, got --loss ipo"):
-        settings(tmp_path, loss="ipo", label_smoothing=0.1)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"loss": "ipo", "label_smoothing": 0.1},
+            "--label-smoothing belongs to --loss sigmoid or robust, got --loss ipo",
+        ),
+        ({"loss": "robust"}, "--loss robust needs .* --label-smoothing above 0 and below 0.5, got 0.0"),
+        ({"loss": "robust", "label_smoothing": 0.5}, "--label-smoothing above 0 and below 0.5, got 0.5"),
+        *(
+            ({"loss": loss, **changes}, f"--{name} .* has no effect with --loss {loss}, which")
+            for loss in ("simpo", "orpo")
+            for name, changes in (
+                ("reference", {"reference": "m"}),
+                ("reference-device", {"reference_device": "cpu"}),
+                ("length-normalise", {"length_normalise": True}),
+            )
+        ),
+        ({"target_margin": 1.0}, "--target-margin 1.0 belongs to --loss simpo, got --loss sigmoid"),
+        ({"loss": "orpo", "target_margin": 0.2}, "--target-margin 0.2 belongs to --loss simpo, got --loss orpo"),
+        ({"loss": "simpo", "label_smoothing": 0.2}, "--label-smoothing belongs to --loss sigmoid or robust"),
+    ],
+)
+def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "strength", "nll"),
+    [
+        ({}, 0.1, 0.0),
+        ({"loss": "orpo"}, 0.1, 1.0),
+        ({"loss": "simpo"}, 2.0, 0.0),
+        ({"length_normalise": True}, 5.0, 0.0),
+        ({"length_normalise": True, "beta": 0.3, "nll_coef": 0.2}, 0.3, 0.2),
+        ({"loss": "orpo", "beta": 0.5, "nll_coef": 0.0}, 0.5, 0.0),
+    ],
+)
+def test_what_is_not_set_has_the_default_of_its_loss(tmp_path, changes, strength, nll):
+    config = settings(tmp_path, **changes)
+    assert (config.strength, config.nll_weight) == (strength, nll)

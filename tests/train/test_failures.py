@@ -11,12 +11,13 @@ from heedful.checkpoints.load import load_policy
 from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import RewardError, Terminated, TrainingError
-from heedful.train import dpo, reward, sft
+from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner
 from heedful.train.online.engine import train_grpo, train_ppo
@@ -123,6 +124,7 @@ OFFLINE = {
     "sft": (SFTConfig, sft, sft.train_sft, AutoModelForCausalLM),
     "reward": (RewardConfig, reward, reward.train_reward, AutoModelForSequenceClassification),
     "dpo": (DPOConfig, dpo, dpo.train_dpo, AutoModelForCausalLM),
+    "kto": (KTOConfig, kto, kto.train_kto, AutoModelForCausalLM),
 }
 
 

@@ -13,11 +13,13 @@ import torch
 from heedful import faults
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.train.dpo import train_dpo
+from heedful.train.kto import train_kto
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.reward import train_reward
@@ -41,6 +43,10 @@ RUNS = {
     "sft lora": (train_sft, SFTConfig, {**OFFLINE, "lora_rank": 2, "lora_dropout": 0.2}),
     "reward": (train_reward, RewardConfig, OFFLINE),
     "dpo": (train_dpo, DPOConfig, OFFLINE),
+    "dpo nll": (train_dpo, DPOConfig, {**OFFLINE, "length_normalise": True, "nll_coef": 0.5}),
+    "simpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "simpo"}),
+    "orpo": (train_dpo, DPOConfig, {**OFFLINE, "loss": "orpo"}),
+    "kto": (train_kto, KTOConfig, OFFLINE),
     "ppo shared": (train_ppo, PPOConfig, {**ONLINE, "kl_target": 1.0, "score_norm_running": True, "patience": 9}),
     "ppo separate": (train_ppo, PPOConfig, {**ONLINE, "critic": "separate", "critic_warmup_steps": 1}),
     "ppo lora": (train_ppo, PPOConfig, {**ONLINE, "lora_rank": 2}),
@@ -75,7 +81,7 @@ def train(config, tiny, demonstrations, write, length, tmp_path):
     def run(name, folder, **changes):
         function, kind, settings = RUNS[name]
         settings = {**settings, **changes, "output": tmp_path / folder}
-        if kind in (SFTConfig, RewardConfig, DPOConfig):
+        if kind in (SFTConfig, RewardConfig, DPOConfig, KTOConfig):
             data = demonstrations if kind is SFTConfig else pairs
             return function(kind(model=tiny("gpt2"), data=data, **settings))
         if "ptx_coef" in settings:
@@ -153,7 +159,7 @@ def assert_equal_runs(one, other):
     assert same(last_state(one), last_state(other))
 
 
-OFTEN = {"sft lora", "dpo", "ppo shared", "ppo separate", "grpo", "dapo"}
+OFTEN = {"sft lora", "dpo", "orpo", "kto", "ppo shared", "ppo separate", "grpo", "dapo"}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
     visits = faults.visits().get(point, 0)
     faults.plan("")
     if not visits:
-        is_online = RUNS[name][1] not in (SFTConfig, RewardConfig, DPOConfig)
+        is_online = RUNS[name][1] not in (SFTConfig, RewardConfig, DPOConfig, KTOConfig)
         never = {"run.aside"} | ({"save.aside"} if is_online else OF_ONLINE_RUNS)  # nothing replaced; no second best/
         assert point in never
         pytest.skip(f"a run of {name} never comes to {point}")

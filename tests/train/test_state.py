@@ -9,11 +9,12 @@ import torch
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
-from heedful.train import dpo, reward, sft
+from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect
 from heedful.train.online.respond import respond
@@ -40,6 +41,11 @@ KINDS = {
     "reward-float16": (RewardConfig, {"dtype": "float16", "learning_rate": 1e-3}),
     "dpo": (DPOConfig, {}),
     "dpo-lora": (DPOConfig, {"lora_rank": 4}),
+    "dpo-nll": (DPOConfig, {"length_normalise": True, "nll_coef": 0.3}),
+    "simpo": (DPOConfig, {"loss": "simpo"}),
+    "orpo-lora": (DPOConfig, {"loss": "orpo", "lora_rank": 4}),
+    "kto": (KTOConfig, {}),
+    "kto-lora": (KTOConfig, {"lora_rank": 4}),
     "shared": (PPOConfig, UPDATES),
     "separate": (PPOConfig, {**UPDATES, "critic": "separate"}),
     "warm-up": (PPOConfig, {**UPDATES, "critic_warmup_steps": 3, "warmup_steps": 2}),
@@ -90,13 +96,14 @@ def begin(config, tiny, demonstrations, length, write, tmp_path):
             settings = RewardConfig(**(offline | {"data": pairs} | changes))
             learner, rows, *_ = reward.start(settings)
             return learner, lambda: reward.learn(learner, [rows[i] for i in next(learner.batches)], settings)
-        if config_class is DPOConfig:
-            settings = DPOConfig(**(offline | {"data": pairs} | changes))
-            learner, data = dpo.start(settings)
+        if config_class in (DPOConfig, KTOConfig):
+            trainer = dpo if config_class is DPOConfig else kto
+            settings = config_class(**(offline | {"data": pairs} | changes))
+            learner, data = trainer.start(settings)
             rows = data.train
             return learner, lambda: {
-                **dpo.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
-                "samples": dpo.sample_rows(learner, data),
+                **trainer.learn(learner, [rows[i] for i in next(learner.batches)], data.pad_id, settings),
+                "samples": trainer.sample_rows(learner, data),
             }
         ptx = {"ptx_data": demonstrations} if "ptx_coef" in changes else {}
         online = {"model": tiny("qwen3"), "learning_rate": 1e-2, "steps": BEFORE + AFTER + 1, "max_new_tokens": 6}
@@ -158,7 +165,8 @@ MUTANTS = [
     ),
     *(("reward", key) for key in ("model", "optimizer", "schedule", "batches")),
     ("reward-float16", "grad_scaler"),
-    *(("dpo", key) for key in ("model", "optimizer", "schedule", "batches", "random.generator")),
+    *((name, key) for name in ("dpo", "simpo", "kto") for key in ("model", "optimizer", "schedule", "batches")),
+    *((name, "random.generator") for name in ("dpo", "kto")),
     *(
         ("everything", key)
         for key in ("policy", "critic", "optimizer", "schedule", "kl", "score_norm", "average", "ptx", "prompts")

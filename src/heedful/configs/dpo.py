@@ -3,24 +3,40 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from heedful.configs.checks import refuse
 from heedful.configs.lora import ReferenceOptions
 from heedful.configs.options import TrainingOptions
-from heedful.configs.ranges import FRACTION, POSITIVE
+from heedful.configs.ranges import FRACTION, NOT_NEGATIVE, POSITIVE
 from heedful.errors import ConfigError
+
+REFERENCE_FREE = ("simpo", "orpo")
+"""Losses that compare the policy with nothing."""
+SMOOTHED = ("sigmoid", "robust")
+"""Losses that know of wrong labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(ReferenceOptions, TrainingOptions):
-    """DPO: learn from pairs of responses directly, without a reward model and without sampling."""
+    """DPO and its relatives: learn from pairs of responses directly, without a reward model and without sampling."""
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """sigmoid: DPO. ipo: a squared distance to a margin, which does not push certain pairs for ever. hinge: SLiC."""
-    beta: Annotated[float, POSITIVE] = 0.1
-    """Price of leaving the reference. Raising it keeps the policy closer."""
+    loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo"] = "sigmoid"
+    """sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to a margin,
+    which does not push certain pairs for ever. hinge: SLiC. simpo and orpo need no reference: the mean log-prob per token
+    with a target margin; the odds ratio beside SFT on the chosen responses, which can start from a base model."""
+    beta: Annotated[float | None, POSITIVE] = None
+    """Price of leaving the reference; raising it keeps the policy closer. simpo: what multiplies the margin per token.
+    orpo: the weight of the odds ratio beside SFT. None: 0.1; 2 with simpo; 5 with length-normalise."""
     label_smoothing: Annotated[float, FRACTION] = 0.0
-    """Share of labels assumed to be wrong (conservative DPO); only with the sigmoid loss."""
+    """Share of labels assumed to be wrong; only with the losses sigmoid (conservative DPO) and robust (below 0.5)."""
+    length_normalise: bool = False
+    """Divide each response's log-ratio by its tokens, so that length earns nothing. simpo and orpo always do."""
+    target_margin: Annotated[float, NOT_NEGATIVE] = 0.5
+    """simpo: by how many nats per token the chosen response is to be likelier than the rejected one (gamma / beta)."""
+    nll_coef: Annotated[float | None, NOT_NEGATIVE] = None
+    """What multiplies the SFT loss of the chosen responses beside the loss of pairs, so that they do not become less
+    likely; 0.2 to 1 is usual. None: 1 with orpo, of which it is a part; else 0."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Pairs per optimizer step."""
     epochs: Annotated[float, POSITIVE] = 1
@@ -34,9 +50,51 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
     learning_rate: Annotated[float, POSITIVE] = 1e-6
     """Peak learning rate."""
 
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss not in REFERENCE_FREE
+
+    @property
+    def strength(self) -> float:
+        """``beta``, or what it is by default."""
+        if self.beta is not None:
+            return self.beta
+        if self.loss == "simpo":
+            return 2.0
+        return 5.0 if self.length_normalise else 0.1
+
+    @property
+    def nll_weight(self) -> float:
+        """``nll_coef``, or what it is by default."""
+        if self.nll_coef is not None:
+            return self.nll_coef
+        return 1.0 if self.loss == "orpo" else 0.0
+
     def check(self) -> None:
         super().check()
-        if self.label_smoothing and self.loss != "sigmoid":
+        if self.label_smoothing and self.loss not in SMOOTHED:
             raise ConfigError(
-                f"--label-smoothing belongs to --loss sigmoid, got --loss {self.loss}; leave out one of the two"
+                f"--label-smoothing belongs to --loss sigmoid or robust, got --loss {self.loss}; leave out one of the two"
+            )
+        if self.loss == "robust" and not 0 < self.label_smoothing < 0.5:
+            raise ConfigError(
+                f"--loss robust needs the share of wrong labels: --label-smoothing above 0 and below 0.5, got "
+                f"{self.label_smoothing}; without any, --loss sigmoid is the same"
+            )
+        if not self.needs_reference:
+            refuse(
+                self,
+                *("reference", "reference_device"),
+                because=f"has no effect with --loss {self.loss}, which compares the policy with no reference; leave it out",
+            )
+            refuse(
+                self,
+                "length_normalise",
+                because=f"has no effect with --loss {self.loss}, which always divides by the length; leave it out",
+            )
+        if self.loss != "simpo":
+            refuse(
+                self,
+                "target_margin",
+                because=f"belongs to --loss simpo, got --loss {self.loss}; leave out one of the two",
             )

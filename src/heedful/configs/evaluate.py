@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions
-from heedful.configs.ranges import POSITIVE, Range
+from heedful.configs.ranges import FINITE, POSITIVE, Range
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
@@ -98,6 +98,29 @@ class BestOfNConfig(ScoresConfig):
             raise ConfigError(
                 f"--n {self.n} needs a --temperature above 0: greedy decoding gives the same response every time"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassAtKConfig(ScoresConfig):
+    """pass@k: how often at least one of k responses to a prompt is correct, by a reward such as rule:exact_number."""
+
+    k: tuple[int, ...] = (1,)
+    """Tries that a prompt has, such as 1 4 16; none more than samples-per-prompt."""
+    samples_per_prompt: Annotated[int, POSITIVE] = 16
+    """Responses sampled to each prompt, from which every k is estimated without bias. More than k narrow the interval."""
+    correct_from: Annotated[float, FINITE] = 1.0
+    """A response is correct if its score is at least this."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.k or any(isinstance(k, bool) or not 1 <= k <= self.samples_per_prompt for k in self.k):
+            raise ConfigError(
+                f"--k must be numbers from 1 to --samples-per-prompt {self.samples_per_prompt}, got "
+                f"{' '.join(map(str, self.k)) or 'none'}: of n responses no more than n can be tried; raise "
+                "--samples-per-prompt or lower --k"
+            )
+        if len(set(self.k)) < len(self.k):
+            raise ConfigError(f"--k names a number twice, got {' '.join(map(str, self.k))}; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)

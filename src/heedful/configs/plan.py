@@ -7,6 +7,7 @@ from typing import Annotated
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.ranges import POSITIVE
@@ -60,6 +61,11 @@ class PlanDPOConfig(OfflinePlanOptions, DPOConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanKTOConfig(OfflinePlanOptions, KTOConfig):
+    """How much memory heedful kto needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanPPOConfig(OnlinePlanOptions, PPOConfig):
     """How much memory heedful ppo needs, part by part. --model is a model's name, or 0.5B, 1.5B, 4B or 8B."""
 
@@ -83,6 +89,7 @@ PlanConfig = (
     PlanSFTConfig
     | PlanRewardConfig
     | PlanDPOConfig
+    | PlanKTOConfig
     | PlanPPOConfig
     | PlanA2CConfig
     | PlanGRPOConfig

@@ -31,9 +31,10 @@ class Range:
         upper = {self.below: "below", self.at_most: "at most"}
         words = [f"{word} {_number(bound)}" for bound, word in lower.items() if math.isfinite(bound)]
         ends = [f"{word} {_number(bound)}" for bound, word in upper.items() if math.isfinite(bound)]
-        return " and ".join(words + ends) if words else f"be {ends[0]}"
+        return " and ".join(words + ends) if words else f"be {ends[0] if ends else 'a finite number'}"
 
 
+FINITE = Range()
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, at_most=1)

@@ -9,6 +9,7 @@ from types import ModuleType as _Module
 from heedful.core.advantages import *
 from heedful.core.agreement import *
 from heedful.core.best_of_n import *
+from heedful.core.direct_losses import *
 from heedful.core.entropy_control import *
 from heedful.core.groups import *
 from heedful.core.importance import *

@@ -1,13 +1,13 @@
-"""Best-of-n sampling: of n responses, keep the one with the highest score.
+"""Best-of-n sampling: of n responses, keep the one with the highest score; and pass@k: is any of k correct?
 
-It needs no optimisation, so it is a baseline for everything that optimises.
+The first needs no optimisation, so it is a baseline for everything that optimises.
 """
 
 import functools
 import math
 from collections.abc import Sequence
 
-__all__ = ["best_row", "expected_best", "kl_bound"]
+__all__ = ["best_row", "expected_best", "kl_bound", "pass_at_k"]
 
 
 def best_row(scores: Sequence[float]) -> int:
@@ -44,6 +44,29 @@ def kl_bound(n: int) -> float:
     no two score the same; otherwise the KL is smaller (Beirami et al. 2024).
     """
     return math.log(n) - (n - 1) / n
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that at least one of k responses is correct, estimated without bias from n (Chen et al. 2021, eq. 1).
+
+        1 - C(n - correct, k) / C(n, k)
+
+    This is the share of all subsets of k of the n responses that hold a correct one. ``1 - (1 - correct / n)^k`` is less
+    on average than what it estimates. The binomials are exact integers, so nothing overflows or cancels.
+
+    Args:
+        n: responses sampled to a prompt.
+        correct: how many of them are correct.
+        k: how many tries a prompt has.
+
+    Raises ValueError if ``k`` is not between 1 and n, or ``correct`` not between 0 and n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass_at_k: k must be between 1 and the {n} responses, got {k}")
+    if not 0 <= correct <= n:
+        raise ValueError(f"pass_at_k: correct must be between 0 and the {n} responses, got {correct}")
+    subsets = math.comb(n, k)
+    return (subsets - math.comb(n - correct, k)) / subsets
 
 
 @functools.cache

@@ -139,43 +139,61 @@ def dpo_loss(
     ref_rejected: Float[Tensor, " pairs"],
     *,
     beta: float,
-    kind: Literal["sigmoid", "ipo", "hinge"] = "sigmoid",
+    kind: Literal["sigmoid", "robust", "ipo", "hinge"] = "sigmoid",
     label_smoothing: float = 0.0,
+    chosen_tokens: Int[Tensor, " pairs"] | None = None,
+    rejected_tokens: Int[Tensor, " pairs"] | None = None,
     num_pairs: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
     """Direct preference optimisation on response log-probs *summed* over tokens (Rafailov et al. 2023, eq. 7).
 
-        h = (chosen - ref_chosen) - (rejected - ref_rejected)
+        h = (chosen - ref_chosen) / chosen_tokens - (rejected - ref_rejected) / rejected_tokens
         "sigmoid"  -(1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
+        "robust"   (-(1 - e) log sigmoid(beta h) + e log sigmoid(-beta h)) / (1 - 2 e)    e = label_smoothing
         "ipo"      (h - 1 / (2 beta))^2                        (Azar et al. 2023, eq. 17)
         "hinge"    max(0, 1 - beta h)                          (Zhao et al. 2023, SLiC, as in TRL)
+
+    Without ``chosen_tokens`` and ``rejected_tokens`` nothing is divided, and h is DPO's.
 
     Args:
         chosen, rejected: summed log-probs of the better and the worse response under the policy.
         ref_chosen, ref_rejected: the same under the reference.
         beta: strength of the pull towards the reference.
         kind: which loss. IPO uses the summed log-ratio; some libraries divide it by the response length first.
-        label_smoothing: assumed probability that a label is wrong, for "sigmoid" only: conservative DPO (Mitchell
-            2023).
+        label_smoothing: assumed probability that a label is wrong: "sigmoid" hedges by it (conservative DPO, Mitchell
+            2023), "robust" has in expectation over such wrong labels the loss of the right ones (Chowdhury et al.
+            2024), for which it must be below 1/2.
+        chosen_tokens, rejected_tokens: tokens of each response, to divide its log-ratio by: length-normalised DPO
+            (Lambert et al. 2024, "Tulu 3"). Long responses then have no more say than short ones.
         num_pairs: the pairs of the whole optimizer step.
 
     Metrics: implicit rewards ``beta * (policy - reference)`` of both sides, their difference and its accuracy.
 
-    Raises ValueError for any other ``kind``, or for label smoothing with a kind other than "sigmoid".
+    Raises ValueError for any other ``kind``, for label smoothing with a kind other than "sigmoid" and "robust" or too
+    large for the latter, or if only one of ``chosen_tokens`` and ``rejected_tokens`` is given.
     """
     chosen_ratio = at_least_float32(chosen) - at_least_float32(ref_chosen.detach())
     rejected_ratio = at_least_float32(rejected) - at_least_float32(ref_rejected.detach())
+    if (chosen_tokens is None) != (rejected_tokens is None):
+        raise ValueError("dpo_loss: chosen_tokens and rejected_tokens go together, got one of the two")
+    if chosen_tokens is not None and rejected_tokens is not None:
+        chosen_ratio, rejected_ratio = chosen_ratio / chosen_tokens, rejected_ratio / rejected_tokens
     h = chosen_ratio - rejected_ratio
-    if label_smoothing and kind != "sigmoid":
-        raise ValueError(f"dpo_loss: label_smoothing belongs to kind 'sigmoid', got kind {kind!r}")
+    if label_smoothing and kind not in ("sigmoid", "robust"):
+        raise ValueError(f"dpo_loss: label_smoothing belongs to kind 'sigmoid' or 'robust', got kind {kind!r}")
     if kind == "sigmoid":
         per_pair = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(-beta * h)
+    elif kind == "robust":
+        if label_smoothing >= 0.5:
+            raise ValueError(f"dpo_loss: kind 'robust' needs label_smoothing below 0.5, got {label_smoothing}")
+        hedged = -(1 - label_smoothing) * logsigmoid(beta * h) + label_smoothing * logsigmoid(-beta * h)
+        per_pair = hedged / (1 - 2 * label_smoothing)
     elif kind == "ipo":
         per_pair = (h - 1 / (2 * beta)).square()
     elif kind == "hinge":
         per_pair = torch.relu(1 - beta * h)
     else:
-        raise ValueError(f"dpo_loss: kind is {kind!r}; choose 'sigmoid', 'ipo' or 'hinge'")
+        raise ValueError(f"dpo_loss: kind is {kind!r}; choose 'sigmoid', 'robust', 'ipo' or 'hinge'")
     count = h.shape[0] if num_pairs is None else num_pairs
     loss = per_pair.sum() / count
     return loss, {

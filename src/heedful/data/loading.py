@@ -17,6 +17,9 @@ from heedful.types import Demonstration, Message, Prompt, Ranking
 
 Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
+Answer = TypeVar("Answer", bound=Demonstration)
+COUNTED = ("dropped_too_long", "dropped_too_short", "truncated", "text_pieces")
+"""What is counted of demonstrations, in the order in which it is shown."""
 
 
 @dataclass(frozen=True)
@@ -164,28 +167,40 @@ def encode_demonstrations(
             f"{masked[0]}: a message has the weight 0, but --loss-on all learns prompts too, and with them this message. Use "
             "--loss-on response"
         )
-    pairs = [_encoded(d, renderer) for d in prompted]
-    whole = (Sample(d.prompt, d.response, d.source) for d in prompted if not d.truncated)
-    check_rendering(renderer, whole)
-    lengths = [len(pair.prompt) + len(pair.response) for pair in pairs]
-    sources = [d.source for d in prompted]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="demonstrations"))
-    without_room = [i for i in offenders if len(pairs[i].prompt) >= max_length]
-    dropped = offenders if action == "drop" else set(without_room)
+    answered, counts = encode_responses(prompted, renderer, max_length=max_length, action=action, what="demonstrations")
+    kept = [example for _, example in answered]
+    if learn_prompt:
+        kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response, pair.source) for pair in kept]
+    counts |= {"dropped_too_short": sum(not cut for cut in texts), "text_pieces": len(pieces)}
+    return pieces + kept, {name: counts[name] for name in COUNTED}
+
+
+def encode_responses(
+    records: Sequence[Answer], renderer: Renderer, *, max_length: int, action: TooLong, what: str
+) -> tuple[list[tuple[Answer, Example]], Counts]:
+    """Encode records with a prompt and a response as token ids, each with its record, and count what was dropped or cut.
+
+    Args:
+        records: demonstrations or labelled responses, all with a prompt.
+        renderer: of the model's tokenizer.
+        max_length: the most tokens per record.
+        action: what to do with longer ones, as `encode_demonstrations` says.
+        what: what the records are called in messages.
+
+    Raises DataError if a record is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
+    """
+    pairs = [_encoded(d, renderer) for d in records]
+    check_rendering(renderer, (Sample(d.prompt, d.response, d.source) for d in records if not d.truncated))
+    offenders = set(
+        too_long([p.length for p in pairs], [d.source for d in records], limit=max_length, action=action, what=what)
+    )
+    dropped = offenders if action == "drop" else {i for i in offenders if len(pairs[i].prompt) >= max_length}
     kept = [
-        Example(pair.prompt, pair.response[: max_length - len(pair.prompt)], pair.source)
+        (records[i], Example(pair.prompt, pair.response[: max_length - len(pair.prompt)], pair.source))
         for i, pair in enumerate(pairs)
         if i not in dropped
     ]
-    if learn_prompt:
-        kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response, pair.source) for pair in kept]
-    counts = {
-        "dropped_too_long": len(dropped),
-        "dropped_too_short": sum(not cut for cut in texts),
-        "truncated": len(offenders - dropped),
-        "text_pieces": len(pieces),
-    }
-    return pieces + kept, counts
+    return kept, {"dropped_too_long": len(dropped), "truncated": len(offenders - dropped)}
 
 
 def encode_pairs(

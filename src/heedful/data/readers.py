@@ -30,6 +30,7 @@ CANONICAL_NAMES = (
     "margin",
     "responses",
     "ranks",
+    "label",
 )
 """The column names that the schemas know; ``--columns`` maps a file's own names to them."""
 

@@ -1,4 +1,4 @@
-"""Turn records into demonstrations, rankings and prompts, by the names of their columns.
+"""Turn records into demonstrations, rankings, labelled responses and prompts, by the names of their columns.
 
 Strings are raw text and lists of messages are conversations, everywhere. A null column counts as absent (Parquet has no
 other way to leave one out). If a record fits several shapes, the shape with the most columns named by ``--columns`` wins
@@ -16,20 +16,28 @@ They raise DataError for a record that they cannot use, with its file and line, 
 given for raw text; `read_records` and `parse_columns` say what else is raised.
 """
 
-import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
-from heedful.data.messages import read_conversation, read_tools, shown, text, wrong
-from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, listed, parse_columns, read_records
-from heedful.display import shown as printable
-from heedful.errors import ConfigError, DataError
+from heedful.data.messages import read_conversation, shown, text, wrong
+from heedful.data.readers import Record, parse_columns, read_records
+from heedful.data.record_fields import (
+    Shape,
+    Task,
+    each_record,
+    is_truncated,
+    prompt_of,
+    reply_of,
+    require_question,
+    response_of,
+    roles,
+    shape_of,
+    with_system,
+)
+from heedful.errors import DataError
 from heedful.types import (
-    Conversation,
     Demonstration,
-    Message,
+    Labelled,
     Prompt,
     Ranking,
     Response,
@@ -40,41 +48,29 @@ from heedful.types import (
 
 HH_MARKER = "\n\nAssistant:"
 
-Shape = tuple[str, ...]
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class _Task:
-    name: str
-    shapes: tuple[Shape, ...]
-    accepted: str
-
-
-DEMONSTRATIONS = _Task(
+DEMONSTRATIONS = Task(
     "demonstration",
     (("prompt", "completion"), ("messages",), ("text",)),
     "`prompt` and `completion`; or `messages`; or `text`",
 )
-RANKINGS = _Task(
+RANKINGS = Task(
     "ranking",
     (("prompt", "chosen", "rejected"), ("prompt", "responses", "ranks"), ("chosen", "rejected")),
     "`prompt`, `chosen` and `rejected`; or `prompt`, `responses` and `ranks`; or only `chosen` and `rejected`, as "
     "conversations that share all but the last message or as Anthropic HH dialogues",
 )
-PROMPTS = _Task("prompt", (("prompt",), ("messages",)), "`prompt`; or `messages`")
-
-STAND_INS = {
-    "text": ("sentence", "document", "content", "story", "body"),
-    "messages": ("conversation", "conversations", "dialogue", "chat", "turns"),
-    "prompt": ("question", "instruction", "query", "problem", "input", "context"),
-    "completion": ("answer", "response", "output", "solution", "target", "reply", "chosen"),
-    "chosen": ("preferred", "accepted", "winner", "better", "chosen_response", "response_chosen"),
-    "rejected": ("dispreferred", "loser", "worse", "rejected_response", "response_rejected"),
-    "responses": ("answers", "candidates", "completions", "outputs"),
-    "ranks": ("rank", "ranking", "rankings"),
-}
-"""Names that other data sets use for a column. They serve only as hints: no column is mapped unless the user asks."""
+LABELLED = Task(
+    "labelled response",
+    (("prompt", "completion", "label"), ("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "`prompt`, `completion` and `label` (true or false); or pairs, `prompt`, `chosen` and `rejected`, of which each response "
+    "is labelled",
+)
+PROMPTS = Task(
+    "prompt",
+    (("prompt",), ("messages",)),
+    "`prompt`; or `messages`",
+    "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text",
+)
 
 
 def read_demonstrations(
@@ -93,7 +89,7 @@ def read_demonstrations(
     (last) response was cut off. The module explains the arguments.
     """
     mapping = parse_columns(columns)
-    turns = _each(
+    turns = each_record(
         read_records(path, columns=mapping, max_samples=max_samples),
         refused,
         lambda record: _demonstrations(record, mapping, system_prompt),
@@ -121,11 +117,33 @@ def read_rankings(
     arguments.
     """
     mapping = parse_columns(columns)
-    return _each(
+    return each_record(
         read_records(path, columns=mapping, max_samples=max_samples),
         refused,
         lambda record: _ranking(record, mapping, system_prompt),
     )
+
+
+def read_labelled(
+    path: str,
+    *,
+    columns: str = "",
+    system_prompt: str | None = None,
+    refused: list[DataError] | None = None,
+    max_samples: int | None = None,
+) -> list[Labelled]:
+    """Read responses that are good or bad, from ``prompt`` + ``completion`` + ``label``, or from pairs.
+
+    ``label`` is true for a good response. A pair, in the shapes of `read_rankings`, is two records: the chosen response is a
+    good one, the rejected one a bad one. The module explains the arguments.
+    """
+    mapping = parse_columns(columns)
+    of_records = each_record(
+        read_records(path, columns=mapping, max_samples=max_samples),
+        refused,
+        lambda record: _labelled(record, mapping, system_prompt),
+    )
+    return [response for of_record in of_records for response in of_record]
 
 
 def read_prompts(
@@ -142,37 +160,24 @@ def read_prompts(
     ``columns["completion"]`` as the reference answer. The module explains the arguments.
     """
     mapping = parse_columns(columns)
-    return _each(
+    return each_record(
         read_records(path, columns=mapping, max_samples=max_samples),
         refused,
         lambda record: _prompt(record, mapping, system_prompt),
     )
 
 
-def _each(records: Sequence[Record], refused: list[DataError] | None, convert: Callable[[Record], Item]) -> list[Item]:
-    """Convert every record. If ``refused`` is a list, it collects the errors of unusable records."""
-    items = []
-    for record in records:
-        try:
-            items.append(convert(record))
-        except DataError as error:
-            if refused is None:
-                raise
-            refused.append(error)
-    return items
-
-
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
-    shape = _shape(record, mapping, DEMONSTRATIONS)
-    truncated = _truncated(record)
+    shape = shape_of(record, mapping, DEMONSTRATIONS)
+    truncated = is_truncated(record)
     prompt: Text = ""
     if shape == ("messages",):
         turns = _turns_to_learn(record)
     elif shape == ("text",):
         turns = [("", text(record.source, "text", record.fields["text"]))]
     else:
-        prompt = _prompt_text(record)
-        turns = [(prompt, _response(record, "completion", record.fields["completion"], prompt))]
+        prompt = prompt_of(record)
+        turns = [(prompt, response_of(record, "completion", record.fields["completion"], prompt))]
     learned = []
     for i, (prompt, response) in enumerate(turns):
         cut = truncated and i == len(turns) - 1
@@ -180,7 +185,7 @@ def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: s
             raise wrong(
                 record.source, "a response that begins with <think> and has no </think>", "both, or truncated: true"
             )
-        learned.append(Demonstration(_with_system(prompt, system_prompt, record), response, record.source, cut))
+        learned.append(Demonstration(with_system(prompt, system_prompt, record), response, record.source, cut))
     return learned
 
 
@@ -188,21 +193,23 @@ def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
     turns = read_conversation(record.source, "messages", record.fields["messages"])
     ends = [index for index, turn in enumerate(turns) if turn.role == "assistant" and turn.learned]
     if not ends:
-        masked = " with the weight 0" if "assistant" in _roles(turns) else ""
+        masked = " with the weight 0" if "assistant" in roles(turns) else ""
         raise wrong(
             record.source,
-            f"`messages` has no assistant turn, only {_roles(turns)}{masked}",
+            f"`messages` has no assistant turn, only {roles(turns)}{masked}",
             "at least one to learn from",
         )
     for end in ends:
-        _require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
-    return [(turns[:end], _reply(turns[end])) for end in ends]
+        require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
+    return [(turns[:end], reply_of(turns[end])) for end in ends]
 
 
 def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Ranking:
-    shape = _shape(record, mapping, RANKINGS)
-    if "ranks" in shape:
-        return _k_wise(record, system_prompt)
+    shape = shape_of(record, mapping, RANKINGS)
+    return _k_wise(record, system_prompt) if "ranks" in shape else _pair(record, shape, system_prompt)
+
+
+def _pair(record: Record, shape: Shape, system_prompt: str | None) -> Ranking:
     prompt = _ranked_prompt(record) if "prompt" in shape else _shared_prompt(record)
     responses: list[Response] = []
     for name in ("chosen", "rejected"):
@@ -210,9 +217,37 @@ def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | No
         if "prompt" not in shape and isinstance(prompt, str):
             responses.append(text(record.source, name, value[len(prompt) :]))
         else:
-            responses.append(_response(record, name, value, prompt))
-    prompt = _with_system(prompt, system_prompt, record)
-    return Ranking(prompt, tuple(responses), (0, 1), record.source, _margin(record), _truncated(record))
+            responses.append(response_of(record, name, value, prompt))
+    prompt = with_system(prompt, system_prompt, record)
+    return Ranking(prompt, tuple(responses), (0, 1), record.source, _margin(record), is_truncated(record))
+
+
+def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Labelled]:
+    shape = shape_of(record, mapping, LABELLED)
+    if "label" not in shape:
+        return _both_of_a_pair(record, shape, system_prompt)
+    label = record.fields["label"]
+    if not isinstance(label, bool):
+        raise wrong(record.source, f"`label` is {shown(label)}", "true for a good response, false for a bad one")
+    prompt = prompt_of(record)
+    response = response_of(record, "completion", record.fields["completion"], prompt)
+    prompt = with_system(prompt, system_prompt, record)
+    return [Labelled(prompt, response, record.source, is_truncated(record), label=label)]
+
+
+def _both_of_a_pair(record: Record, shape: Shape, system_prompt: str | None) -> list[Labelled]:
+    pair = _pair(record, shape, system_prompt)
+    chosen, rejected = pair.responses
+    if not pair.prompt:
+        raise wrong(record.source, "`prompt` is empty", "a prompt that the responses answer")
+    if chosen == rejected:
+        raise wrong(
+            record.source, "`chosen` and `rejected` are equal, so the response would be good and bad", "two texts"
+        )
+    return [
+        Labelled(pair.prompt, response, pair.source, pair.truncated, label=label, of_a_pair=True)
+        for response, label in ((chosen, True), (rejected, False))
+    ]
 
 
 def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
@@ -229,15 +264,15 @@ def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
         raise wrong(record.source, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
     if record.fields.get("margin") is not None:
         raise wrong(record.source, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
-    texts = tuple(_response(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
-    prompt = _with_system(prompt, system_prompt, record)
-    return Ranking(prompt, texts, tuple(ranks), record.source, truncated=_truncated(record))
+    texts = tuple(response_of(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
+    prompt = with_system(prompt, system_prompt, record)
+    return Ranking(prompt, texts, tuple(ranks), record.source, truncated=is_truncated(record))
 
 
 def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Prompt:
-    if _shape(record, mapping, PROMPTS) == ("prompt",):
+    if shape_of(record, mapping, PROMPTS) == ("prompt",):
         columns = {name: value for name, value in record.fields.items() if name != "prompt"}
-        return Prompt(_with_system(_prompt_text(record), system_prompt, record), record.source, columns)
+        return Prompt(with_system(prompt_of(record), system_prompt, record), record.source, columns)
     turns = read_conversation(record.source, "messages", record.fields["messages"])
     columns = {name: value for name, value in record.fields.items() if name != "messages"}
     if turns[-1].role == "assistant":
@@ -246,79 +281,13 @@ def _prompt(record: Record, mapping: Mapping[str, str], system_prompt: str | Non
                 record.source, "two reference answers: `messages` ends with one and `completion` is another", "only one"
             )
         turns, columns["completion"] = turns[:-1], plain_response(turns[-1])
-    _require_question(record, "`messages`, without a last assistant turn,", turns)
-    return Prompt(_with_system(turns, system_prompt, record), record.source, columns)
-
-
-def _shape(record: Record, mapping: Mapping[str, str], task: _Task) -> Shape:
-    present = {name for name, value in record.fields.items() if value is not None}
-    fitting = [shape for shape in task.shapes if present.issuperset(shape)]
-    if fitting:
-        return max(fitting, key=lambda shape: sum(name in mapping for name in shape))
-    found = listed(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
-    raise DataError(
-        f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}.{_hint(record, present, task)}"
-    )
-
-
-def _hint(record: Record, present: set[str], task: _Task) -> str:
-    for shape in task.shapes:
-        missing = {name: _stand_in(name, record.fields) for name in shape if name not in present}
-        if all(missing.values()):
-            return f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in missing.items()))}"
-    if task is PROMPTS and "text" in present:
-        return " `text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text"
-    return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
-
-
-def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
-    known = [column for column in STAND_INS[name] if fields.get(column) is not None]
-    others = [column for column, value in fields.items() if value is not None and column not in CANONICAL_NAMES]
-    return next(iter(known + difflib.get_close_matches(name, others, n=1, cutoff=0.75)), None)
+    require_question(record, "`messages`, without a last assistant turn,", turns)
+    return Prompt(with_system(turns, system_prompt, record), record.source, columns)
 
 
 def _ranked_prompt(record: Record) -> Text:
-    """Return the prompt as `_prompt_text` does, or ``""`` if whole texts are compared."""
-    return "" if record.fields["prompt"] == "" else _prompt_text(record)
-
-
-def _prompt_text(record: Record) -> Text:
-    value = record.fields["prompt"]
-    if isinstance(value, str):
-        return text(record.source, "prompt", value)
-    if not isinstance(value, list):
-        raise wrong(record.source, f"`prompt` is {shown(value)}", "a string or a list of messages")
-    turns = read_conversation(record.source, "prompt", value)
-    _require_question(record, "`prompt`", turns)
-    return turns
-
-
-def _response(record: Record, name: str, value: Any, prompt: Text) -> Response:
-    if isinstance(value, str):
-        return text(record.source, name, value)
-    if isinstance(prompt, str):
-        raise wrong(
-            record.source,
-            f"`prompt` is a string but `{name}` is {shown(value)}",
-            "both strings, or both lists of messages",
-        )
-    turns = read_conversation(record.source, name, value)
-    if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
-        raise wrong(
-            record.source,
-            f"`{name}` has the turns {_roles(turns)} after a prompt of {_roles(prompt)}",
-            "a string, one assistant message, or the prompt's messages again followed by one assistant message",
-        )
-    if not turns[-1].learned:
-        raise wrong(
-            record.source, f"`{name}` has the weight 0, but it is what is learned", "the weight 1; or remove the record"
-        )
-    return _reply(turns[-1])
-
-
-def _reply(message: Message) -> Response:
-    """Return an assistant's message as a response: as text, unless it calls tools or has its thinking apart."""
-    return message.content if message.thinking is None and not message.tool_calls else message
+    """Return the prompt as `prompt_of` does, or ``""`` if whole texts are compared."""
+    return "" if record.fields["prompt"] == "" else prompt_of(record)
 
 
 def _shared_prompt(record: Record) -> Text:
@@ -332,7 +301,7 @@ def _shared_prompt(record: Record) -> Text:
             "without `prompt`, and `chosen` and `rejected` differ before their last message",
             "two conversations that share all but the last message, or a `prompt`",
         )
-    _require_question(record, "what `chosen` and `rejected` share (there is no `prompt`)", before[0])
+    require_question(record, "what `chosen` and `rejected` share (there is no `prompt`)", before[0])
     return before[0]
 
 
@@ -349,37 +318,6 @@ def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
     return prompt + marker
 
 
-def _require_question(record: Record, what: str, turns: Conversation) -> None:
-    if not turns or turns[-1].role not in ("user", "tool"):
-        raise wrong(
-            record.source, f"{what} has the turns {_roles(turns)}", "a conversation that ends with a user or tool turn"
-        )
-
-
-def _with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text:
-    """Return a prompt with the system message of ``--system-prompt`` if it has none, and with the record's tools."""
-    tools = read_tools(record.source, record.fields.get("tools"))
-    if isinstance(prompt, str):
-        if system_prompt is not None:
-            raise ConfigError(
-                f"--system-prompt is set, but {record.source} is raw text, which has no place for one. Leave "
-                "--system-prompt out, or write the prompt as messages: [{role: user, content: ...}]"
-            )
-        if tools:
-            raise wrong(record.source, "`tools` beside raw text, which has no place for them", "`tools` with messages")
-        return prompt
-    if system_prompt is not None and prompt[0].role != "system":
-        prompt = (Message("system", system_prompt), *prompt)
-    return (replace(prompt[0], tools=tools), *prompt[1:]) if tools else prompt
-
-
-def _truncated(record: Record) -> bool:
-    value = record.fields.get("truncated")
-    if value is not None and not isinstance(value, bool):
-        raise wrong(record.source, f"`truncated` is {shown(value)}", "true or false")
-    return bool(value)
-
-
 def _margin(record: Record) -> float | None:
     value = record.fields.get("margin")
     if value is None:
@@ -388,7 +326,3 @@ def _margin(record: Record) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
         raise wrong(record.source, f"`margin` is {shown(value)}", "a finite number")
     return float(value)
-
-
-def _roles(turns: Text) -> str:
-    return "/".join(turn.role for turn in turns if isinstance(turn, Message)) or "(none)"

@@ -75,6 +75,10 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         Panel("DPO: loss", "mean loss per pair", "loss/dpo", "eval/loss"),
         Panel("DPO: accuracy", "share of pairs", "reward/accuracy", "eval/accuracy", smoothed=True),
     ),
+    "kto": (
+        Panel("KTO: loss", "mean loss per response", "loss/kto", "eval/loss"),
+        Panel("KTO: accuracy", "share of responses", "reward/accuracy", "eval/accuracy", smoothed=True),
+    ),
 }
 """The panels of algorithms that learn from data, by the name of the command; all others learn online (`panels_of`)."""
 

@@ -2,20 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from heedful import core
 from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import load_config, resolve
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
     PerplexityConfig,
-    SampledOptions,
     ScoresConfig,
     WinRateConfig,
 )
@@ -23,43 +19,23 @@ from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
-from heedful.data.fitting import Counts, check_dropped, max_length, prompt_room, too_long
-from heedful.data.loading import encode_demonstrations, encode_prompts
+from heedful.data.fitting import check_dropped, max_length
+from heedful.data.loading import encode_demonstrations
 from heedful.data.micro_batches import in_micro_batches
-from heedful.data.schemas import read_demonstrations, read_prompts
+from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError
+from heedful.evaluate.answering import answer, counted, prompts_of, reward_functions, shape_of, shown_rows
 from heedful.evaluate.failures import without_failed
 from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.pairs import score_pairs
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.context import context_length
-from heedful.models.policy import Policy, freeze
-from heedful.rewards import Completion, Ensemble, Reward, RewardFunction, score_tokens
-from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
-from heedful.rewards.room import check_room
-from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.sampler import make_sampler
+from heedful.models.policy import freeze
+from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens
+from heedful.rewards.resolve import load_judges
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Prompt
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A policy and its responses to prompts. Responses to the same prompt are consecutive."""
-
-    policy: Policy
-    rollouts: Rollouts
-    completions: list[Completion]
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """The prompt of each response."""
-        return [completion.prompt for completion in self.completions]
-
-    def select(self, rows: list[int]) -> "Answered":
-        """Return the responses at these indices, in this order."""
-        return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
 
 
 def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
@@ -71,23 +47,23 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model], functions)
-    answered = _answer(config, config.model, prompts)
+    functions = reward_functions(config, rewards)
+    prompts, counts = prompts_of(config, [config.model], functions)
+    answered = answer(config, config.model, prompts)
     given = score_tokens(functions, answered.completions)
     rows, failed = without_failed([given], len(given.totals))
     kept, scores = answered.select(rows), [given.totals[row] for row in rows]
     return {
         "score_mean": sum(scores) / len(scores),
         "interval_95": mean_interval(by_prompt(scores, kept.prompts)),
-        **_shape(kept),
-        **_counted(prompts, answered.completions),
+        **shape_of(kept),
+        **counted(prompts, answered.completions),
         **failed,
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": s}
             for c, s in (
-                (answered.completions[row], given.totals[row]) for row in _shown(prompts, config) if row in rows
+                (answered.completions[row], given.totals[row]) for row in shown_rows(prompts, config) if row in rows
             )
         ],
     }
@@ -116,9 +92,9 @@ def evaluate_best_of_n(
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions, judges = _functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
-    prompts, counts = _prompts(config, [config.model], [*functions, *judges])
-    answered = _answer(config, config.model, prompts, best_of=config.n)
+    functions, judges = reward_functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
+    prompts, counts = prompts_of(config, [config.model], [*functions, *judges])
+    answered = answer(config, config.model, prompts, best_of=config.n)
     given = [score_tokens(rewards, answered.completions) for rewards in (functions, judges) if rewards]
     kept, failed = without_failed(given, len(answered.completions) // config.n, each=config.n)
     rows = [choice * config.n + i for choice in kept for i in range(config.n)]
@@ -148,8 +124,8 @@ def evaluate_best_of_n(
         "win_interval_95": share_interval(by_prompt(wins, chosen.prompts)),
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
-        **_shape(chosen),
-        **_counted(prompts, answered.completions),
+        **shape_of(chosen),
+        **counted(prompts, answered.completions),
         **failed,
         **left_out(counts),
         "best_of": table,
@@ -158,7 +134,7 @@ def evaluate_best_of_n(
             | ({} if judged is None else {"judge score": judged[row]})
             for c, row in (
                 (answered.completions[best[i]], best[i])
-                for i in (kept.index(choice) for choice in _shown(prompts, config) if choice in kept)
+                for i in (kept.index(choice) for choice in shown_rows(prompts, config) if choice in kept)
             )
         ],
     }
@@ -176,9 +152,9 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions = _functions(config, rewards)
-    prompts, counts = _prompts(config, [config.model, config.baseline], functions)
-    ours, theirs = (_answer(config, name, prompts).completions for name in (config.model, config.baseline))
+    functions = reward_functions(config, rewards)
+    prompts, counts = prompts_of(config, [config.model, config.baseline], functions)
+    ours, theirs = (answer(config, name, prompts).completions for name in (config.model, config.baseline))
     given = score_pairs(functions, ours, theirs)
     our_scores, their_scores = (of_all.totals for of_all in given)
     rows, failed = without_failed(given, len(ours))
@@ -189,7 +165,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
         "ties": wins.count(0.5),
         "score_mean": sum(our_scores[row] for row in rows) / len(wins),
         "baseline_score_mean": sum(their_scores[row] for row in rows) / len(wins),
-        **_counted(prompts, ours),
+        **counted(prompts, ours),
         **failed,
         **left_out(counts),
         "samples": [
@@ -200,7 +176,7 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
                 "baseline": theirs[row].response,
                 "baseline score": their_scores[row],
             }
-            for row in _shown(prompts, config)
+            for row in shown_rows(prompts, config)
             if row in rows
         ],
     }
@@ -218,8 +194,8 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         raise ConfigError("--top-k and --top-p must be left out here: filtered responses do not estimate the KL")
     tokenizer = load_tokenizer(resolve(config.model, config))
     check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
-    prompts, counts = _prompts(config, [config.model, config.reference])
-    answered = _answer(config, config.model, prompts)
+    prompts, counts = prompts_of(config, [config.model, config.reference])
+    answered = answer(config, config.model, prompts)
     device = resolve_device(config.device)
     reference = load_policy(
         resolve(config.reference, config), device=device, compute_dtype=resolve_dtype(config.dtype, device)
@@ -236,12 +212,12 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         "kl": sum(per_response) / len(per_response),
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
-        **_shape(answered),
-        **_counted(prompts, answered.completions),
+        **shape_of(answered),
+        **counted(prompts, answered.completions),
         **left_out(counts),
         "samples": [
             {"prompt": plain_text(c.prompt.prompt), "response": c.response, "kl": kl}
-            for c, kl in ((answered.completions[row], per_response[row]) for row in _shown(prompts, config))
+            for c, kl in ((answered.completions[row], per_response[row]) for row in shown_rows(prompts, config))
         ],
     }
 
@@ -286,61 +262,6 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     }
 
 
-def _prompts(
-    config: SampledOptions, models: Sequence[str], rewards: Sequence[Reward] = ()
-) -> tuple[list[Prompt], Counts]:
-    """Read the prompts that every model can read with room for a response, and count what was left out or truncated.
-
-    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
-    """
-    prompts, counts = held_out(read_prompts, config)
-    prompts = prompts[: config.max_prompts]
-    too_long_for: set[int] = set()
-    for name in models:
-        source = resolve(name, config)
-        renderer = Renderer(load_chat_tokenizer(source, config))
-        too_long_for |= set(
-            too_long(
-                [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
-                [prompt.source for prompt in prompts],
-                limit=prompt_room(config.max_new_tokens, context_length(load_config(source))),
-                action=config.too_long,
-                what="prompts",
-            )
-        )
-    counts["dropped_too_long" if config.too_long == "drop" else "truncated"] = len(too_long_for)
-    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
-    if config.too_long == "drop":
-        prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
-    if not prompts:
-        raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
-    for name in models:
-        renderer = Renderer(load_tokenizer(resolve(name, config), chat_template=config.chat_template))
-        check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
-    return prompts, counts
-
-
-def _answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
-    """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
-    device = resolve_device(config.device)
-    source = resolve(name, config)
-    renderer = Renderer(load_chat_tokenizer(source, config))
-    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
-    freeze(policy)
-    room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
-    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
-    encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
-    sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
-    rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
-    return Answered(policy, rollouts, completions)
-
-
-def _counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
-    """Count the prompts, and the responses if a prompt has several."""
-    counts = {"prompts": len(prompts)}
-    return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
-
-
 def _win(ours: float, theirs: float) -> float:
     return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
 
@@ -364,36 +285,9 @@ def _best_of(
     return table
 
 
-def _shown(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
-    """Return the indices of the responses to show: the first one to each of the first prompts."""
-    return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
-
-
 def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> Ensemble:
     """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     wanted = [*config.judge, *judge]
     return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
-
-
-def _functions(
-    config: ScoresConfig,
-    rewards: Sequence[str | Reward | RewardFunction],
-    judges: Sequence[str | Reward | RewardFunction] = (),
-) -> Ensemble:
-    """Load the config's rewards and those given in Python. Raises ConfigError if there are none."""
-    wanted = [*config.rewards, *rewards]
-    check_wanted(wanted, config)
-    check_reward_options([*wanted, *judges], config)
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
-
-
-def _shape(answered: Answered) -> dict[str, float]:
-    return {
-        "response_length": float(answered.rollouts.lengths.float().mean()),
-        "eos_frac": 1 - float(answered.rollouts.truncated.float().mean()),
-        "empty_frac": sum(not c.response.strip() for c in answered.completions) / len(answered.completions),
-    }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.configs.dpo import DPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.reward_model import RewardConfig
@@ -12,7 +13,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.planning.memory import Network, Sampling, Work
 from heedful.planning.shapes import Shape
 
-Trainer = SFTConfig | RewardConfig | DPOConfig | RolloutConfig
+Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """The settings of a trainer."""
 ShapeOf = Callable[[str], Shape]
 """Gives the shape of the model of a name."""
@@ -61,8 +62,8 @@ def work_of(
         policy=policy,
         critic=None if engine is None else _critic(engine, policy, shape_of),
         value_head=engine is not None and engine.estimator.critic and engine.critic == "shared",
-        reference=_reference(config, policy, shape_of) if isinstance(config, DPOConfig | RolloutConfig) else None,
-        reference_is_freed=isinstance(config, DPOConfig) and config.reference is not None,
+        reference=None if isinstance(config, SFTConfig | RewardConfig) else _reference(config, policy, shape_of),
+        reference_is_freed=isinstance(config, DPOConfig | KTOConfig) and config.reference is not None,
         rewards=tuple(_rewards(online, shape_of)) if online else (),
         half_weights=config.weights_dtype == "bfloat16",
         optimizer=config.optimizer,
@@ -85,7 +86,7 @@ def _batch(config: Trainer) -> int:
         return 2 * config.minibatch_size // config.samples_per_prompt
     if isinstance(config, RolloutConfig):
         return config.minibatch_size
-    return config.batch_size * (1 if isinstance(config, SFTConfig) else 2)
+    return config.batch_size * (1 if isinstance(config, SFTConfig | KTOConfig) else 2)
 
 
 def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:
@@ -98,11 +99,11 @@ def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:
     )
 
 
-def _reference(config: DPOConfig | RolloutConfig, policy: Network, shape_of: ShapeOf) -> Network | None:
+def _reference(config: DPOConfig | KTOConfig | RolloutConfig, policy: Network, shape_of: ShapeOf) -> Network | None:
     """A reference with weights of its own."""
     on_device = config.reference_device == "same"
-    if config.reference is None and (config.lora_rank or isinstance(config, DPOConfig)):
-        return None  # the policy itself; DPO's on the CPU is a copy that takes nothing here
+    if config.reference is None and (config.lora_rank or isinstance(config, DPOConfig | KTOConfig)):
+        return None  # the policy itself, or none; DPO's on the CPU is a copy that takes nothing here
     if isinstance(config, RolloutConfig) and not config.needs_reference and not config.score_norm_samples:
         return None
     shape = policy.shape if config.reference is None else shape_of(config.reference)

@@ -1,4 +1,7 @@
-"""Direct preference optimisation: a policy learns from pairs of responses, without a reward model (Rafailov et al. 2023)."""
+"""Direct preference optimisation: a policy learns from pairs of responses, without a reward model (Rafailov et al. 2023).
+
+SimPO and ORPO are other losses of the same trainer. They have no reference, so none is loaded.
+"""
 
 import math
 import time
@@ -7,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful import core
 from heedful.checkpoints.source import load_config, resolve
 from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
+from heedful.core.policy_losses import Metrics
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
@@ -77,7 +82,7 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Data:
-    """Pairs with the reference's log-probs, and those whose prompts the table of samples answers."""
+    """Pairs, with the reference's log-probs if the loss has one, and those whose prompts the table of samples answers."""
 
     train: list[Pair]
     held_out: list[Pair]
@@ -88,7 +93,7 @@ class Data:
 
 
 def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
-    """Load everything, check that it fits together, and read the pairs with the reference. Nothing is written."""
+    """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
     check_output(config)
     check_trackers(config)
     generator = seed_everything(config.seed)
@@ -108,13 +113,14 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
-    is_apart = config.reference is not None or config.reference_device == "cpu"
-    reference = load_reference(config, source, policy) if is_apart else policy
     room = Room()
-    train, held_out = (
-        with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)
-    )
-    del reference
+    if config.needs_reference:
+        is_apart = config.reference is not None or config.reference_device == "cpu"
+        reference = load_reference(config, source, policy) if is_apart else policy
+        train, held_out = (
+            with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)
+        )
+        del reference
     prepare(policy, config, base=config.model)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
@@ -175,29 +181,62 @@ def _shown(pairs: Sequence[Pair], number: int, *, room: int) -> list[Pair]:
 def accumulate(
     policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
 ) -> dict[str, float]:
-    """Gradients of the DPO loss over a step's pairs, a micro-batch at a time, and its metrics.
+    """Gradients of the loss over a step's pairs, a micro-batch at a time, and its metrics.
 
-    Every micro-batch is divided by the step's number of pairs, so their size does not change the gradient. ``limit`` is the
-    config's unless given.
+    Every micro-batch is divided by the step's number of pairs (and of chosen tokens), so their size does not change the
+    gradient. ``limit`` is the config's unless given.
     """
     ordered = sorted(pairs, key=lambda pair: pair.length)
+    num_tokens = sum(len(pair.chosen) for pair in ordered)
     sums = MetricSums()
     for part in in_micro_batches(ordered, (limit or config.micro_batch).of_pairs, lambda pair: (2, pair.length)):
         chosen, rejected = response_logprobs(policy, part, pad_id)
+        loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))
+        if config.nll_weight:
+            all_count = torch.ones_like(chosen, dtype=torch.bool)
+            nll, _ = core.sft_loss(chosen, all_count, num_tokens=num_tokens)
+            loss, metrics = loss + config.nll_weight * nll, {**metrics, "loss/nll": nll.detach()}
+        if torch.is_grad_enabled():
+            loss.backward()
+        sums.add({"loss/dpo": loss.detach(), **metrics})
+    return sums.means(1)
+
+
+def pair_loss(
+    chosen: Tensor, rejected: Tensor, pairs: Sequence[Pair], config: DPOConfig, *, num_pairs: int
+) -> tuple[Tensor, Metrics]:
+    """The loss that ``--loss`` names, and the rewards of its responses.
+
+    Args:
+        chosen, rejected: log-probs of the pairs' responses, summed over tokens, ``[pairs]``.
+        pairs: what they are of.
+        config: the settings.
+        num_pairs: the pairs of the whole optimizer step.
+    """
+    tokens = (
+        torch.tensor([len(pair.chosen) for pair in pairs], device=chosen.device),
+        torch.tensor([len(pair.rejected) for pair in pairs], device=chosen.device),
+    )
+    if config.loss == "simpo":
+        loss, metrics = core.simpo_loss(
+            chosen, rejected, *tokens, beta=config.strength, target_margin=config.target_margin, num_pairs=num_pairs
+        )
+    elif config.loss == "orpo":
+        loss, metrics = core.orpo_loss(chosen, rejected, *tokens, beta=config.strength, num_pairs=num_pairs)
+    else:
         loss, metrics = core.dpo_loss(
             chosen,
             rejected,
-            chosen.new_tensor([pair.ref_chosen for pair in part]),
-            chosen.new_tensor([pair.ref_rejected for pair in part]),
-            beta=config.beta,
+            chosen.new_tensor([pair.ref_chosen for pair in pairs]),
+            chosen.new_tensor([pair.ref_rejected for pair in pairs]),
+            beta=config.strength,
             kind=config.loss,
             label_smoothing=config.label_smoothing,
-            num_pairs=len(ordered),
+            chosen_tokens=tokens[0] if config.length_normalise else None,
+            rejected_tokens=tokens[1] if config.length_normalise else None,
+            num_pairs=num_pairs,
         )
-        if torch.is_grad_enabled():
-            loss.backward()
-        sums.add(metrics)
-    return sums.means(1)
+    return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
 
 
 def evaluate(learner: PolicyLearner, data: Data, config: DPOConfig) -> dict[str, float]:
@@ -211,8 +250,10 @@ def evaluate(learner: PolicyLearner, data: Data, config: DPOConfig) -> dict[str,
             config.micro_batch,
             rows=len(pairs),
         )
+    of_nll = {"eval/nll": metrics["loss/nll"]} if config.nll_weight else {}
     return {
         "eval/loss": metrics["loss/dpo"],
+        **of_nll,
         "eval/accuracy": metrics["reward/accuracy"],
         "eval/margin": metrics["reward/margin"],
     }

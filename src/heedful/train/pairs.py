@@ -83,11 +83,17 @@ def with_reference(
 
 def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
-    batch = collate_padding_behind(
+    whole = whole_logprobs(
+        policy,
         [pair.prompt for _ in range(2) for pair in pairs],
         [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
-        pad_id=pad_id,
-    ).to(policy.device)
-    logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
-    whole = torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)
+        pad_id,
+    )
     return whole[: len(pairs)], whole[len(pairs) :]
+
+
+def whole_logprobs(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int) -> Tensor:
+    """Log-probabilities of responses to their prompts, summed over their tokens, ``[responses]``."""
+    batch = collate_padding_behind(prompts, responses, pad_id=pad_id).to(policy.device)
+    logprobs = policy(batch.ids, batch.attention_mask, batch.response_mask).logprobs
+    return torch.where(batch.response_mask, logprobs, 0.0).sum(dim=1)

@@ -8,6 +8,7 @@ from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.quantize import check_bitsandbytes, four_bit
 from heedful.checkpoints.source import Source, resolve
 from heedful.configs.dpo import DPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.online import RolloutConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
@@ -20,7 +21,7 @@ from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
 
-Config = SFTConfig | RewardConfig | DPOConfig | RolloutConfig
+Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""
 
 
@@ -99,7 +100,7 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
     return module.trunk if isinstance(module, ValueModel) else module.classifier
 
 
-def load_reference(config: RolloutConfig | DPOConfig, source: Source, policy: Policy) -> Policy:
+def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy) -> Policy:
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
     For the last, the policy has no adapters yet: those it gets are not on the reference.
@@ -132,6 +133,6 @@ def halve_reference(reference: Policy) -> Policy:
     return reference
 
 
-def reference_device(config: RolloutConfig | DPOConfig, device: torch.device) -> torch.device:
+def reference_device(config: RolloutConfig | DPOConfig | KTOConfig, device: torch.device) -> torch.device:
     """Where the reference lives, the policy being on ``device``."""
     return torch.device("cpu") if config.reference_device == "cpu" else device

@@ -1,0 +1,152 @@
+"""Losses that a policy learns from directly, besides DPO: SimPO and ORPO without a reference, KTO without pairs.
+
+Each returns ``(loss, metrics)`` divided by an explicit count of the whole optimizer step (``num_pairs``,
+``num_responses``), so the results of micro-batches add up to those of the whole batch. A count of None is the count of
+the call itself. Gradients flow only into the log-probs of the policy in training.
+
+Arguments that the losses of pairs share:
+    chosen, rejected: log-probs of the better and the worse response under the policy, summed over tokens.
+    chosen_tokens, rejected_tokens: tokens of the responses, what the sums are divided by.
+    num_pairs: the pairs of the whole optimizer step.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from heedful.core.masking import Count, at_least_float32
+from heedful.core.policy_losses import Metrics, Scalar
+
+__all__ = ["kto_loss", "orpo_loss", "simpo_loss"]
+
+SMALLEST_REST = 2.0**-23
+"""Least that 1 minus a probability counts as in ORPO's odds: log-probs in float32 tell no smaller one from 0."""
+
+
+def simpo_loss(
+    chosen: Float[Tensor, " pairs"],
+    rejected: Float[Tensor, " pairs"],
+    chosen_tokens: Int[Tensor, " pairs"],
+    rejected_tokens: Int[Tensor, " pairs"],
+    *,
+    beta: float,
+    target_margin: float,
+    num_pairs: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """SimPO (Meng et al. 2024, eq. 6): the mean log-prob per token is the reward, and there is no reference.
+
+        r = log pi(y | x) / |y|
+        L = -1/N sum log sigmoid(beta (r_chosen - r_rejected - target_margin))
+
+    Args:
+        beta: what multiplies the reward.
+        target_margin: by how much the chosen response's mean log-prob is to exceed the rejected one's, in nats per
+            token: the paper's gamma / beta.
+
+    Metrics: rewards ``beta r`` of both sides, their difference (without the target) and its accuracy.
+    """
+    chosen_mean, rejected_mean = _per_token(chosen, chosen_tokens), _per_token(rejected, rejected_tokens)
+    count = chosen.shape[0] if num_pairs is None else num_pairs
+    loss = -logsigmoid(beta * (chosen_mean - rejected_mean - target_margin)).sum() / count
+    return loss, {"loss/simpo": loss.detach(), **_pair_metrics(beta * chosen_mean, beta * rejected_mean, count)}
+
+
+def orpo_loss(
+    chosen: Float[Tensor, " pairs"],
+    rejected: Float[Tensor, " pairs"],
+    chosen_tokens: Int[Tensor, " pairs"],
+    rejected_tokens: Int[Tensor, " pairs"],
+    *,
+    beta: float,
+    num_pairs: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """The odds-ratio term of ORPO (Hong et al. 2024, eq. 4, 6 and 7); the whole loss adds `sft_loss` of the chosen responses.
+
+        log p = log pi(y | x) / |y|          log odds = log p - log(1 - p)
+        L = -beta/N sum log sigmoid(log odds_chosen - log odds_rejected)
+
+    p is a geometric mean over tokens, so the odds do not depend on the length.
+
+    Args:
+        beta: what multiplies the term, the paper's lambda.
+
+    Metrics: the log odds of both sides as their rewards, so ``reward/margin`` is the log odds ratio, and its accuracy.
+
+    1 - p counts as `SMALLEST_REST` at least, so that a response that the policy is sure of has finite odds.
+    """
+    chosen_odds = _log_odds(_per_token(chosen, chosen_tokens))
+    rejected_odds = _log_odds(_per_token(rejected, rejected_tokens))
+    count = chosen.shape[0] if num_pairs is None else num_pairs
+    loss = -beta * logsigmoid(chosen_odds - rejected_odds).sum() / count
+    return loss, {"loss/orpo": loss.detach(), **_pair_metrics(chosen_odds, rejected_odds, count)}
+
+
+def kto_loss(
+    logprobs: Float[Tensor, " n"],
+    ref_logprobs: Float[Tensor, " n"],
+    desirable: Bool[Tensor, " n"],
+    *,
+    beta: float,
+    kl: float | Float[Tensor, ""],
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+    num_responses: Count | None = None,
+    num_desirable: Count | None = None,
+) -> tuple[Scalar, Metrics]:
+    """KTO (Ethayarajh et al. 2024, eq. 8): single responses that are good or bad, without pairs.
+
+        r = log pi(y | x) - log ref(y | x)                           z0 = max(0, kl)
+        L = 1/N sum w (1 - sigmoid(s beta (r - z0)))                 s = 1 if desirable, else -1
+
+    A good response is to be likelier under the policy than under the reference by more than z0, the point of reference,
+    and a bad one by less. Far from it on either side nothing more is learned.
+
+    Args:
+        logprobs, ref_logprobs: log-probs of the responses, summed over tokens, under the policy and the reference.
+        desirable: whether each response is good.
+        beta: strength of the pull towards the reference.
+        kl: estimate of the KL to the reference, in nats per response: the mean of r over the step's prompts with
+            responses to other prompts. A negative one counts as 0. It is a constant.
+        desirable_weight, undesirable_weight: w of good and of bad responses, the paper's lambda_D and lambda_U.
+        num_responses: N, the responses of the whole optimizer step.
+        num_desirable: how many of them are good.
+
+    Metrics: mean implicit reward ``beta r`` of the good responses (``reward/chosen``) and of the bad ones
+    (``reward/rejected``), and their difference, each left out in a step that has no such response; and
+    ``reward/accuracy``, the share of responses on the right side of z0.
+    """
+    ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs.detach())
+    z0 = torch.as_tensor(kl, dtype=ratio.dtype, device=ratio.device).detach().clamp_min(0)
+    count = ratio.shape[0] if num_responses is None else num_responses
+    good = desirable.sum() if num_desirable is None else num_desirable
+    gain = torch.where(desirable, ratio - z0, z0 - ratio)
+    weight = torch.where(desirable, ratio.new_tensor(desirable_weight), ratio.new_tensor(undesirable_weight))
+    loss = (weight * torch.sigmoid(-beta * gain)).sum() / count
+    metrics = {"loss/kto": loss.detach(), "reward/accuracy": (gain.detach() > 0).to(ratio.dtype).sum() / count}
+    rewards = beta * ratio.detach()
+    if good > 0:
+        metrics["reward/chosen"] = torch.where(desirable, rewards, 0.0).sum() / good
+    if count > good:
+        metrics["reward/rejected"] = torch.where(desirable, 0.0, rewards).sum() / (count - good)
+    if count > good > 0:
+        metrics["reward/margin"] = metrics["reward/chosen"] - metrics["reward/rejected"]
+    return loss, metrics
+
+
+def _per_token(logprobs: Tensor, tokens: Tensor) -> Tensor:
+    return at_least_float32(logprobs) / tokens
+
+
+def _log_odds(mean_logprobs: Tensor) -> Tensor:
+    return mean_logprobs - (-torch.expm1(mean_logprobs)).clamp_min(SMALLEST_REST).log()
+
+
+def _pair_metrics(chosen: Tensor, rejected: Tensor, count: Count) -> Metrics:
+    chosen, rejected = chosen.detach(), rejected.detach()
+    return {
+        "reward/chosen": chosen.sum() / count,
+        "reward/rejected": rejected.sum() / count,
+        "reward/margin": (chosen - rejected).sum() / count,
+        "reward/accuracy": (chosen > rejected).to(chosen.dtype).sum() / count,
+    }

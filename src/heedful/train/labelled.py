@@ -1,0 +1,107 @@
+"""Labelled responses as token ids, each beside a response to another prompt, and how likely a policy finds both."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from heedful.configs.kto import KTOConfig
+from heedful.data.chat import Renderer
+from heedful.data.fitting import Counts
+from heedful.data.loading import encode_responses
+from heedful.data.micro_batches import in_micro_batches
+from heedful.data.out_of_memory import Room
+from heedful.errors import DataError
+from heedful.models.policy import Policy
+from heedful.train.pairs import whole_logprobs
+from heedful.types import Labelled, MicroBatch
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A labelled response as token ids, and how likely the reference finds it."""
+
+    record: Labelled
+    prompt: list[int]
+    response: list[int]
+    other: list[int]
+    """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
+    ref: float = math.nan
+    """Log-probability of the whole response, in nats."""
+    ref_other: float = math.nan
+    """The same of the other one, after this prompt."""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def other_length(self) -> int:
+        return len(self.prompt) + len(self.other)
+
+
+def encode_labelled(
+    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig
+) -> tuple[list[LabelledRow], Counts]:
+    """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
+
+    Raises DataError and CheckpointError.
+    """
+    kept, counts = encode_responses(
+        records, renderer, max_length=limit, action=config.too_long, what="labelled responses"
+    )
+    return [LabelledRow(record, example.prompt, example.response, []) for record, example in kept], counts
+
+
+def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
+    """Refuse records of which nothing can be learned. Raises DataError if all have one label, or all have one prompt."""
+    labels = {one.record.label for one in labelled}
+    if len(labels) == 1:
+        found, missing = ("true", "bad") if labels == {True} else ("false", "good")
+        instead = "; `heedful sft` learns from good ones alone" if labels == {True} else ""
+        raise DataError(
+            f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
+            f"{missing} responses{instead}"
+        )
+    if len({tuple(one.prompt) for one in labelled}) == 1:
+        raise DataError(
+            f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
+            "reference on responses to other prompts; add records of other prompts"
+        )
+
+
+def with_others(
+    labelled: Sequence[LabelledRow], pool: Sequence[LabelledRow], limit: int, seed: int
+) -> tuple[list[LabelledRow], int]:
+    """Give each record a response of ``pool`` to another prompt, and count those that were cut to fit ``limit`` tokens.
+
+    They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
+    """
+    draws, done = random.Random(f"{seed}: responses to other prompts"), []
+    for one in labelled:
+        drawn = draws.choice(pool)
+        while drawn.prompt == one.prompt:
+            drawn = draws.choice(pool)
+        done.append((one, drawn.response))
+    cut = sum(len(one.prompt) + len(response) > limit for one, response in done)
+    return [replace(one, other=response[: limit - len(one.prompt)]) for one, response in done], cut
+
+
+def with_reference(
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, micro_batch: MicroBatch, room: Room
+) -> list[LabelledRow]:
+    """The records, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
+    rows = [(i, one.prompt, ids) for i, one in enumerate(labelled) for ids in (one.response, one.other)]
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]) + len(rows[row][2]), reverse=True)
+    found: dict[int, float] = {}
+
+    def read(limit: MicroBatch) -> None:
+        for part in in_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2]))):
+            with torch.no_grad():
+                logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
+            found.update(zip(part, logprobs.tolist(), strict=True))
+
+    room.run(read, micro_batch, rows=len(rows))
+    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]
