@@ -49,10 +49,10 @@ from heedful.rewards.model import ModelReward
 from heedful.sampling.generate import sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs, token_values
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import ADVANTAGES, Rewards
 from heedful.train.online.experience import Experience
 from heedful.train.online.update import accumulate, accumulate_critic
-from heedful.train.optimization import MetricSums
 from heedful.types import MicroBatch
 
 HERE = Path(__file__).parent

@@ -21,10 +21,10 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.experience import collect
 from heedful.train.online.start import start
 from heedful.train.online.update import accumulate
-from heedful.train.optimization import MetricSums
 
 BATCH = 256
 """Responses of one batch: one estimate."""

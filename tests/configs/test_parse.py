@@ -18,7 +18,6 @@ from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
-from heedful.redact import redact
 
 RUN_YAML = "model: m\ndata: d.jsonl\noutput: o\n"
 
@@ -119,6 +118,12 @@ def _company(config_class, name):
         "kl_horizon": {"kl_target": 6.0},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
         "target_margin": {"loss": "simpo"},
+        "overlong_penalty": {"overlong_buffer": 16},
+        "entropy_step": {"target_entropy": 1.0},
+        "importance_low": {"importance": "token-mask"},
+        "dynamic_sampling_rounds": {"advantage": "group-mean", "samples_per_prompt": 8, "rollout_batch_size": 64},
+        "importance_high": {"importance": "token-truncate"},
+        "importance_normalise": {"importance": "token-truncate"},
     }
     if issubclass(config_class, A2CConfig):
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
@@ -514,4 +519,4 @@ def test_nothing_loads_torch(tmp_path):
 def test_a_value_that_is_a_secret_leaves_yaml_that_can_be_read(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "plain-looking-秘密")
     config = SFTConfig(model="m", data="d", output="o", system_prompt="plain-looking-秘密")
-    assert yaml.safe_load(redact(to_yaml(config)))["system_prompt"] == "***"
+    assert yaml.safe_load(to_yaml(config, without_secrets=True))["system_prompt"] == "***"

@@ -122,7 +122,10 @@ def test_rewards_may_be_functions_objects_and_strings(tiny, sampled, reward):
 
 def test_missing_rewards_are_told_before_anything_is_loaded(sampled, capsys):
     """The models do not exist, and nobody has noticed yet."""
-    missing = "--rewards is missing: model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, or http://HOST:PORT/PATH"
+    missing = (
+        "--rewards is missing: model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, verify:math, "
+        "http://HOST:PORT/PATH, or judge:http://HOST:PORT/v1#MODEL (a language model)"
+    )
     with pytest.raises(ConfigError, match=re.escape(missing)):
         evaluate_scores(ScoresConfig(model="没有", **sampled))
     with pytest.raises(ConfigError, match=re.escape(missing)):
@@ -403,7 +406,7 @@ def test_the_file_holds_numbers_samples_and_settings(tiny, prompts, tmp_path):
     )
     report({"score_mean": math.inf, "samples": [{"prompt": "问", "score": math.nan}]}, config)
     settings = dataclasses.asdict(config) | {"output": str(config.output), "rewards": ["rule:digits"]}
-    settings |= {"reward_weights": []}
+    settings |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
     assert strict_json(config.output) == {
         "score_mean": None,
         "samples": [{"prompt": "问", "score": None}],

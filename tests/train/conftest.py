@@ -19,11 +19,12 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Reward
 from heedful.sampling.sampler import make_sampler
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.experience import collect
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import accumulate
-from heedful.train.optimization import MetricSums, Schedule, make_optimizer
+from heedful.train.optimization import Schedule, make_optimizer
 from heedful.types import Message, Prompt
 
 FACTS = {

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from heedful.configs.sft import SFTConfig
-from heedful.train.optimization import MetricSums, Schedule, lr_factor, make_optimizer, optimizer_step
+from heedful.train.metric_sums import MetricSums
+from heedful.train.optimization import Schedule, lr_factor, make_optimizer, optimizer_step
 from heedful.train.patience import Patience
 
 

@@ -29,6 +29,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.rewards import score
 from heedful.train import dpo, kto, reward, sft
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online import engine, online_dpo
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.evaluation import evaluate
@@ -37,7 +38,6 @@ from heedful.train.online.minibatch import gradients
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import accumulate, learn
-from heedful.train.optimization import MetricSums
 from heedful.types import MicroBatch
 
 SAYS = (

@@ -24,6 +24,7 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import CheckpointError, TrainingError
 from heedful.train import dpo, kto, reward, sft
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online import online_dpo
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.experience import collect
@@ -32,7 +33,6 @@ from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 from heedful.train.online.update import learn
-from heedful.train.optimization import MetricSums
 
 CLIP = torch.nn.utils.clip_grad_norm_
 

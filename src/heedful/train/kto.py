@@ -29,7 +29,8 @@ from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
 from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.learner import PolicyLearner
-from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.metric_sums import MetricSums
+from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.output_folder import check_output
 from heedful.train.pairs import whole_logprobs
 from heedful.train.run import Run

@@ -5,10 +5,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heedful.configs.options import OptimizerOptions, TrainingOptions
-from heedful.core.policy_losses import Metrics
 from heedful.errors import TrainingError
 from heedful.faults import hit
 from heedful.train.compact_adamw import CompactAdamW
@@ -146,24 +145,3 @@ def mean_norm(norms: Sequence[float]) -> float | None:
     """Mean of those that are finite; None if there are none."""
     finite = [norm for norm in norms if math.isfinite(norm)]
     return sum(finite) / len(finite) if finite else None
-
-
-class MetricSums:
-    """Adds up metrics of micro-batches, which are shares of a step, and averages over steps. Of one whose name ends in
-    ``_max`` it keeps the largest."""
-
-    def __init__(self) -> None:
-        self.totals: dict[str, Tensor] = {}
-
-    def add(self, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            so_far = self.totals.get(name, torch.zeros((), device=value.device))
-            self.totals[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value
-
-    def are_finite(self) -> bool:
-        """True if every sum is a finite number. This reads them once, so it waits for a GPU."""
-        return not self.totals or bool(torch.stack([total.isfinite() for total in self.totals.values()]).all())
-
-    def means(self, steps: int) -> dict[str, float]:
-        """Sums divided by the number of optimizer steps they were taken over; maxima as they are."""
-        return {name: float(total) / (1 if name.endswith("_max") else steps) for name, total in self.totals.items()}

@@ -33,7 +33,8 @@ from heedful.tracking.trackers import check_trackers
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
-from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.metric_sums import MetricSums
+from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.output_folder import check_output
 from heedful.train.run import Run
 from heedful.train.setup import prepare, resolve_machine, stored_dtype

@@ -29,7 +29,8 @@ from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
-from heedful.train.optimization import MetricSums, Schedule, make_optimizer, seed_everything
+from heedful.train.metric_sums import MetricSums
+from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.output_folder import check_output
 from heedful.train.run import Run
 from heedful.train.setup import load_trained, prepare, resolve_machine

@@ -12,12 +12,12 @@ from heedful import core
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.update import accumulate, learn
-from heedful.train.optimization import MetricSums
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

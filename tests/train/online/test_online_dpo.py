@@ -9,10 +9,10 @@ import torch
 from heedful import core
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.errors import ConfigError
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.online_dpo import accumulate, best_and_worst, learn, train_online_dpo
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
-from heedful.train.optimization import MetricSums
 
 
 def varied(completions, **_):

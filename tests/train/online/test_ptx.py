@@ -12,9 +12,9 @@ from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError, DataError
 from heedful.models.policy import Policy
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.ptx import load_mix
-from heedful.train.optimization import MetricSums
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from heedful.configs.grpo import GRPOConfig
 from heedful.data.collate import Batch
 from heedful.errors import TrainingError
 from heedful.models.value_head import ValueHead
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online import minibatch, update
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.update import accumulate, accumulate_critic, learn, learn_values
-from heedful.train.optimization import MetricSums
 
 CRITICS = pytest.mark.parametrize("critic", ["shared", "separate"])
 

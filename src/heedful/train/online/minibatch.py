@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from heedful.configs.online import RolloutConfig
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.learner import Learner
-from heedful.train.optimization import MetricSums, mean_norm, optimizer_step
+from heedful.train.optimization import mean_norm, optimizer_step
 from heedful.train.skips import Taken
 from heedful.types import MicroBatch
 

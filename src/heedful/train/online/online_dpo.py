@@ -19,6 +19,7 @@ from heedful.data.micro_batches import in_micro_batches
 from heedful.models.policy import TokenOutputs
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
@@ -27,7 +28,7 @@ from heedful.train.online.performance import performance
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
-from heedful.train.optimization import MetricSums, step_metrics
+from heedful.train.optimization import step_metrics
 from heedful.train.run import Run
 from heedful.train.skips import Taken
 

@@ -16,7 +16,7 @@ from heedful.errors import DataError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.sampling.teacher_forced import micro_batches
-from heedful.train.optimization import MetricSums
+from heedful.train.metric_sums import MetricSums
 from heedful.types import MicroBatch
 
 

@@ -16,6 +16,7 @@ from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.sampling.teacher_forced import micro_batches
+from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
@@ -24,7 +25,7 @@ from heedful.train.online.minibatch import MOST_APPROX_KL, critic_norm, gradient
 from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.respond import response_kl
-from heedful.train.optimization import MetricSums, step_metrics
+from heedful.train.optimization import step_metrics
 from heedful.train.skips import Taken
 
 
