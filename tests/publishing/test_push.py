@@ -244,6 +244,7 @@ def test_nobody_is_logged_in(runs, hub, monkeypatch):
     assert "nobody is logged in to the Hub: run `hf auth login`" in said
 
 
+@pytest.mark.exhaustive
 def test_a_public_repository_is_not_pushed_to_unasked(runs, hub):
     here = hub(is_private=False)
     found, said = pushed(runs("sft"), here)

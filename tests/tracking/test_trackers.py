@@ -10,6 +10,7 @@ import pytest
 from heedful import faults
 from heedful.cli import main
 from heedful.errors import ConfigError
+from heedful.tracking.trackers import Trackers
 from heedful.train.sft import train_sft
 
 HANG = "time.sleep(3600)"
@@ -91,6 +92,24 @@ def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, pla
     assert said.count(reason) == 1
     assert "it has 0 of 7 records" in said
     assert f"Send the rest: heedful track {run} wandb" in said
+
+
+def test_what_a_tracker_says_before_the_end_is_not_lost(plant, train, capsys, monkeypatch):
+    """Nobody looks for news while the steps are fast; what came before the end is told then."""
+    plant()
+    right = Trackers.close
+
+    def late(trackers, *, finished):
+        time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while not (trackers._run / "tracking" / "wandb.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)
+        return right(trackers, finished=finished)
+
+    monkeypatch.setattr(Trackers, "close", late)
+    train("run", track=("wandb",))
+    assert "wandb: http://tracker/run" in told(capsys)
 
 
 def test_a_tracker_that_fails_for_a_while_gets_everything(plant, train, tmp_path, capsys):

@@ -255,6 +255,7 @@ def test_another_precision_is_refused(sft, tmp_path):
     assert sft(dtype="auto", allow_change=("dtype",))["steps"] == 3
 
 
+@pytest.mark.exhaustive
 def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path):
     """A change is known from the checkpoint, not from the folder, which has the new settings by then."""
     changed = {"learning_rate": 0.5, "allow_change": ("learning_rate",), "eval_every": 3, "max_steps": 6}

@@ -123,10 +123,9 @@ class Trackers:
         Args:
             finished: whether the run is complete; if not, it may go on later, and so does what is in the trackers.
         """
-        if finished:
-            self.follow()  # a run that went on after its last step has not started them yet
+        said = self.follow() if finished else []  # a run that went on after its last step has not started them yet
         if not self._followed:
-            return []
+            return said
         wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
         deadline = time.monotonic() + wait
         try:
@@ -138,7 +137,7 @@ class Trackers:
         finally:
             for followed in self._followed:
                 _kill(followed.process)
-        said = [line for followed in self._followed for line in followed.news()]
+        said += [line for followed in self._followed for line in followed.news()]
         for followed in self._followed:
             assert followed.process.stdout is not None
             followed.process.stdout.close()
