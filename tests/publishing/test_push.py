@@ -67,6 +67,25 @@ def test_the_folder_has_the_model_and_its_card(dry, runs):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_file_that_is_away_is_no_data_set_on_the_hub(runs, tmp_path):
+    """Told by its hash: world/prompts.jsonl and sft/final look like ORG/NAME from another working folder."""
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    (run / "summary.json").unlink()
+    facts = json.loads((run / "environment.json").read_text("utf-8"))
+    facts |= {"data": {"world/prompts.jsonl": "a" * 64}, "models": {"sft/base": "b" * 64}}
+    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
+    config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+    config |= {"data": "world/prompts.jsonl", "model": "sft/base"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert main(["push", str(run), "org/name", "--dry-run", "--folder", str(tmp_path / "out"), "--license", "mit"]) == 0
+    metadata, text = card_of(tmp_path / "out")
+    assert not {"datasets", "base_model"} & metadata.keys()
+    assert "world/prompts.jsonl" in text
+    assert "Training has not come to its end" in text
+    assert "Nothing was held out" not in text
+
+
 LONG = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("dpo", "encoder")]
 
 

@@ -60,7 +60,8 @@ def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -
 def metadata(config: PushConfig, facts: RunFacts, *, has_adapters: bool) -> str:
     """The YAML between the dashes (https://huggingface.co/docs/hub/model-cards)."""
     base = config.base_model or facts.base_model
-    datasets = [name for source in facts.data if is_on_hub(name := source.name.partition(":")[0])]
+    elsewhere = [source.name.partition(":")[0] for source in facts.data if source.sha256 is None]
+    datasets = [name for name in elsewhere if is_on_hub(name)]
     content: dict[str, Any] = {
         "license": config.license,
         "library_name": "peft" if has_adapters else "transformers",
@@ -100,8 +101,10 @@ def _results(facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
         best = facts.summary.get("best") or {}
         if best.get("step") is not None:
             yield f"The best evaluation was that of step {best['step']}."
-    else:
+    elif facts.summary:
         yield "Nothing was held out from training, so how well it does on other data was not measured."
+    else:
+        yield "Training has not come to its end, so how well it does on other data was not measured."
     for name, result in facts.results.items():
         rows = [[f"`{key}`", _number(value)] for key, value in result.items() if _is_number(value)]
         settings = result["settings"]

@@ -86,10 +86,10 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
     """The algorithms that led to a run, and the model on the Hub that the first of them began with."""
     stages: list[str] = []
     for _ in range(MOST_GENERATIONS):
-        command = _object(run / "environment.json").get("command", "")
-        stages.insert(0, str(command).removeprefix("heedful "))
+        environment = _object(run / "environment.json")
+        stages.insert(0, str(environment.get("command", "")).removeprefix("heedful "))
         model = _settings(run).get("model")
-        if is_on_hub(model):
+        if is_on_hub(model) and model not in environment.get("models", {}):
             return tuple(stages), model
         parent = Path(str(model)).parent
         if Path(str(model)).name not in ("final", "best") or not (parent / "config.yaml").is_file():
