@@ -1,16 +1,19 @@
 """Small data sets, rewards, and for online training: settings, a learner of tiny models, its experience and gradient."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from heedful import faults
 from heedful.checkpoints.load import load_causal_lm, load_value_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.sft import SFTConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
@@ -25,6 +28,7 @@ from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.start import entropy_control, kl_control
 from heedful.train.online.update import accumulate
 from heedful.train.optimization import Schedule, make_optimizer
+from heedful.train.sft import train_sft
 from heedful.types import Message, Prompt
 
 FACTS = {
@@ -283,3 +287,40 @@ def gradient(flat_gradient):
 def distance():
     """``distance(a, b)``: of two gradients, over the size of the second."""
     return lambda a, b: float((a - b).norm() / b.norm())
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    faults.plan("")
+
+
+@pytest.fixture
+def killed():
+    """``killed("save.files:kill@2", action)``: an action in a process of its own, which a fault point kills."""
+
+    def run(fault, action):
+        child = os.fork()
+        if child == 0:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            try:
+                faults.plan(fault)
+                action()
+            finally:
+                os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+    return run
+
+
+@pytest.fixture
+def sft(tiny, demonstrations, tmp_path):
+    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
+
+    def run(**changes):
+        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
+        settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
+        return train_sft(SFTConfig(**(settings | changes)))
+
+    return run

@@ -30,45 +30,13 @@ from heedful.train.output_folder import check_output, differences, saved_setting
 from heedful.train.run import check_space
 from heedful.train.run_folder import RunFolder
 from heedful.train.runs import state_of
-from heedful.train.sft import train_sft
-
-
-@pytest.fixture(autouse=True)
-def _no_faults():
-    yield
-    faults.plan("")
-
-
-@pytest.fixture
-def sft(tiny, demonstrations, tmp_path):
-    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
-
-    def run(**changes):
-        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
-        settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
-        return train_sft(SFTConfig(**(settings | changes)))
-
-    return run
-
-
-def killed(fault, action):
-    child = os.fork()
-    if child == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        try:
-            faults.plan(fault)
-            action()
-        finally:
-            os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def files(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, monkeypatch):
+def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, monkeypatch, killed):
     """The shell's PWD is named like a password."""
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -77,7 +45,7 @@ def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, m
     assert sft()["steps"] == 3
 
 
-def test_a_hidden_value_is_still_yaml(sft, demonstrations, tmp_path, monkeypatch):
+def test_a_hidden_value_is_still_yaml(sft, demonstrations, tmp_path, monkeypatch, killed):
     """A secret at the beginning of a value: a bare *** would be an alias."""
     monkeypatch.setenv("MY_TOKEN", str(Path(demonstrations).parent))
     killed("step.learned:kill@3", sft)
@@ -104,7 +72,7 @@ def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
         PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", rewards=("http://rm/score?model=***",))
 
 
-def test_what_was_hidden_is_compared_with_the_run(sft, tmp_path, monkeypatch):
+def test_what_was_hidden_is_compared_with_the_run(sft, tmp_path, monkeypatch, killed):
     monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
     killed("step.learned:kill@3", lambda: sft(system_prompt="say a-secret-of-mine 甲"))
     saved = saved_settings(tmp_path / "run")
@@ -190,7 +158,7 @@ def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path, name):
     sft(overwrite=True)
 
 
-def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkeypatch):
+def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkeypatch, killed):
     """A run that found room when it began does not fail for it when it goes on."""
     killed("step.learned:kill@3", lambda: sft(keep=2))
     settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
@@ -233,7 +201,7 @@ def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "generation_config.json"])
-def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name):
+def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name, killed):
     model = tmp_path / "model"
     shutil.copytree(tiny("gpt2"), model)
     killed("step.learned:kill@3", lambda: sft(model=str(model)))
@@ -243,7 +211,7 @@ def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name):
         sft(model=str(model))
 
 
-def test_another_precision_is_refused(sft, tmp_path):
+def test_another_precision_is_refused(sft, tmp_path, killed):
     """``auto`` means something else on another processor; the run does not change it unnoticed."""
     killed("step.learned:kill@3", lambda: sft(dtype="auto"))
     path = tmp_path / "run" / "environment.json"
@@ -256,7 +224,7 @@ def test_another_precision_is_refused(sft, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path):
+def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path, killed):
     """A change is known from the checkpoint, not from the folder, which has the new settings by then."""
     changed = {"learning_rate": 0.5, "allow_change": ("learning_rate",), "eval_every": 3, "max_steps": 6}
     killed("step.learned:kill@3", lambda: sft(eval_every=1, max_steps=6))
@@ -272,7 +240,7 @@ def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path):
     ("name", "content"),
     [("run.json", "{}"), ("run.json", "[]"), ("environment.json", "{}"), ("environment.json", "[1]")],
 )
-def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content):
+def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content, killed):
     killed("step.learned:kill@3", sft)
     (tmp_path / "run" / name).write_text(content)
     with pytest.raises((CheckpointError, ConfigError), match=r"cannot be read|of a heedful that could not resume"):
@@ -280,7 +248,7 @@ def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content):
 
 
 @pytest.mark.parametrize("what", ["partial", "no manifest", "of another run"])
-def test_runs_says_what_the_command_will_do(sft, tmp_path, what):
+def test_runs_says_what_the_command_will_do(sft, tmp_path, what, killed):
     killed("step.learned:kill@2", sft)
     checkpoints = tmp_path / "run" / "checkpoints"
     if what == "partial":

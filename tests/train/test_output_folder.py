@@ -17,45 +17,6 @@ from heedful.train.environment import same_sources
 from heedful.train.online.engine import train_ppo
 from heedful.train.run import check_space
 from heedful.train.run_folder import RunFolder
-from heedful.train.sft import train_sft
-
-
-@pytest.fixture(autouse=True)
-def _no_faults():
-    yield
-    faults.plan("")
-
-
-@pytest.fixture
-def sft(tiny, demonstrations, tmp_path):
-    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
-
-    def run(**changes):
-        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
-        settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
-        return train_sft(SFTConfig(**(settings | changes)))
-
-    return run
-
-
-def in_child(action):
-    child = os.fork()
-    if child == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-
-def killed(fault, action):
-    def run():
-        faults.plan(fault)
-        action()
-
-    assert os.WIFSIGNALED(in_child(run))
 
 
 def files(folder):
@@ -65,7 +26,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize("point", ["run.aside", "run.opened", "run.started", "evaluation", "evaluated", "save.files"])
-def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point):
+def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point, killed):
     """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
     sft()
     before = files(tmp_path / "run")
@@ -77,7 +38,7 @@ def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_p
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path):
+def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path, killed):
     """Finding 8: a failure after the first step leaves both."""
     sft()
     before = files(tmp_path / "run")
@@ -226,7 +187,7 @@ def test_the_disk_has_room_for_every_checkpoint_that_is_kept(
         check_space(settings, TenGigabytes(copies))
 
 
-def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path):
+def test_all_checkpoints_damaged_is_said_and_nothing_is_deleted(sft, tmp_path, killed):
     from heedful.errors import CheckpointError
 
     killed("step.learned:kill@3", sft)
@@ -250,7 +211,7 @@ def test_a_run_of_another_heedful_is_protected(sft, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_metrics_that_are_shorter_than_they_were(sft, tmp_path, cut):
+def test_metrics_that_are_shorter_than_they_were(sft, tmp_path, cut, killed):
     from heedful.errors import CheckpointError
 
     killed("step.learned:kill@3", sft)
@@ -270,7 +231,7 @@ def test_metrics_that_are_shorter_than_they_were(sft, tmp_path, cut):
         ("", "--resume must be"),
     ],
 )
-def test_a_checkpoint_that_is_none(sft, tmp_path, resume, said):
+def test_a_checkpoint_that_is_none(sft, tmp_path, resume, said, killed):
     killed("step.learned:kill@3", sft)
     with pytest.raises(ConfigError, match=said):
         sft(resume=resume)
@@ -286,7 +247,7 @@ def test_a_setting_that_is_none_cannot_be_allowed(sft):
         sft(allow_change=("learningrate",))
 
 
-def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path):
+def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path, killed):
     """A short run, killed between final/ and its summary."""
     from heedful.errors import CheckpointError
 
@@ -312,12 +273,12 @@ def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, tmp_path, 
 
 
 @pytest.mark.parametrize("point", ["run.named", "run.opened"])
-def test_a_run_killed_while_its_folder_is_made_starts_again(sft, tmp_path, point):
+def test_a_run_killed_while_its_folder_is_made_starts_again(sft, tmp_path, point, killed):
     killed(f"{point}:kill", sft)
     assert sft()["steps"] == 3
 
 
-def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
+def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path, killed):
     """A state that does not fit what is allowed to change."""
     from heedful.errors import CheckpointError
 
@@ -329,7 +290,7 @@ def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path):
     assert sft()["steps"] == 3
 
 
-def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path):
+def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path, killed):
     """Its file is data of the run: other code would give other scores, unnoticed."""
     code = tmp_path / "奖励.py"
     code.write_text("def score(prompts, completions):\n    return [len(r) for r in completions]\n")
@@ -344,7 +305,7 @@ def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path):
     assert train_ppo(dataclasses.replace(config, allow_change=("data",)))["steps"] == 4
 
 
-def test_a_template_that_was_changed(tiny, demonstrations, sft, tmp_path):
+def test_a_template_that_was_changed(tiny, demonstrations, sft, tmp_path, killed):
     template = tmp_path / "模板.jinja"
     template.write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", encoding="utf-8")
     killed("step.learned:kill@3", lambda: sft(chat_template=str(template)))
@@ -354,7 +315,7 @@ def test_a_template_that_was_changed(tiny, demonstrations, sft, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
-def test_a_model_whose_template_was_changed(tiny, sft, tmp_path, name):
+def test_a_model_whose_template_was_changed(tiny, sft, tmp_path, name, killed):
     model = tmp_path / "model"
     shutil.copytree(tiny("gpt2"), model)
     killed("step.learned:kill@3", lambda: sft(model=str(model)))
@@ -399,7 +360,7 @@ def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, tmp_path, monk
     assert all(json.loads(line) for line in lines.splitlines())
 
 
-def test_an_allowed_change_has_its_effect(sft, tmp_path):
+def test_an_allowed_change_has_its_effect(sft, tmp_path, killed):
     """Of the learning rate, which the saved optimizer holds too."""
     killed("step.learned:kill@3", lambda: sft(lr_schedule="constant", learning_rate=0.01))
     sft(lr_schedule="constant", learning_rate=0.5, allow_change=("learning-rate",))

@@ -128,9 +128,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    each = config.samples_per_prompt if config.judge_compares else 1
-    tried = [prompt for prompt in train[:2] + held_out[:2] for _ in range(each)]
-    _try_rewards([functions, judges], policy, tried, sampler, config.seed)
+    _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config)
     learner = Learner(
         config=config,
         policy=policy,
@@ -276,10 +274,19 @@ def _score_norm(
 
 
 def _try_rewards(
-    rewards: Sequence[Sequence[Reward]], policy: Policy, prompts: Sequence[EncodedPrompt], sampler: Sampler, seed: int
+    rewards: Sequence[Sequence[Reward]],
+    policy: Policy,
+    prompts: Sequence[EncodedPrompt],
+    sampler: Sampler,
+    config: RolloutConfig,
 ) -> None:
-    """Score a few responses before anything is written, with random numbers of their own. Raises RewardError."""
-    completions = sampler.respond(policy, prompts, torch.Generator().manual_seed(seed))[1]
+    """Score a few responses before anything is written, with random numbers of their own. Raises RewardError.
+
+    A judge that compares is given as many to a prompt as in a step.
+    """
+    each = config.samples_per_prompt if config.judge_compares else 1
+    asked = [prompt for prompt in prompts for _ in range(each)]
+    completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
     for together in filter(None, rewards):
         score(together, completions)
 
