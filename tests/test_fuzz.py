@@ -26,19 +26,26 @@ from heedful.configs.chat import ChatConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import BestOfNConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.kto import KTOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.sft import SFTConfig
-from heedful.data import read_demonstrations, read_prompts, read_rankings
+from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
 from heedful.errors import ConfigError, DataError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "fuzz.md"
 LONGEST = 20.0
 """Seconds within which a reader must be done with a few bytes; it takes less than a millisecond."""
 
-READERS = {"demonstrations": read_demonstrations, "rankings": read_rankings, "prompts": read_prompts}
+READERS = {
+    "demonstrations": read_demonstrations,
+    "rankings": read_rankings,
+    "labelled": read_labelled,
+    "prompts": read_prompts,
+}
 CHAT = [{"role": "user", "content": "你好？"}, {"role": "assistant", "content": "您好！"}]
 CALL = {"type": "function", "id": "1", "function": {"name": "加", "arguments": {"a": 2}}}
 VALID = {
@@ -57,6 +64,13 @@ VALID = {
         {"chosen": "\n\nHuman: 问\n\nAssistant: 好", "rejected": "\n\nHuman: 问\n\nAssistant: 坏"},
         {"prompt": CHAT[:1], "chosen": "好", "rejected": "坏", "truncated": False},
     ],
+    "labelled": [
+        {"prompt": "问", "completion": "好", "label": True},
+        {"prompt": CHAT[:1], "completion": "坏", "label": False},
+        {"prompt": CHAT[:1], "completion": CHAT[1:], "label": True},
+        {"prompt": "问", "chosen": "好", "rejected": "坏"},
+        {"prompt": "问", "completion": "断", "label": False, "truncated": True},
+    ],
     "prompts": [
         {"prompt": "问", "expected": "1", "extra": {"a": [1, None]}},
         {"prompt": CHAT[:1]},
@@ -71,7 +85,7 @@ ODD = [
     {"a": {"a": {"a": {}}}}, [0, 1], [1, 0, 2], "[]", "{}", '[{"name": "f"}]', '[{"name": "\\ud800"}]',
 ]  # fmt: skip
 """Values that are put in the place of others."""
-KEYS = ["prompt", "chosen", "messages", "role", "content", "ranks", "text", "margin", "x", ""]
+KEYS = ["prompt", "chosen", "label", "messages", "role", "content", "ranks", "text", "margin", "x", ""]
 PIECES = [
     "NaN",
     "1e400",
@@ -268,8 +282,16 @@ SETTINGS = {
     SFTConfig: {"model": "m", "data": "d.jsonl", "output": "o"},
     RewardConfig: {"model": "m", "data": "d.jsonl", "output": "o", "offset_data": "e.jsonl"},
     DPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "beta": 0.2},
+    KTOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "desirable_weight": 1.3},
     PPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "rewards": ["rule:digits"], "reward_weights": [1.0]},
     GRPOConfig: {"model": "m", "data": "d.jsonl", "output": "o", "rewards": ["model:r"], "best_by": ["rule:digits"]},
+    OnlineDPOConfig: {
+        "model": "m",
+        "data": "d.jsonl",
+        "output": "o",
+        "rewards": ["judge:http://localhost:1/v1#m"],
+        "judge_mode": "pairwise",
+    },
     BestOfNConfig: {"model": "m", "data": "d.jsonl", "rewards": ["rule:digits"], "n": 4},
     ServeRewardConfig: {"model": "m", "port": 0},
     ChatConfig: {"model": "m", "system_prompt": "简短"},
@@ -279,7 +301,7 @@ ODD_SETTINGS = [
     "no", "010", "12:30", "null", "''", '"\\0"', '"\\ud800"', '"\\x1b[31m"', "[]", "[1, 2]", "[[1]]", "{a: 1}", "&a [*a]",
     "!!python/object/apply:os.system ['true']", "!!binary aGk=", "[" * 500, "'", "*x", "|", "2024-02-17", "你好", "a=b",
     "0x1f", "1_000", "'null'", "%", "\t", "@a", "`a", "http://[", "http://u:p@h/?t=1", "python:a", "model:", "rule:",
-    "rule:regex:(",
+    "rule:regex:(", "judge:", "judge:http://h/v1", "judge:http://u:p@h/v1#模型",
     "cuda:99", "1" * 60_000,
 ]  # fmt: skip
 
@@ -387,11 +409,11 @@ def write():
         "| what | cases | reads | outcome | s |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
         "- Random bytes: any bytes, characters of JSON, or pieces of JSON in any order, as `.jsonl`, and some of them as\n"
         "  `.json`, `.txt`, `.jsonl.gz`, `.json.gz` and `.parquet`, each through the readers of demonstrations (and plain\n"
-        "  text), rankings (pairs too) and prompts.\n"
+        "  text), rankings (pairs too), labelled responses and prompts.\n"
         "- One record of four changed: a value, key or list entry replaced, removed or repeated, or bytes of its line\n"
         "  changed.\n"
         "- Changed Parquet files: bytes changed or cut off, or values of other kinds.\n"
-        "- Settings: YAML with odd keys, values and bytes for eight commands; what is accepted is equal to what the\n"
+        "- Settings: YAML with odd keys, values and bytes for ten commands; what is accepted is equal to what the\n"
         "  `config.yaml` made of it gives.\n",
         encoding="utf-8",
     )  # fmt: skip

@@ -21,6 +21,8 @@ OPENAI = "sk-proj-" + "aB3_x" * 6
         ("https://SECRET@h/x#access_token=SECRET", "https://***@h/x#access_token=***"),
         ("reward http://h/?t=SECRET refused", "reward http://h/?t=*** refused"),
         ("http://[::1]:80/?t=SECRET", "http://[::1]:80/?t=***"),
+        ("http:?t=SECRET", "http://?t=***"),
+        ("http://[?t=SECRET", "http://[?***"),
         (f"the token {HF} was refused", "the token *** was refused"),
         (f"key={OPENAI}", "key=***"),
         ("ghp_" + "a1" * 18, "***"),

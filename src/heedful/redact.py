@@ -18,7 +18,7 @@ SHAPES = re.compile(
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 """Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT."""
-URL = re.compile(r"\b(judge:)?([a-z][a-z0-9+.-]*://[^\s'\"<>]+)", re.I)
+URL = re.compile(r"\b(judge:)?((?:https?:|[a-z][a-z0-9+.-]*://)[^\s'\"<>]+)", re.I)
 """A URL; that of a judge has its model as fragment, which is no secret."""
 SHORTEST = 8
 """Characters of the shortest value in the environment that is taken for a secret; shorter ones are words."""
@@ -93,7 +93,8 @@ def _url(found: re.Match[str]) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:  # no URL after all, such as http://[
-        return judge + url
+        before, mark, _ = url.partition("?")
+        return judge + before + (mark and f"?{HIDDEN}")
     _, at, host = parts.netloc.rpartition("@")
     netloc = f"{HIDDEN}@{host}" if at else host
     fragment = parts.fragment if judge else _values(parts.fragment)

@@ -15,10 +15,11 @@ import pytest
 
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
 from heedful.configs.ppo import PPOConfig
-from heedful.configs.scoring import RewardOptions, redacted
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
+from heedful.redact import redact
 from heedful.rewards import Completion, Ensemble, Reward, endpoint, score, score_tokens
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
@@ -419,8 +420,8 @@ def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):
     server = answering(lambda count: (500, b"") if count > 1 else scores_of(1, 2, 3))
     url = f"{server.url}?token=GEHEIM"
     rewards = load_rewards([url, url], RewardOptions(reward_retry_minutes=0), micro_batch=MicroBatch(4), **cpu)
-    assert [reward.name for reward in rewards] == [f"{server.url}?...", f"{server.url}?...#2"]
-    assert score(rewards[:1], completions)[1] == {f"{server.url}?...": 2.0}
+    assert [reward.name for reward in rewards] == [f"{server.url}?token=***", f"{server.url}?token=***#2"]
+    assert score(rewards[:1], completions)[1] == {f"{server.url}?token=***": 2.0}
     assert server.requests[0][0] == "/score?token=GEHEIM"
     with pytest.raises(RewardError) as error:
         score(rewards, completions)
@@ -429,7 +430,9 @@ def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):
             check_reward_string(broken)
         assert "GEHEIM" not in str(refused.value)
     assert "GEHEIM" not in str(error.value)
-    assert redacted(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == f"- {server.url}?...\n- 'http://a/b?...' model:x?y"
+    assert (
+        redact(f"- {url}\n- 'http://a/b#GEHEIM' model:x?y") == f"- {server.url}?token=***\n- 'http://a/b#***' model:x?y"
+    )
 
 
 def test_no_query_is_written_down_by_a_measurement(tmp_path, capsys):
@@ -437,7 +440,7 @@ def test_no_query_is_written_down_by_a_measurement(tmp_path, capsys):
     settings = {"model": "m", "data": "d.jsonl", "output": tmp_path / "r.json", "rewards": (url, "rule:regex:x?y")}
     report({"score_mean": 1.0}, ScoresConfig(**settings))
     written = (tmp_path / "r.json").read_text(encoding="utf-8")
-    assert json.loads(written)["settings"]["rewards"] == ["http://127.0.0.1:1/score?...", "rule:regex:x?y"]
+    assert json.loads(written)["settings"]["rewards"] == ["http://127.0.0.1:1/score?token=***", "rule:regex:x?y"]
     assert "GEHEIM" not in written + capsys.readouterr().out
     with pytest.raises(ConfigError, match="--best-by") as error:
         PPOConfig(model="m", data="d.jsonl", output=tmp_path, rewards=(url,), best_by=(url,))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.configs.scoring import RewardOptions, redacted
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, RewardError
 from heedful.redact import redact
 from heedful.rewards import Completion, Ensemble, score, score_tokens
@@ -338,11 +338,11 @@ def test_settings_of_judges_without_a_judge_are_refused(name):
 def test_the_model_stays_in_what_is_written_down_and_secrets_do_not(monkeypatch):
     """A run is repeated from its config.yaml, and compared by it; queries may hold passwords."""
     text = "rewards:\n- judge:https://host/v1?api-key=GEHEIM#org/Modell:latest\n- http://a/b?c=GEHEIM#d\n"
-    for shown in (redacted(text), redact(text)):
-        assert "GEHEIM" not in shown
-        assert "#org/Modell:latest" in shown
-        assert "#d" not in shown
-    assert redacted("judge:http://host/v1#m") == redact("judge:http://host/v1#m") == "judge:http://host/v1#m"
+    shown = redact(text)
+    assert "GEHEIM" not in shown
+    assert "#org/Modell:latest" in shown
+    assert "#d" not in shown
+    assert redact("judge:http://host/v1#m") == "judge:http://host/v1#m"
 
 
 def test_a_column_that_is_not_there(answering, judge, completions):

@@ -19,6 +19,7 @@ from heedful.cli import main
 from heedful.configs.demo import DemoConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
+from heedful.configs.tiny import TinyConfig
 from heedful.demo import folder as demo_folder
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import complete_or_absent
@@ -188,6 +189,20 @@ def test_a_demo_that_runs_is_not_replaced(tmp_path):
         demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True))
     held.release()
     assert demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True)) is False
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
+    """It measures and draws when no stage is being written."""
+    config = DemoConfig(output=tmp_path / "demo", overwrite=overwrite)
+    tiny = TinyConfig(architecture="gpt2", output=tmp_path / "demo" / "base", hidden_size=16, num_layers=1)
+    with demo_folder.make_beginning(config, tiny):
+        for refused in (demo_folder.check_output, lambda config: demo_folder.make_beginning(config, tiny)):
+            with pytest.raises(ConfigError, match=r"is being written by another demo \(process \d+ on"):
+                refused(config)
+        assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+    assert demo_folder.check_output(config) is not overwrite  # an unfinished demo goes on
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"world", "base", "demo.json"}
 
 
 def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):

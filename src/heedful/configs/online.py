@@ -9,9 +9,10 @@ from heedful.configs.importance import ImportanceOptions
 from heedful.configs.lora import ReferenceOptions
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
-from heedful.configs.scoring import RewardOptions, redacted
+from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
+from heedful.redact import redact
 from heedful.types import MicroBatch
 
 
@@ -147,7 +148,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
         learned_from = sorted(set(self.best_by) & set(self.rewards))
         if learned_from:
             raise ConfigError(
-                f"--best-by {redacted(learned_from[0])} is one of --rewards: what the policy is trained on cannot judge it; "
+                f"--best-by {redact(learned_from[0])} is one of --rewards: what the policy is trained on cannot judge it; "
                 "leave it out of one of the two"
             )
         multiple(self, "rollout_batch_size", "minibatch_size")

@@ -1,6 +1,5 @@
 """Settings of rewards, shared by every command that scores responses, and of the server of a reward model."""
 
-import re
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,23 +12,6 @@ from heedful.errors import ConfigError
 from heedful.redact import HIDDEN
 
 Combination = Literal["sum", "mean", "min", "mean-std"]
-
-ADDRESS = re.compile(r"(judge:)?(https?:[^\s?#'\"]*)(\?[^\s#'\"]*)?(#[^\s'\"]*)?", re.IGNORECASE)
-"""An address, its query and its fragment. That of a judge names its model."""
-
-
-def redacted(text: str) -> str:
-    """A text with ``?...`` in the place of the queries and fragments of its http addresses: they may hold passwords.
-
-    Whatever writes an address down, or shows it, goes through this. Other text stays as it is, and so does a judge's model.
-    """
-    return ADDRESS.sub(_without_query, text)
-
-
-def _without_query(found: re.Match[str]) -> str:
-    judge, address, query, fragment = found.groups(default="")
-    kept = fragment if judge else ""
-    return judge + address + ("?..." if query or fragment != kept else "") + kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The demo's folder: check that it is free or can go on, and start it with the world's data and a random model."""
 
+import contextlib
 import json
 import shutil
 import uuid
@@ -11,7 +12,7 @@ from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, write_json
-from heedful.train.lock import is_locked, owner
+from heedful.train.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
 MARKER = "demo.json"
@@ -29,7 +30,8 @@ def check_output(config: DemoConfig) -> bool:
     check_folder(config.output)
     output = real_path(config.output)
     _bring_back(output)
-    found = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    found = {path.name for path in output.iterdir()} - {LOCK} if output.is_dir() else set()
+    _refuse_locked(output)
     if not found:
         return False
     foreign = sorted(found - CONTENTS) or ([] if "world" in found else sorted(found))
@@ -38,12 +40,6 @@ def check_output(config: DemoConfig) -> bool:
             f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
             "another folder"
         )
-    for stage in STAGES:
-        if is_locked(output / stage):
-            raise ConfigError(
-                f"--output {output} is being written by another demo ({owner(output / stage)}); wait for it, end it, or "
-                "choose another folder"
-            )
     if config.overwrite:
         return False
     seed = _seed(output)
@@ -59,8 +55,20 @@ def check_output(config: DemoConfig) -> bool:
     return True
 
 
-def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
+def _refuse_locked(output: Path) -> None:
+    """Raise ConfigError if a demo, or one of its stages, is being written."""
+    for folder in (output, *(output / stage for stage in STAGES)):
+        if is_locked(folder):
+            raise ConfigError(
+                f"--output {output} is being written by another demo ({owner(folder)}); wait for it, end it, or choose "
+                "another folder"
+            )
+
+
+def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
     """Write the world's data and the random model. An older demo is set aside until this one is done.
+
+    The folder is locked before anybody can see it; returns the lock.
 
     Args:
         config: the demo's folder and seed.
@@ -71,7 +79,8 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
     output = real_path(config.output)
     aside = output.with_name(f"{aside_prefix(output)}{uuid.uuid4().hex[:8]}")
     try:
-        with complete_or_absent(output) as folder:
+        with contextlib.ExitStack() as unless_made, complete_or_absent(output) as folder:
+            lock = unless_made.enter_context(FolderLock(folder))
             write_world(folder / "world", config.seed)
             make_tiny_model(
                 tiny.architecture,
@@ -84,11 +93,16 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> None:
             )
             write_json(folder / MARKER, {"seed": config.seed})
             if output.is_dir() and any(output.iterdir()):
+                _refuse_locked(output)  # somebody may have been quicker
                 output.rename(aside)
+                (aside / LOCK).unlink(missing_ok=True)
+            lock.path = output / LOCK
+            unless_made.pop_all()
     except OSError as error:
         if aside.exists() and not output.exists():
             aside.rename(output)
         raise ConfigError(f"--output {output} cannot be made: {error.strerror or error}") from error
+    return lock
 
 
 def drop_replaced(output: Path) -> None:
@@ -100,9 +114,9 @@ def drop_replaced(output: Path) -> None:
 def _bring_back(output: Path) -> None:
     older = asides(output, holding="world")
     stages = [output / stage for stage in STAGES]
-    if not older or any(has_begun(stage) or is_locked(stage) for stage in stages):
+    if not older or any(map(has_begun, stages)) or any(map(is_locked, (output, *stages))):
         return
-    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS:
+    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS - {LOCK}:
         return
     if output.exists():
         shutil.rmtree(output)

@@ -31,6 +31,7 @@ from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
+from heedful.train.lock import FolderLock
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.performance import most_memory_gb
 from heedful.train.output_folder import finished
@@ -74,8 +75,19 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     if goes_on:
         done = [summary for stage in (settings.sft, settings.reward, settings.ppo) if (summary := finished(stage))]
         spent = sum(summary["seconds"] for summary in done)
-    else:
-        make_beginning(config, settings.tiny)
+    with FolderLock(config.output) if goes_on else make_beginning(config, settings.tiny):
+        summary, answers = _train_and_measure(console, settings, config)
+        summary |= {"seconds": round(spent + time.perf_counter() - started, 2)}
+        write_json(config.output / "summary.json", summary)
+        drop_replaced(config.output)
+    _show_results(console, summary, answers)
+    _say(console, "Why", story.why(summary, sizes_of(config.output, settings.ppo.eval_fraction)))
+    _show_next_steps(console, config, settings.ppo, summary["seconds"])
+    return summary
+
+
+def _train_and_measure(console: Console, settings: Settings, config: DemoConfig) -> tuple[dict[str, Any], list[Row]]:
+    """The three stages, and what they come to: the summary and the answers of both models."""
     sizes = sizes_of(config.output, settings.ppo.eval_fraction)
     _say(console, "heedful demo", story.opening(sizes))
     trained = _train(console, settings, sizes, config.output)
@@ -83,14 +95,8 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     measured, answers = measure_policies(settings.ppo, config.output)
     write_rows(config.output / "answers.jsonl", answers)
     draw_curves([config.output / stage for stage in STAGES], config.output / "curves.png")
-    summary = {"seed": config.seed, **measured, **trained, "peak_memory_gb": most_memory_gb(torch.device("cpu"))}
-    summary |= {"seconds": round(spent + time.perf_counter() - started, 2)}
-    write_json(config.output / "summary.json", summary)
-    drop_replaced(config.output)
-    _show_results(console, summary, answers)
-    _say(console, "Why", story.why(summary, sizes))
-    _show_next_steps(console, config, settings.ppo, summary["seconds"])
-    return summary
+    memory = {"peak_memory_gb": most_memory_gb(torch.device("cpu"))}
+    return {"seed": config.seed, **measured, **trained, **memory}, answers
 
 
 def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> dict[str, float]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.evaluate import EvaluationOptions
-from heedful.configs.scoring import redacted
 from heedful.configs.tasks import TasksConfig
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, write_json
+from heedful.redact import redact
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
 """What a run writes into its folder."""
@@ -82,18 +82,9 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
         console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: _setting(value) for name, value in vars(config).items()}
-        write_json(output, {**result, "settings": settings})
+        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+        write_json(output, {**result, "settings": redact(settings)})
         console.print(f"written to {output}", highlight=False, markup=False)
-
-
-def _setting(value: Any) -> Any:
-    """A setting as it is written down: addresses of servers without their queries, which may hold passwords."""
-    if isinstance(value, tuple):
-        return [_setting(one) for one in value]
-    if isinstance(value, str) and value.startswith(("http:", "https:", "judge:")):
-        return redacted(value)
-    return str(value) if isinstance(value, Path) else value
 
 
 def _written(value: Any) -> str:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from heedful.configs.scoring import redacted
 from heedful.errors import ConfigError, RewardError
+from heedful.redact import redact
 
 T = TypeVar("T")
 
@@ -43,10 +43,10 @@ def check_url(url: str) -> None:
         httpx2.URL(url)
     except (ValueError, httpx2.InvalidURL) as error:
         raise ConfigError(
-            f"--rewards: {redacted(url)!r} is not an address: {redacted(str(error))}; use http://HOST:PORT/PATH"
+            f"--rewards: {redact(url)!r} is not an address: {redact(str(error))}; use http://HOST:PORT/PATH"
         ) from error
     if not host:
-        raise ConfigError(f"--rewards: {redacted(url)!r} has no host; use http://HOST:PORT/PATH")
+        raise ConfigError(f"--rewards: {redact(url)!r} has no host; use http://HOST:PORT/PATH")
     if parts.username or parts.password:
         raise ConfigError(
             f"--rewards: the address of {host} holds a user or password, which would be written into the run's folder; leave "
@@ -113,7 +113,7 @@ class Endpoint:
 
     def error(self, text: str) -> RewardError:
         """An error that names the address."""
-        return RewardError(redacted(f"reward {self.name}") + redacted(self.hidden(text)))
+        return RewardError(redact(f"reward {self.name}") + redact(self.hidden(text)))
 
     def hidden(self, text: str) -> str:
         """A text without the token, which a server may repeat."""

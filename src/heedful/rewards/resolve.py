@@ -11,13 +11,14 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.source import Source, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.checks import refuse
-from heedful.configs.scoring import RewardOptions, redacted
+from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
 from heedful.models.policy import freeze
 from heedful.models.reward_model import score_head
+from heedful.redact import redact
 from heedful.rewards.endpoint import check_url
 from heedful.rewards.http import IN_FLIGHT, HTTPReward
 from heedful.rewards.interface import Ensemble, Reward, RewardFunction
@@ -187,9 +188,9 @@ def resolve_rewards(
                 token=os.environ.get(limits.reward_token_env or ""),
                 micro_batch_size=micro_batch.rows,
             )
-            named = Reward(redacted(reward), http)
+            named = Reward(redact(reward), http)
         elif isinstance(reward, str) and is_judge(reward):
-            named = Reward(redacted(reward), load_judge(reward, limits))
+            named = Reward(redact(reward), load_judge(reward, limits))
         elif isinstance(reward, str) and reward.startswith(IN_PROCESS):
             named = Reward(reward, FunctionProcess(reward, limits))
         elif isinstance(reward, str):
@@ -217,7 +218,7 @@ def check_reward_string(reward: str) -> None:
         check_judge_string(reward)
         return
     if kind not in ("model", "python", "rule", "verify", "http", "https") or not separator or not rest:
-        raise ConfigError(f"--rewards: {redacted(reward)!r} is not a reward; use {FORMS}")
+        raise ConfigError(f"--rewards: {redact(reward)!r} is not a reward; use {FORMS}")
     if kind == "rule":
         make_rule(rest)
     if kind == "verify":

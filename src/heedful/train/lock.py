@@ -24,7 +24,8 @@ TRIES = 4
 
 
 class FolderLock:
-    """A lock on a folder, held until `release` or the end of the process. Raises ConfigError, naming the owner."""
+    """A lock on a folder, held until `release`, the end of a ``with`` block or of the process. Raises ConfigError, naming the
+    owner."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK
@@ -50,6 +51,12 @@ class FolderLock:
             time.sleep(0.05)
         os.ftruncate(file, 0)
         os.write(file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
+
+    def __enter__(self) -> "FolderLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Let others write. A second time does nothing."""

@@ -6,8 +6,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from heedful.configs.checks import refuse
 from heedful.configs.judging import KEY, JudgeOptions
-from heedful.configs.scoring import RewardOptions, redacted
+from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError
+from heedful.redact import redact
 from heedful.rewards.endpoint import Endpoint, check_url
 from heedful.rewards.judge.api import ChatAPI, address
 from heedful.rewards.judge.cache import check_cache
@@ -29,14 +30,12 @@ def check_judge_string(reward: str) -> None:
     """Check the form of a judge's string. Raises ConfigError."""
     url, model = _split(reward)
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--rewards: {redacted(reward)!r} is no judge; write {FORM}, or https://")
+        raise ConfigError(f"--rewards: {redact(reward)!r} is no judge; write {FORM}, or https://")
     check_url(url)
     if not model:
-        raise ConfigError(f"--rewards: {redacted(reward)!r} names no model; write {FORM}")
+        raise ConfigError(f"--rewards: {redact(reward)!r} names no model; write {FORM}")
     if urlsplit(url).path.rstrip("/").endswith("/chat/completions"):
-        raise ConfigError(
-            f"--rewards: {redacted(reward)!r} ends in /chat/completions, which heedful adds; write {FORM}"
-        )
+        raise ConfigError(f"--rewards: {redact(reward)!r} ends in /chat/completions, which heedful adds; write {FORM}")
 
 
 def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
@@ -122,5 +121,5 @@ def _split(reward: str) -> tuple[str, str]:
     try:
         parts = urlsplit(reward.removeprefix("judge:"))
     except ValueError as error:
-        raise ConfigError(f"--rewards: {redacted(reward)!r} is no judge ({error}); write {FORM}") from error
+        raise ConfigError(f"--rewards: {redact(reward)!r} is no judge ({error}); write {FORM}") from error
     return urlunsplit(parts._replace(fragment="")), parts.fragment
