@@ -345,6 +345,29 @@ def test_the_model_stays_in_what_is_written_down_and_secrets_do_not(monkeypatch)
     assert redact("judge:http://host/v1#m") == "judge:http://host/v1#m"
 
 
+def test_a_judge_is_not_asked_about_a_record_without_the_column_it_needs(answering, judge, completions):
+    """It would read that the answer is null, and score against that."""
+    server = answering(lambda count: chat("Score: 7"))
+    first, *rest = completions
+    bare = Completion(Prompt(first.prompt.prompt, "d.jsonl:9", {"expected": None}), "2。", ids=(5,))
+    found = score_tokens(Ensemble((judge(server, judge_columns=("expected",)),), max_failed=0.5), [bare, first, *rest])
+    assert found.failed == (0,)
+    assert found.without_failed().totals == [7.0] * 3
+    assert "was not asked: the prompt's record has no 'expected' (--judge-columns)" in found.note
+    assert len(server.requests) == 3
+
+
+def test_records_of_one_prompt_with_other_columns_are_not_compared(answering, judge):
+    """Held-out records may repeat a prompt; what is right for the one is not right for the other."""
+    server = answering(lambda count: chat("Ranking: 1 > 2"))
+    reward = judge(server, judge_columns=("expected",)).function
+    reward.mode, reward.group_size = Ranking(""), 2
+    asked = {"prompts": ["几月？"] * 2, "completions": ["1月", "2月"], "truncated": [False] * 2}
+    assert reward(**asked, expected=["1月", "2月"]) == [None, None]
+    assert server.requests == []
+    assert sorted(reward(**asked, expected=["1月", "1月"])) == [0.0, 1.0]
+
+
 def test_a_column_that_is_not_there(answering, judge, completions):
     server = answering(lambda count: chat("Score: 1"))
     with pytest.raises(RewardError, match="--judge-columns 答案: the prompts have no such column"):

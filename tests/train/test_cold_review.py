@@ -17,6 +17,7 @@ import torch
 from heedful import faults
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
+from heedful.configs.parse import parse
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
@@ -69,8 +70,45 @@ def test_a_reward_at_another_address_is_another(tiny, prompts, tmp_path):
 
 def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
     """As a run's config.yaml has it: the server would be sent the stars."""
-    with pytest.raises(ConfigError, match=r"--rewards http://rm/score\?model=\*\*\*: .*write the address again"):
-        PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", rewards=("http://rm/score?model=***",))
+    for rewards in (
+        {"rewards": ("http://rm/score?model=***",)},
+        {"rewards": ("rule:digits",), "best_by": ("http://rm/score?model=***",)},
+    ):
+        with pytest.raises(ConfigError, match=r"the reward http://rm/score\?model=\*\*\*: .*write the address again"):
+            PPOConfig(model=tiny(), data=prompts, output=tmp_path / "run", **rewards)
+
+
+def test_the_settings_of_a_run_are_not_used_without_what_was_hidden(sft, tmp_path, monkeypatch):
+    """A prompt with *** in the place of a secret would be trained on as it stands; one given anew is not refused."""
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    sft(system_prompt="说 a-secret-of-mine")
+    saved = tmp_path / "run" / "config.yaml"
+    with pytest.raises(ConfigError, match=r"config.yaml:\d+: system_prompt held a secret.* add --system-prompt"):
+        parse(SFTConfig, [str(saved), "--output", "other"], prog="heedful sft")
+    anew = parse(SFTConfig, [str(saved), "--output", "other", "--system-prompt", "说 ***"], prog="heedful sft")
+    assert anew.system_prompt == "说 ***"
+
+
+def test_a_cache_of_judges_is_no_file_of_the_run(tiny, prompts, tmp_path):
+    """The trial of the judge would make it before the folder is the run's, which then refused it as foreign."""
+    config = PPOConfig(
+        model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",),
+        judge_cache=tmp_path / "run" / "cache.sqlite",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"--judge-cache .* is in the folder of the run"):
+        check_output(config)
+
+
+def test_patience_with_a_server_and_the_name_of_a_key_are_no_change(tiny, prompts, tmp_path):
+    """After a judge was away too long the same run goes on with more."""
+
+    def config(**more):
+        return PPOConfig(
+            model=tiny(), data=prompts, output=tmp_path / "run", rewards=("judge:http://127.0.0.1:1/v1#m",), **more
+        )
+
+    more = {"reward_retry_minutes": 60.0, "judge_key_env": "ANOTHER", "reward_token_env": "THIRD"}
+    assert differences(settings_of(config()), settings_of(config(**more))) == {}
 
 
 def test_what_was_hidden_is_compared_with_the_run(sft, tmp_path, monkeypatch, killed):

@@ -1,7 +1,9 @@
 """KTO learns what labels prefer, by the formula, and neither its gradient nor its KL knows the micro-batch size."""
 
 import json
+import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -163,6 +165,35 @@ def test_every_other_response_is_to_another_prompt_and_fits(tiny, tmp_path):
     assert with_others(labelled, labelled, limit, seed=0)[0] == rows
     drawn = [with_others(labelled[:1] * 9, labelled, limit, seed)[0] for seed in (1, 2)]
     assert drawn[0] != drawn[1]
+
+
+def test_a_kl_that_is_no_number_is_none_in_the_metrics(tiny, tmp_path):
+    """It is shown from 0 up, and that must not turn it into 0."""
+    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
+    policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
+    for of_others, shown in ((math.nan, math.nan), (1e4, 0.0)):
+        rows = [replace(row, ref=0.0, ref_other=of_others) for row in rows_of(renderer, config)]
+        found = accumulate(policy, rows, renderer.pad_id, config)["reference/z0"]
+        assert found == pytest.approx(shown, nan_ok=True)
+
+
+def test_other_responses_are_drawn_equally_often_and_at_once(tiny, tmp_path, monkeypatch):
+    """One draw for each record, even if nearly all have the same prompt, and for a prompt that is not in the pool."""
+    config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2")))
+    texts = [("问", "甲"), ("问", "乙"), ("另", "丙"), ("别", "丁")]
+    records = [Labelled(prompt, text, f"row {i}", label=True) for i, (prompt, text) in enumerate(texts)]
+    labelled, _ = encode_labelled(records, renderer, 200, config)
+    draws = []
+    monkeypatch.setattr(random.Random, "choice", None)
+    real = random.Random.randrange
+    monkeypatch.setattr(random.Random, "randrange", lambda self, n: draws.append(n) or real(self, n))
+    for at, pool, others in [(0, labelled, "丙丁"), (2, labelled, "甲乙丁"), (3, labelled[:3], "甲乙丙")]:
+        draws.clear()
+        rows, _ = with_others([labelled[at]] * 3000, pool, 200, seed=0)
+        counts = Counter(renderer.tokenizer.decode(row.other, skip_special_tokens=True).strip() for row in rows)
+        assert set(counts) == set(others)
+        assert all(abs(count - 3000 / len(others)) < 130 for count in counts.values()), counts  # 5 standard deviations
+        assert draws == [len(others)] * 3000
 
 
 def test_pairs_are_good_and_bad_responses(tiny, write, tmp_path, capsys):

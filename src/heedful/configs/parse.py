@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import math
 import sys
 import types
@@ -21,7 +22,7 @@ import tyro
 import yaml
 
 from heedful.errors import ConfigError
-from heedful.redact import redact
+from heedful.redact import HIDDEN, redact
 
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -48,7 +49,8 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     arguments = _named(arguments, getattr(config_class, "POSITIONAL", ()))
     if arguments and not arguments[0].startswith("-"):
         from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
-        arguments = arguments[1:]
+        file, *arguments = arguments
+        _refuse_hidden(Path(file), from_yaml, arguments)
     stray = _stray_argument(arguments, config_class)
     if stray is not None:
         raise ConfigError(f"{stray!r} is not a flag; a YAML file comes directly after the command, flags start with --")
@@ -64,6 +66,20 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
             for flag in _blamed(message, from_yaml, arguments):
                 sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
         raise
+
+
+def _refuse_hidden(file: Path, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> None:
+    """Refuse the config.yaml of a run with a setting of which a secret was left out. Raises ConfigError."""
+    try:
+        hidden = json.loads((file.parent / "environment.json").read_text(encoding="utf-8"))["hidden"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    for flag in from_yaml:
+        if file.name == "config.yaml" and flag.key in hidden and _name(flag) not in _names(arguments):
+            raise ConfigError(
+                f"{flag.place}: {flag.key} held a secret, which was left out ({HIDDEN}) as the run was written down; add "
+                f"{_name(flag)} with its whole value"
+            )
 
 
 def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -186,16 +202,23 @@ def _stray_argument(arguments: Sequence[str], config_class: type) -> str | None:
 def _blamed(message: str, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> list[YamlFlag]:
     """The keys of the YAML file that an error message names and no later flag overrides."""
     words = set(message.replace("=", " ").replace(",", " ").replace("'", " ").replace(":", " ").split())
-    own = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    return [
-        flag for flag in from_yaml for name in ["--" + flag.key.replace("_", "-")] if name in words and name not in own
-    ]
+    own = _names(arguments)
+    return [flag for flag in from_yaml if _name(flag) in words and _name(flag) not in own]
+
+
+def _name(flag: YamlFlag) -> str:
+    return "--" + flag.key.replace("_", "-")
+
+
+def _names(arguments: Sequence[str]) -> set[str]:
+    """The flags among arguments."""
+    return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
 
 
 def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> str:
     """A configuration as YAML that `parse` reads back to an equal one, but for secrets that are left out."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
-    plain = {name: _plain(value) for name, value in fields.items()}
+    plain = {name: plain_value(value) for name, value in fields.items()}
     plain = redact(plain) if without_secrets else plain
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
     if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
@@ -203,7 +226,8 @@ def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool
     return text
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A setting as YAML and JSON can hold it."""
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [plain_value(one) for one in value] if isinstance(value, tuple) else value

@@ -71,10 +71,10 @@ class RewardOptions(JudgeOptions, TrustOptions):
                 f"--reward-std-coef {self.reward_std_coef} belongs to --reward-combine mean-std, got "
                 f"{self.reward_combine}; leave out one of the two"
             )
-        for reward in self.rewards:
+        for reward in (*self.rewards, *getattr(self, "best_by", ()), *getattr(self, "judge", ())):
             if isinstance(reward, str) and "://" in reward and HIDDEN in reward:
                 raise ConfigError(
-                    f"--rewards {reward}: {HIDDEN} stands where a secret was left out as the settings were written down; "
+                    f"the reward {reward}: {HIDDEN} stands where a secret was left out as the settings were written down; "
                     "write the address again"
                 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.evaluate import EvaluationOptions
+from heedful.configs.parse import plain_value
 from heedful.configs.tasks import TasksConfig
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
@@ -82,7 +83,7 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
         console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+        settings = {name: plain_value(value) for name, value in vars(config).items()}
         write_json(output, {**result, "settings": redact(settings)})
         console.print(f"written to {output}", highlight=False, markup=False)
 

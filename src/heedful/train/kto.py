@@ -232,7 +232,7 @@ def accumulate(
         if torch.is_grad_enabled():
             loss.backward()
         sums.add(metrics)
-    return {**sums.means(1), "reference/z0": max(0.0, kl)}
+    return {**sums.means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
 
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -80,10 +81,14 @@ def with_others(
     They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
     """
     draws, done = random.Random(f"{seed}: responses to other prompts"), []
+    by_prompt = sorted(pool, key=lambda other: other.prompt)
+    sizes, first = Counter(tuple(other.prompt) for other in by_prompt), dict[tuple[int, ...], int]()
+    for place, other in enumerate(by_prompt):
+        first.setdefault(tuple(other.prompt), place)
     for one in labelled:
-        drawn = draws.choice(pool)
-        while drawn.prompt == one.prompt:
-            drawn = draws.choice(pool)
+        own = sizes[tuple(one.prompt)]
+        place = draws.randrange(len(pool) - own)
+        drawn = by_prompt[place + own if own and place >= first[tuple(one.prompt)] else place]
         done.append((one, drawn.response))
     cut = sum(len(one.prompt) + len(response) > limit for one, response in done)
     return [replace(one, other=response[: limit - len(one.prompt)]) for one, response in done], cut

@@ -51,7 +51,10 @@ FREE = (
     "keep",
     "memory_check",
     "judge_cache",
+    "judge_key_env",
     "reward_concurrency",
+    "reward_retry_minutes",
+    "reward_token_env",
     "rollouts",
     *TRACKING,
 )
@@ -89,6 +92,11 @@ def check_output(config: RunOptions) -> Plan:
     """
     check_folder(config.output)
     output = real_path(config.output)
+    cache: Path | None = getattr(config, "judge_cache", None)
+    if cache is not None and cache.resolve().is_relative_to(output.resolve()):
+        raise ConfigError(
+            f"--judge-cache {cache} is in the folder of the run; name a file elsewhere, for other runs too"
+        )
     bring_back(output)
     found = {path.name for path in output.iterdir()} if output.is_dir() else set()
     found = {name for name in found if not _is_temporary(name)}

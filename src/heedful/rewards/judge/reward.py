@@ -66,7 +66,8 @@ class JudgeReward(Measured, Elsewhere):
 
     async def _judge(self, cases: Sequence[Case]) -> list[OneScore | Problem]:
         groups = list(self._groups(cases))
-        asked = [self.mode.questions(group) for group in groups]
+        lacking = [next((name for name, value in group[0].columns.items() if value is None), None) for group in groups]
+        asked = [[] if lacks else self.mode.questions(group) for group, lacks in zip(groups, lacking, strict=True)]
         with contextlib.ExitStack() as stack:
             cache = None if self.cache is None else stack.enter_context(Cache(self.cache))
             async with self.api.endpoint.open() as requests:
@@ -76,8 +77,13 @@ class JudgeReward(Measured, Elsewhere):
         self.measured = batch.metrics() | self.mode.metrics(verdicts)
         given = iter(verdicts)
         scores: list[OneScore | Problem] = []
-        for group, of_group in zip(groups, asked, strict=True):
+        for group, of_group, lacks in zip(groups, asked, lacking, strict=True):
             own = [next(given) for _ in of_group]
+            if lacks:
+                scores += [Problem(f"was not asked: the prompt's record has no {lacks!r} (--judge-columns)")] * len(
+                    group
+                )
+                continue
             scores += self.mode.scores(group, own) if len(group) == self.group_size else [None] * len(group)
         return scores
 
@@ -85,7 +91,10 @@ class JudgeReward(Measured, Elsewhere):
         """Responses that are judged together. Those without others to the same prompt are alone, and are not compared."""
         for start in range(0, len(cases), self.group_size):
             group = cases[start : start + self.group_size]
-            is_one = len(group) == self.group_size and all(case.prompt == group[0].prompt for case in group)
+            first = group[0]
+            is_one = len(group) == self.group_size and all(
+                (case.prompt, case.columns) == (first.prompt, first.columns) for case in group
+            )
             yield from [group] if is_one else ([case] for case in group)
 
 
