@@ -62,10 +62,10 @@ def apply(patch, root):
         path.write_text(text, encoding="utf-8")
 
 
-def follow(page, heading, root):
-    """Do what a section says in a folder that holds a checkout's ``src`` and ``recipes``. Returns the finished process."""
+def follow(page, headings, root):
+    """Do what sections say in a folder that holds a checkout's ``src`` and ``recipes``. Returns the finished process."""
     commands, tests = [], []
-    for language, content in [*blocks(examples(page)[""]), *blocks(examples(page)[heading])]:
+    for language, content in [block for heading in ("", *headings) for block in blocks(examples(page)[heading])]:
         if language == "diff":
             apply(content, root)
         elif language == "python":
@@ -95,9 +95,25 @@ def checkout(tmp_path):
 HEADINGS = [heading for heading in examples(PAGE) if heading]
 
 
+ALONE = "A surrogate"
+"""Its patch changes a line next to one that another changes."""
+
+
+@pytest.mark.parametrize("headings", [[h for h in HEADINGS if h != ALONE], [ALONE]], ids=["together", "alone"])
+def test_examples_work(headings, checkout):
+    """Several in one source, as in a project that has extended everything; each by itself is an exhaustive test."""
+    done = follow(PAGE, headings, checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    texts = [examples(PAGE)[heading] for heading in ("", *headings)]
+    commands = [line for text in texts for line in re.findall("^heedful .*", text, re.MULTILINE)]
+    assert done.stdout.count("$ heedful") == len(commands) > len(headings)
+    assert " passed" in done.stdout
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("heading", HEADINGS, ids=lambda heading: heading.lower().replace(" ", "-"))
-def test_an_example_works(heading, checkout):
-    done = follow(PAGE, heading, checkout)
+def test_an_example_works_alone(heading, checkout):
+    done = follow(PAGE, [heading], checkout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "$ heedful tiny" in done.stdout
     has_test = "# tests/" in examples(PAGE)[heading]
@@ -123,7 +139,7 @@ def test_a_patch_that_does_not_fit_is_noticed(old, new, said, checkout):
     """Negative controls."""
     assert old in PAGE
     with pytest.raises(AssertionError, match=said):
-        follow(PAGE.replace(old, new), "A rule", checkout)
+        follow(PAGE.replace(old, new), ["A rule"], checkout)
 
 
 @pytest.mark.exhaustive
@@ -131,6 +147,6 @@ def test_an_example_that_fails_is_noticed(checkout):
     """Negative control: a wrong number in an example's own test."""
     old = "== [1.0, 0.5, 0.5, 0.0]"
     assert old in PAGE
-    done = follow(PAGE.replace(old, "== [1.0, 0.5, 0.5, 0.5]"), "A rule", checkout)
+    done = follow(PAGE.replace(old, "== [1.0, 0.5, 0.5, 0.5]"), ["A rule"], checkout)
     assert done.returncode != 0
     assert "1 failed" in done.stdout

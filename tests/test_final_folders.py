@@ -109,7 +109,8 @@ def fine_tuned(tmp_path: Path, architecture: str) -> str:
     return str(tmp_path / "run" / "final")
 
 
-@pytest.mark.parametrize("architecture", [pytest.param("gpt2", marks=pytest.mark.exhaustive), "qwen3"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
 def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architecture):
     """And stops where it stops here, at the template's end of turn."""
     final = fine_tuned(tmp_path, architecture)
@@ -142,7 +143,9 @@ def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, c
     assert answers_here(final) == run(GENERATE, final, json.dumps(QUESTIONS))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("gpt2", marks=pytest.mark.exhaustive), "deberta-v2"])
+@pytest.mark.parametrize(
+    "architecture", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("qwen3", "gpt2")), "deberta-v2"]
+)
 def test_a_reward_model_gives_the_same_scores_elsewhere(tmp_path, architecture):
     make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
     pairs = [("你好", "您好！", "滚"), ("hello", "hi there, friend", "go"), ("2+2?", "4", "five, I think")]

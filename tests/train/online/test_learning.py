@@ -65,7 +65,7 @@ def test_raises_the_share_of_a_letter(settings, share_of_a, name):
     assert gain(train_online(settings(kind, **changes), rewards=[share_of_a])) >= 0.3
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", [pytest.param(PPOConfig, marks=pytest.mark.exhaustive), GRPOConfig])
 def test_a_wrong_sign_in_the_policy_loss_would_be_noticed(settings, share_of_a, monkeypatch, kind):
     """Negative control of the learning test: with the sign flipped the score does not rise by 0.3."""
     right = SURROGATES["clip", "token"]
