@@ -171,7 +171,7 @@ def _held(work: Work) -> dict[str, float]:
     learned = sum(_learned(network) for network in _learning(work)) + _value_head(work)
     each = 0.0 if not work.optimizer_on_device else EIGHT_BIT_ADAM if work.optimizer == "adamw-8bit" else 8.0
     return _weights(work) | {
-        "moving average": _trained_weights(work, work.policy) + 4 * _value_head(work) if work.averages_weights else 0,
+        "moving average": trained_bytes(work, work.policy) + 4 * _value_head(work) if work.averages_weights else 0,
         "moments of the optimizer": each * learned,
         "states of the value head": _states(work),  # those of a rollout batch, until the next one has been sampled
     }
@@ -188,9 +188,9 @@ def _weights(work: Work) -> dict[str, float]:
     return {
         "CUDA itself": CUDA_CONTEXT if work.device == "cuda" else 0,
         "policy, frozen": _frozen(work, work.policy),
-        "policy, trained": _trained_weights(work, work.policy) + 4 * _value_head(work),
+        "policy, trained": trained_bytes(work, work.policy) + 4 * _value_head(work),
         "critic, frozen": 0 if critic is None else _frozen(work, critic),
-        "critic, trained": 0 if critic is None else _trained_weights(work, critic),
+        "critic, trained": 0 if critic is None else trained_bytes(work, critic),
         "reference": 0 if reference is None else _frozen(work, reference),
         "reward models": sum(_frozen(work, reward) for reward in work.rewards),
         "copy that samples": _copy(work) if sampling is not None and sampling.keeps_copy else 0,
@@ -224,14 +224,14 @@ def _learned(network: Network) -> int:
     ]
 
 
-def _trained_weights(work: Work, network: Network) -> int:
+def trained_bytes(work: Work, network: Network) -> int:
     """Bytes of the weights that learn, and so of their gradients. Adapters and vectors are in float32."""
     if network.trained == "all" and work.half_weights:
         return 2 * network.shape.matrices + 4 * network.shape.vectors
     return 4 * _learned(network)
 
 
-_gradients = _trained_weights
+_gradients = trained_bytes
 
 
 def _casts(work: Work, network: Network, *, learning: bool) -> float:

@@ -1,0 +1,147 @@
+"""What many GPUs cost, worked out by hand for a model of round numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from heedful.planning.memory import Network, Sampling, Work, plan
+from heedful.planning.scale import GPU, H100, Job, decode_seconds, flops, memory, of_rank, received, seconds
+from heedful.planning.shapes import LARGE, decoder
+
+SHAPE = decoder(
+    vocabulary=1000, hidden=100, layers=10, heads=10, kv_heads=10, head_dim=10, intermediate=400, tied=False
+)
+"""10 layers of 160,000 weights in matrices and 200 in norms; 100,000 in embeddings and head each, 100 in the last norm."""
+POLICY = Network(shape=SHAPE, trained="all")
+REFERENCE = Network(shape=SHAPE)
+WORK = Work(
+    device="cuda", half=True, policy=POLICY, reference=REFERENCE, rows=4, length=100, responses=50, batch=64, rollout=64,
+    sampling=Sampling(rows=8, prompt=50, new_tokens=50),
+)  # fmt: skip
+PARAMETERS = 10 * 160_200 + 200_000 + 100
+GPUS = GPU(memory=1e9, flops=1e12, bandwidth=1e11, link=1e10, network=4e9)
+JOB = Job(gpu=GPUS, ranks=8, of_flops=0.5, of_bytes=1.0)
+
+
+def test_the_shape_is_as_said():
+    assert PARAMETERS == SHAPE.parameters == 1_802_100
+
+
+def test_a_rank_has_its_rows():
+    mine = of_rank(WORK, JOB)
+    assert (mine.batch, mine.rows, mine.sampling.rows) == (8, 4, 8)
+    mine = of_rank(WORK, replace(JOB, ranks=32))
+    assert (mine.batch, mine.rows, mine.sampling.rows) == (2, 2, 2)
+
+
+def test_weights_gradients_and_moments_are_divided_and_activations_are_not():
+    one, eight = (memory(WORK, replace(JOB, ranks=ranks)) for ranks in (1, 8))
+    for phase in ("backward", "step"):
+        for name in ("policy, trained", "moments of the optimizer"):
+            assert one.phases[phase][name] == 8 * eight.phases[phase][name] > 0
+    assert eight.phases["step"]["gradients"] == 4 * PARAMETERS / 8
+    assert eight.phases["step"]["policy, trained"] == 4 * PARAMETERS / 8
+    assert eight.phases["step"]["moments of the optimizer"] == 8 * PARAMETERS / 8
+    whole = plan(of_rank(WORK, JOB)).phases["backward"]
+    assert eight.phases["backward"]["activations"] == whole["activations"]
+    # embeddings and head in float32, two blocks in float32, and one block's copy for the products
+    assert eight.phases["backward"]["whole blocks"] == 4 * 200_000 + 2 * 4 * 160_000 + 2 * 160_000
+    assert "copies in half precision" not in eight.phases["backward"]
+    assert eight.phases["sampling"]["copy that samples"] == 2 * PARAMETERS
+    assert memory(replace(WORK, half_weights=True), JOB).phases["sampling"]["copy that samples"] == 2 * PARAMETERS
+
+
+def test_gradients_are_whole_until_they_are_summed():
+    """2 micro-batches: all of them, or with a sum after each a block's, embeddings' and head's, beside the share."""
+    assert memory(WORK, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS
+    by_micro_batch = memory(WORK, replace(JOB, sync_every="micro-batch")).phases["backward"]["gradients"]
+    assert by_micro_batch == 4 * PARAMETERS / 8 + 4 * (160_000 + 200_000)
+    one = memory(replace(WORK, batch=32, rollout=32), JOB).phases["backward"]["gradients"]
+    assert one == by_micro_batch
+    assert received(WORK, replace(JOB, sync_every="micro-batch"))["gradients"] == 2 * received(WORK, JOB)["gradients"]
+
+
+def test_replicas_divide_less():
+    two = memory(WORK, replace(JOB, replicas=2))
+    assert two.phases["step"]["policy, trained"] == 4 * PARAMETERS / 4
+
+
+def test_without_sampling_here_there_is_no_copy():
+    assert "sampling" not in memory(WORK, JOB, samples_here=False).phases
+
+
+def test_bytes_received():
+    """8 of 64 rows are a rank's, in 2 micro-batches of 4; 7/8 of every whole model come from others."""
+    assert received(WORK, JOB) == pytest.approx(
+        {
+            "passes without gradients": 2 * 2 * PARAMETERS * 7 / 8,  # the reference, in bfloat16
+            "passes that learn": 2 * 2 * 4 * PARAMETERS * 7 / 8,
+            "gradients": 4 * PARAMETERS * 7 / 8,
+            "copy that samples": 4 * PARAMETERS * 7 / 8,
+        }
+    )
+    two = received(WORK, replace(JOB, replicas=2))
+    assert two["gradients"] == pytest.approx(4 * PARAMETERS * 3 / 4)
+    assert two["gradients between replicas"] == pytest.approx(2 * 4 * PARAMETERS / 4 / 2)
+    four_updates = received(replace(WORK, batch=16), JOB)  # 2 rows of each minibatch of 16 are a rank's
+    assert four_updates["gradients"] == pytest.approx(4 * 4 * PARAMETERS * 7 / 8)
+    assert four_updates["passes that learn"] == pytest.approx(4 * 2 * 4 * PARAMETERS * 7 / 8)
+
+
+def test_one_rank_receives_nothing():
+    assert received(WORK, replace(JOB, ranks=1)) == {}
+
+
+def test_products_of_a_pass():
+    assert flops(SHAPE, 1, 100) == 2 * 1_700_000 + 2 * 10 * 100 * 100
+
+
+def test_a_decoding_step_reads_weights_and_cache():
+    """2 bytes of 1.7 million weights, and keys and values of 75 tokens (on average) of 8 rows in 10 layers."""
+    step = 2 * 1_700_000 + 8 * 75 * 10 * 2 * 2 * 100
+    sampling = Sampling(rows=8, prompt=50, new_tokens=50)
+    assert decode_seconds(SHAPE, sampling, JOB) == pytest.approx(50 * step / 1e11)
+    assert decode_seconds(SHAPE, sampling, JOB, sharing=4) == pytest.approx(50 * step / 4e11)
+
+
+def test_seconds():
+    found = seconds(WORK, JOB)
+    one = flops(SHAPE, 8 * 100, 100)
+    assert found["products, learning"] == pytest.approx(3 * one / 0.5e12)
+    assert found["products, reading"] == pytest.approx(one / 0.5e12)
+    assert found["links"] == pytest.approx(sum(received(WORK, JOB).values()) / 1e10)
+    assert found["sampling"] == pytest.approx(decode_seconds(SHAPE, WORK.sampling, JOB))
+    again = seconds(replace(WORK, checkpointing=True), JOB)
+    assert again["products, learning"] == pytest.approx(4 * one / 0.5e12)
+    critic = seconds(replace(WORK, critic=replace(POLICY, output="score")), JOB)
+    assert critic["products, learning"] == pytest.approx(6 * one / 0.5e12)
+    assert critic["products, reading"] == pytest.approx(2 * one / 0.5e12)
+
+
+def test_several_machines_are_as_fast_as_the_slower_of_both_links():
+    assert JOB.wire == 1e10
+    assert replace(JOB, ranks=16).wire == 4e9
+    assert replace(JOB, ranks=16, replicas=2).wire == 1e10  # each machine holds a whole model
+    assert Job(gpu=H100, ranks=64).wire == pytest.approx(0.8 * 400e9)
+
+
+def test_servers_that_share_a_model_sample_the_rows_of_all_their_ranks():
+    found = seconds(WORK, JOB, samples_here=False, sharing=4)
+    rows = replace(WORK.sampling, rows=8 * 4)
+    assert found["sampling"] == pytest.approx(decode_seconds(SHAPE, rows, JOB, sharing=4))
+    assert found["weights to the servers"] == pytest.approx(2 * PARAMETERS / (4e9 / 8))
+
+
+def test_adapters_have_small_gradients_and_their_base_travels_in_bfloat16():
+    adapters = replace(POLICY, trained="adapters", lora_rank=2)
+    found = received(replace(WORK, policy=adapters), JOB)
+    assert found["gradients"] == pytest.approx(4 * 2 * SHAPE.edges * 7 / 8)
+    assert found["copy that samples"] == pytest.approx(2 * PARAMETERS * 7 / 8)
+
+
+def test_large_shapes_have_the_parameters_that_are_published():
+    assert {name: round(shape.parameters / 1e9, 2) for name, shape in LARGE.items()} == {
+        "7B": 7.62,
+        "70B": 70.55,
+        "405B": 405.85,
+    }
