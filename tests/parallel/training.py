@@ -105,7 +105,7 @@ CASES = {
     ),
     "rloo": case(*GRPO, letters, advantage="leave-one-out", ratio="sequence", kl_in="reward", missing_eos_penalty=0.5),
     "gspo": case(
-        *GRPO, letters, ratio="sequence-mean", kl_in="reward", clip_range=0.02, response_length="drawn", ema_decay=0.5
+        *GRPO, letters, ratio="sequence-mean", kl_coef=0.0, clip_range=0.02, response_length="drawn", ema_decay=0.5
     ),
     "online-dpo": case(
         train_online_dpo, OnlineDPOConfig, GROUPS, letters, kl_coef=None, minibatch_size=16, ppo_epochs=1
