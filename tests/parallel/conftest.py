@@ -1,5 +1,6 @@
 """Ranks: real processes that meet as torchrun's do."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -24,9 +25,29 @@ def environment(rank, size, port):
     return os.environ | {name: str(value) for name, value in (own | meeting).items()}
 
 
+def beside(name):
+    """A module of this folder, which is not on the path."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def comparing():
+    """What two runs have that differs."""
+    return beside("comparing")
+
+
+@pytest.fixture(scope="session")
+def training():
+    """The runs."""
+    return beside("training")
+
+
 @pytest.fixture(scope="session")
 def launch():
-    """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks; returns their processes."""
+    """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks. Returns processes."""
 
     def start(size, script, *words, per_rank=None, **variables):
         port, started = free_port(), []

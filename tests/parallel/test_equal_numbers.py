@@ -1,24 +1,11 @@
 """One rank, two ranks and four ranks train to the same numbers: metrics, responses, weights (issue's first proof)."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-
-def module(name):
-    """A module beside this file: pytest does not put the folder on the path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-comparing, training = module("comparing"), module("training")
 SHORT = ("sft", "reward", "ppo", "grpo")
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
-"""In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small they are."""
+"""In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
 ON_A_KNIFE_EDGE = {"reward/accuracy"}
 """Before the first step policy and reference agree, so which of two equal rewards is larger is up to rounding."""
 
@@ -39,7 +26,7 @@ def trained(results, inputs, tmp_path_factory):
     return of
 
 
-def check(one, several, names, *, tolerance, floor, left_out=()):
+def check(comparing, steps, one, several, names, *, tolerance, floor, left_out=()):
     for name in names:
         a, b = one / name, several / name
         largest = [found for found in comparing.metric_distances(a, b, floor=floor) if found[2] not in left_out]
@@ -47,25 +34,42 @@ def check(one, several, names, *, tolerance, floor, left_out=()):
         assert comparing.weight_distance(a, b) <= tolerance, name
         assert comparing.samples_of(a) == comparing.samples_of(b), name
         assert comparing.samples_of(a), name
-        steps = {step for step, _ in comparing.metrics_of(a)}
-        assert steps == set(range(training.STEPS + 1)), name
+        assert {step for step, _ in comparing.metrics_of(a)} == set(range(steps + 1)), name
 
 
-def test_two_ranks_train_as_one_does(trained):
+def test_two_ranks_train_as_one_does(trained, comparing, training):
     """In float32, and with every part of PPO: adaptive KL, score norm, ptx, averaged weights, value and entropy terms."""
-    check(trained(1, SHORT), trained(2, SHORT), SHORT, tolerance=FLOAT32, floor=NEAR_ZERO, left_out=ON_A_KNIFE_EDGE)
+    check(
+        comparing,
+        training.STEPS,
+        trained(1, SHORT),
+        trained(2, SHORT),
+        SHORT,
+        tolerance=FLOAT32,
+        floor=NEAR_ZERO,
+        left_out=ON_A_KNIFE_EDGE,
+    )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_trainer_is_the_same_in_float32(trained, size):
+def test_every_trainer_is_the_same_in_float32(trained, comparing, training, size):
     names = tuple(training.CASES)
-    check(trained(1, names), trained(size, names), names, tolerance=FLOAT32, floor=NEAR_ZERO, left_out=ON_A_KNIFE_EDGE)
+    check(
+        comparing,
+        training.STEPS,
+        trained(1, names),
+        trained(size, names),
+        names,
+        tolerance=FLOAT32,
+        floor=NEAR_ZERO,
+        left_out=ON_A_KNIFE_EDGE,
+    )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_trainer_is_the_same_in_float64(trained, size):
+def test_every_trainer_is_the_same_in_float64(trained, comparing, training, size):
     names = tuple(name for name in training.CASES if name != "reward-encoder")  # its attention computes in float32
     one, several = trained(1, names, DOUBLE="1"), trained(size, names, DOUBLE="1")
-    check(one, several, names, tolerance=FLOAT64, floor=1e-2)
+    check(comparing, training.STEPS, one, several, names, tolerance=FLOAT64, floor=1e-2)
