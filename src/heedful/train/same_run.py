@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from heedful.configs.options import RunOptions
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, TrainingError
 from heedful.parallel import ranks
 from heedful.parallel.own import own_device
 from heedful.train.environment import LIBRARIES, digest, sums
@@ -71,12 +70,15 @@ def _check_batches(config: RunOptions) -> None:
             )
 
 
-def check_same_weights(modules: list[nn.Module]) -> None:
-    """Check that what learns has the same weights on every rank. Raises ConfigError, naming a rank that differs."""
+def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Check that what learns has the same weights on every rank. Raises TrainingError, naming a rank that differs."""
     if ranks.size() == 1:
         return
-    weights = [p.detach().double() for module in modules for p in module.parameters() if p.requires_grad]
-    found = (
-        f"{math.fsum(float(w.sum()) for w in weights):.17g} {math.fsum(float(w.square().sum()) for w in weights):.17g}"
-    )
-    ranks.check_same({"the weights that learn": found}, {"the weights that learn": "use machines of one kind"})
+    weights = [weight.detach() for group in optimizer.param_groups for weight in group["params"]]
+    sums = [f"{float(w.sum(dtype=torch.float64))} {float(w.double().norm())}" for w in weights]
+    for number, theirs in enumerate(ranks.gather(sums)):
+        if theirs != sums and number and ranks.rank() == 0:
+            raise TrainingError(
+                f"rank {number} no longer has the weights of rank 0; ranks must run on processors and GPUs of one kind, with "
+                "the same libraries"
+            )
