@@ -49,7 +49,7 @@ class Display:
             total_steps: the number of steps at which the run ends.
             shown: maps names of metrics to the short labels under which they are shown.
         """
-        self.console = Screen(stderr=True, soft_wrap=not _is_terminal())
+        self.console = Screen(stderr=True, soft_wrap=not _is_terminal(), quiet=_silent)
         self.title = title
         self.total_steps = total_steps
         self.shown = shown
@@ -91,8 +91,19 @@ class Display:
         self._progress.stop()
 
 
+_silent = False
+
+
+def fall_silent() -> None:
+    """Show nothing more from this process: another one shows the run that both are in."""
+    global _silent  # noqa: PLW0603
+    _silent = True
+
+
 def say(text: str) -> None:
     """Print a line on standard error from anywhere; beside a live bar it comes above it."""
+    if _silent:
+        return
     with contextlib.suppress(OSError):  # nobody reads it: a terminal that was closed, a pipe's end
         print(f"heedful: {text}", file=sys.stderr, flush=True)
 

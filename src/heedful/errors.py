@@ -7,6 +7,7 @@
     ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
     ├── TrainingError    (also RuntimeError)   losses or gradients that are no longer numbers, or a policy too far from home
     ├── MemoryFullError  (also MemoryError)    a model that does not fit into memory, even one row at a time
+    ├── RankError        (also RuntimeError)   another process of the run has died, hangs or failed
     └── MachineError     (also OSError)        the machine lacks what a run needs, such as space on the disk
 
 The command line prints the message on standard error and exits with the error's ``status``, without a traceback: 2 for a
@@ -73,6 +74,16 @@ class MachineError(HeedfulError, OSError):
     """The machine lacks what a run needs: space on the disk."""
 
     status = 3
+
+
+class RankError(HeedfulError, RuntimeError):
+    """Another rank of a run on several devices has died, hangs, or has failed."""
+
+    status = 4
+
+    def __init__(self, message: str, status: int = status) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Terminated(BaseException):

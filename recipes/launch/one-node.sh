@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Trains on every GPU of this machine, or in RANKS processes:
+#   bash recipes/launch/one-node.sh ppo config.yaml --output runs/ppo
+set -euo pipefail
+exec torchrun --standalone --nproc-per-node "${RANKS:-gpu}" -m heedful "$@"

@@ -1,0 +1,84 @@
+"""All ranks of a run are made from and with the same: what differs is found before it makes numbers differ."""
+
+import hashlib
+import math
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from heedful.configs.options import RunOptions
+from heedful.errors import ConfigError, TrainingError
+from heedful.parallel import ranks
+from heedful.parallel.own import own_device
+from heedful.train.environment import LIBRARIES, digest, sums
+from heedful.train.output_folder import inputs, settings_of
+
+REMEDY = {
+    "settings": "start every rank with the same flags and the same YAML file",
+    "output": "start every rank with the same --output, a folder that all machines see",
+    "data": "copy the files, or name a folder that all machines see",
+    "models": "copy the models, or name a folder that all machines see",
+    "versions": "install the same versions on every machine",
+    "code": "install the same heedful on every machine",
+}
+"""What may differ, and how to make it the same."""
+
+
+def join_ranks(config: RunOptions, device: torch.device) -> torch.device:
+    """Meet the other ranks, if there are any, and check that all run the same. Returns this rank's device.
+
+    Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
+    batch has rows; RankError if they do not come in time.
+    """
+    if not ranks.launched():
+        return device
+    device = own_device(device)
+    ranks.join(device, timedelta(minutes=config.distributed_timeout_minutes))
+    ranks.check_same(_facts(config), REMEDY)
+    _check_batches(config)
+    return device
+
+
+def _facts(config: RunOptions) -> dict[str, str]:
+    """Sums of what a run depends on."""
+    files, models = sums([str(path) for path in inputs(config)])
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return {
+        "settings": digest(settings_of(config))[:12],
+        "output": str(config.output.absolute()),
+        **{f"data {path}": number[:12] for path, number in files.items()},
+        **{f"models {path}": number[:12] for path, number in models.items()},
+        "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
+        "code": digest([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in code])[:12],
+    }
+
+
+def _check_batches(config: RunOptions) -> None:
+    """Refuse more ranks than an optimizer step has rows: some would never have any. Raises ConfigError."""
+    per_row = 1
+    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
+        per_row = per_prompt
+    for name in ("batch_size", "minibatch_size"):
+        rows = getattr(config, name, None)
+        if rows is not None and math.ceil(rows / per_row) < ranks.size():
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{ranks.size()} ranks, but a step has {rows // per_row} rows to divide among them ({flag} {rows}): "
+                f"raise it to at least {ranks.size() * per_row}, or start at most {rows // per_row} ranks"
+            )
+
+
+def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Check that what learns has the same weights on every rank. Raises TrainingError, naming a rank that differs."""
+    if ranks.size() == 1:
+        return
+    weights = [weight.detach() for group in optimizer.param_groups for weight in group["params"]]
+    sums = [f"{float(w.sum(dtype=torch.float64))} {float(w.double().norm())}" for w in weights]
+    for number, theirs in enumerate(ranks.gather(sums)):
+        if theirs != sums and number and ranks.rank() == 0:
+            raise TrainingError(
+                f"rank {number} no longer has the weights of rank 0; ranks must run on processors and GPUs of one kind, with "
+                "the same libraries"
+            )

@@ -1,0 +1,123 @@
+"""Ranks: real processes that meet as torchrun's do."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def environment(rank, size, port):
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    return os.environ | {name: str(value) for name, value in (own | meeting).items()}
+
+
+def beside(name):
+    """A module of this folder, which is not on the path."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def comparing():
+    """What two runs have that differs."""
+    return beside("comparing")
+
+
+@pytest.fixture(scope="session")
+def training():
+    """The runs."""
+    sys.path.insert(0, str(HERE))
+    try:
+        return beside("training")
+    finally:
+        sys.path.remove(str(HERE))
+
+
+@pytest.fixture(scope="session")
+def mutants():
+    """Planted mistakes."""
+    return beside("mutants")
+
+
+@pytest.fixture(scope="session")
+def launch():
+    """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks. Returns processes."""
+
+    def start(size, script, *words, per_rank=None, cwds=None, port=None, **variables):
+        port, started = port or free_port(), []
+        program = [str(HERE / script)] if script.endswith(".py") else script.split()
+        for rank in range(size):
+            more = {**variables, **((per_rank or {}).get(rank, {}))}
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *program, *(str(word).replace("{rank}", str(rank)) for word in words)],
+                    cwd=None if cwds is None else cwds[rank],
+                    env=environment(rank, size, port) | more,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return started
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """``inputs(decoder)`` is a folder with what `training.py` trains on, made once."""
+    made = {}
+
+    def of(decoder="llama"):
+        if decoder not in made:
+            made[decoder] = tmp_path_factory.mktemp("输入")
+            code = f"import training; training.make_inputs({decoder!r})"
+            paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=made[decoder],
+                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[-4000:]
+        return made[decoder]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def results(launch):
+    """``results(size, script)`` is what the script printed last in each rank, read as JSON."""
+
+    def of(size, script, *words, timeout=900, **variables):
+        found = []
+        processes = launch(size, script, *words, **variables)
+        try:
+            for process in processes:
+                out, err = process.communicate(timeout=timeout)
+                assert process.returncode == 0, err[-4000:]
+                found.append(json.loads(out.splitlines()[-1]))
+        finally:
+            for process in processes:
+                process.kill()
+        return found
+
+    return of
