@@ -5,17 +5,24 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
-#SBATCH --signal=TERM@300
+#SBATCH --signal=B:TERM@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 # One task per machine, which starts a rank per GPU:
 #   sbatch recipes/launch/slurm.sh ppo config.yaml --output /shared/runs/ppo
-# Five minutes before its time is over the job is asked to end. It then saves a checkpoint, ends with 143, and is queued again,
-# where the same command goes on.
+# Five minutes before its time is over this script is asked to end. It passes that on, the run saves a checkpoint, and the job is
+# queued again, where the same command goes on.
 set -euo pipefail
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export HEAD=$head NODES=$SLURM_NNODES PORT=$((20000 + SLURM_JOB_ID % 20000))
-status=0
-srun --kill-on-bad-exit=1 bash -c 'NODE=$SLURM_NODEID exec bash "$0" "$@"' "${LAUNCH:-recipes/launch}/two-nodes.sh" "$@" || status=$?
-if [ "$status" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+names=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export HEAD=${names%%$'\n'*} NODES=$SLURM_NNODES PORT=$((20000 + SLURM_JOB_ID % 20000))
+asked=0 status=0
+trap 'asked=1; kill -TERM "$task"' TERM
+srun --kill-on-bad-exit=1 bash -c 'NODE=$SLURM_NODEID exec bash "$0" "$@"' "${LAUNCH:-recipes/launch}/two-nodes.sh" "$@" &
+task=$!
+wait "$task" || status=$?
+while kill -0 "$task" 2>/dev/null; do # the trap has ended the first wait
+  status=0
+  wait "$task" || status=$?
+done
+if [ "$asked" -eq 1 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"
