@@ -5,6 +5,7 @@ each says which part of which tensor it holds.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,9 @@ class Parts:
 
     def read(self, key: str, into: Tensor) -> None:
         """Read a tensor, or the part of it that this rank holds, into one of its shape and dtype."""
-        dcp.load({key: into}, storage_reader=self._reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is not read by all ranks together, which is meant
+            dcp.load({key: into}, storage_reader=self._reader, no_dist=True)
 
 
 class _Reader(HuggingFaceStorageReader):

@@ -7,7 +7,6 @@ All ranks call these functions in the same order, with the same arguments, but f
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -111,32 +110,38 @@ def _without_numbers(module: M) -> M:
     return copy.deepcopy(module, {id(buffer): buffer for buffer in module.buffers()} | empty)
 
 
-def gathered(
-    module: M,
-    *,
-    device: torch.device | None = None,
-    convert: Callable[[nn.Module, Tensor], Tensor] | None = None,
-    first_only: bool = False,
-) -> M | None:
+def gathered(module: M, *, convert: Callable[[nn.Module, Tensor], Tensor] | None = None) -> M:
     """A copy of a divided model with whole weights, as they are now; a model that is not divided itself.
 
-    Weights are put together one after the other, so on top of the copy no more than one is held.
+    Weights are put together one after the other, so besides the copy no more than one is held.
 
     Args:
         module: the model.
-        device: where the copy is; None is where the model is.
         convert: given the module that holds a weight and the whole weight, returns what the copy holds instead.
-        first_only: make the copy on rank 0 only; the others get None, and hold one weight at a time.
     """
     if not is_sharded(module):
         return module
+    filled = _gathered(module, None, convert, keeps=True)
+    assert filled is not None
+    return filled
+
+
+def gathered_on_first(module: M) -> M | None:
+    """`gathered` on rank 0, in main memory; None on the others, which hold one whole weight at a time. For saving."""
+    if not is_sharded(module):
+        return module if is_first() else None
+    return _gathered(module, torch.device("cpu"), None, keeps=is_first())
+
+
+def _gathered(
+    module: M, device: torch.device | None, convert: Callable[[nn.Module, Tensor], Tensor] | None, *, keeps: bool
+) -> M | None:
     owners: dict[int, list[str]] = {}
     tensors: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
     structure = _STRUCTURES[module]
-    keeps = is_first() or not first_only
     filled = copy.deepcopy(structure, {id(buffer): buffer for buffer in structure.buffers()}) if keeps else None
     for key, names in owners.items():
         full = whole_tensor(tensors[key].detach())
@@ -154,6 +159,11 @@ def gathered(
     if filled is not None:
         filled.train(module.training)
     return filled  # type: ignore[return-value]
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether a tensor is divided among ranks. Any rank may ask."""
+    return isinstance(tensor, DTensor)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -248,8 +258,3 @@ def bytes_held(tensors: Iterable[Tensor | None]) -> int:
     """Bytes of this rank's parts of some tensors."""
     parts = [held(tensor) for tensor in tensors if tensor is not None]
     return sum(part.numel() * part.element_size() for part in parts)
-
-
-def no_norm(max_grad_norm: float) -> float:
-    """The norm to clip to: 0 in the settings clips nothing."""
-    return max_grad_norm or math.inf

@@ -10,6 +10,7 @@ from torch import nn
 from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.errors import TrainingError
 from heedful.faults import hit
+from heedful.parallel.sharding import clip_gradients
 from heedful.train.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
@@ -112,7 +113,7 @@ def optimizer_step(
         scaler.unscale_(optimizer)
     with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
     norms = [
-        float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
+        clip_gradients(parameters, max_grad_norm or math.inf)
         for parameters in with_gradients
         if parameters  # a policy stands still while its critic warms up
     ]

@@ -53,6 +53,9 @@ FREE = (
     "judge_cache",
     "reward_concurrency",
     "rollouts",
+    "shard",
+    "replicas",
+    "sync_every",
     *TRACKING,
 )
 """Settings that an unfinished run may go on with whatever they are: no number depends on them."""
