@@ -8,7 +8,7 @@ All ranks call these functions in the same order, with the same arguments, but f
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,8 +23,18 @@ from heedful.parallel.ranks import is_first, size
 
 M = TypeVar("M", bound=nn.Module)
 
-_STRUCTURES: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
-"""Of each divided model, the same model without numbers; see `gathered`."""
+SyncEvery = Literal["step", "micro-batch"]
+
+
+class _Divided(NamedTuple):
+    """What is known of a divided model."""
+
+    structure: nn.Module
+    """The same model without numbers; see `gathered`."""
+    sync_every: SyncEvery
+
+
+_DIVIDED: WeakKeyDictionary[nn.Module, _Divided] = WeakKeyDictionary()
 
 
 def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
@@ -44,7 +54,7 @@ def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
     return init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
     """Divide a model among the ranks of a mesh, in place: each block by itself, and all else with the root.
 
     Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in the
@@ -53,12 +63,13 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
 
     Args:
         module: the module whose ``forward`` is called; with whole weights, the same on every rank, on whatever device. Its
-            adapters are on it. It may have been divided before only if it has been `gathered`.
+            adapters are on it.
         mesh: see `make_mesh`. The parts are on its device.
+        sync_every: when gradients are summed, for `passes`.
 
     Raises ConfigError if the model has no blocks.
     """
-    _STRUCTURES[module] = _without_numbers(module)
+    _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
     for block in [*blocks(module), *heads(module)]:
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
@@ -141,7 +152,7 @@ def _gathered(
     for name, parameter in module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
-    structure = _STRUCTURES[module]
+    structure = _DIVIDED[module].structure
     filled = copy.deepcopy(structure, {id(buffer): buffer for buffer in structure.buffers()}) if keeps else None
     for key, names in owners.items():
         full = whole_tensor(tensors[key].detach())
@@ -216,35 +227,28 @@ def exchange(one: Tensor, other: Tensor) -> None:
     its.copy_(kept)
 
 
-class Empty(Protocol):
-    """A module that can make a pass over nothing."""
-
-    def zero(self) -> Tensor:
-        """0, from a pass that reads all weights which learn."""
-
-
 class Passes:
     """The passes of a loop over micro-batches through divided models: all ranks make the same number.
 
     Weights are put together by all ranks at once, so a rank with fewer micro-batches passes over nothing instead.
 
     Args:
-        zeros: what to do for a micro-batch that is not there, in the order in which a micro-batch's passes are made: each makes
-            a pass, and returns 0 (`Empty.zero`).
+        zeros: what to do for a micro-batch that is not there, in the order in which the passes of one that is there are made: each
+            makes a pass that reads every weight, and returns 0 (such as `Policy.zero`).
         modules: those that are passed through.
-        sync_every: ``step`` sums gradients over the ranks once, in the last pass of the loop, which takes memory for those of
-            whole weights until then; ``micro-batch`` in every pass.
+        sync_every: ``step`` sums gradients over the ranks in the last pass of the loop, which takes memory for those of whole
+            weights until then; ``micro-batch`` in every pass.
     """
 
     def __init__(
-        self, zeros: Sequence[Callable[[], Tensor]], modules: Iterable[nn.Module], sync_every: str = "step"
+        self, zeros: Sequence[Callable[[], Tensor]], modules: Sequence[nn.Module], sync_every: SyncEvery = "step"
     ) -> None:
-        self.zeros, self.modules, self.sync_every = zeros, list(modules), sync_every
+        self.zeros, self.modules, self.sync_every = zeros, modules, sync_every
 
     def before(self, *, is_last: bool) -> None:
         """Call before each micro-batch's passes, there or not."""
         for module in self.modules:
-            module.set_requires_gradient_sync(is_last or self.sync_every != "step")  # type: ignore[operator]
+            module.set_requires_gradient_sync(is_last or self.sync_every == "micro-batch")  # type: ignore[operator]
 
     def nothing(self) -> None:
         """Make the passes of a micro-batch that is not there. Gradients stay as they are."""
@@ -252,6 +256,17 @@ class Passes:
             made = zero()
             if made.requires_grad:
                 made.backward()
+
+
+def passes(*through: tuple[nn.Module, Callable[[], Tensor]]) -> Passes | None:
+    """`Passes` through models, each with its ``zero``; None if they are not divided, so that ranks need not keep step."""
+    divided = [(module, zero) for module, zero in through if is_sharded(module)]
+    if not divided:
+        return None
+    root = next((known for module, _ in divided if (known := _DIVIDED.get(module)) is not None), None)
+    return Passes(
+        [zero for _, zero in divided], [module for module, _ in divided], "step" if root is None else root.sync_every
+    )
 
 
 def bytes_held(tensors: Iterable[Tensor | None]) -> int:
