@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from heedful.errors import HeedfulError, Terminated, is_out_of_memory
+from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import remember_command
 
 
@@ -170,22 +170,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 remember_command([])
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
-        except KeyboardInterrupt:
-            _say("interrupted")
-            return 130
+        except KeyboardInterrupt as interrupt:
+            return _end(interrupt, "interrupted", 130)
         except Terminated as ended:
-            _say("terminated")
-            return ended.status
+            return _end(ended, "terminated", ended.status)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _is_unread():
                 return 0
             message = _message(error)
             if message is None:
+                _end(error, None, 1)
                 raise
             from heedful.display import harmless  # which loads rich
 
-            _say(harmless(message))
-            return error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE
+            return _end(error, harmless(message), error.status if isinstance(error, HeedfulError) else OF_THE_MACHINE)
+
+
+def _is_rank() -> bool:
+    """True if torchrun, or another launcher, has started this process as one of several."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _end(error: BaseException, message: str | None, status: int) -> int:
+    """Say why the command ends, and return its exit status. Of several ranks, the one whose turn it is says it."""
+    if not _is_rank():
+        if message is not None:
+            _say(message)
+        return status
+    from heedful.parallel import ranks, roll_call
+
+    ranks.give_up(error)
+    elsewhere = roll_call.failure_elsewhere() if isinstance(error, Terminated) else None
+    if elsewhere is not None:  # the launcher has ended this rank because another has failed
+        message, status = elsewhere
+    if message is not None and roll_call.speaks():
+        _say(f"rank {os.environ.get('RANK')}: {message}" if os.environ.get("RANK") != "0" else message)
+    roll_call.end()
+    return status
 
 
 def _is_unread() -> bool:
@@ -302,10 +323,14 @@ def _run(words: list[str]) -> int:
     from heedful.configs.parse import parse
 
     command = COMMANDS[name]
+    if _is_rank() and command.objective is None:
+        raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     _let_threads_sleep()
     config = parse(_load(command.config), words, prog=f"heedful {name}")
     result = _load(command.function)(config)
-    if command.objective is not None:
+    if _is_rank():
+        _load("parallel.ranks:leave")()
+    if command.objective is not None and os.environ.get("RANK", "0") == "0":
         _load("commands:report_training")(config, result, command.objective)
     return 0
 

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,11 +20,13 @@ ECHO = 1.0
 class Stops:
     """While it is open, a signal raises KeyboardInterrupt or `Terminated`; inside `shield`, when that ends.
 
-    A second signal raises at once, also inside. Only the main thread can handle signals; in another, and for signals that are
+    A second signal raises at once, also inside. With ``waits``, the first one raises only in `poll`, in which all processes of
+    a run raise together. Only the main thread can handle signals; in another, and for signals that are
     ignored or handled outside Python, nothing changes. The handlers that were there before are put back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
+        self._waits = waits
         self._previous: dict[int, Any] = {}
         self._depth = 0
         self._waiting: int | None = None
@@ -53,15 +55,23 @@ class Stops:
             yield
         finally:
             self._depth -= 1
-        if self._waiting is not None and not self._depth and not self._raised:
+        if self._waiting is not None and not self._depth and not self._raised and not self._waits:
             self._raise(self._waiting)
+
+    def poll(self, largest: Callable[[float], float]) -> None:
+        """Raise if a signal has come to any process of the run; ``largest`` gives the largest number of all."""
+        if not self._waits or self._raised:
+            return
+        number = int(largest(self._waiting or 0))
+        if number:
+            self._raise(number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._last[0] == number and now - self._last[1] < ECHO:
             return
         self._last = (number, now)
-        if self._depth and self._waiting is None and not self._raised:
+        if (self._depth or self._waits) and self._waiting is None and not self._raised:
             self._waiting = number
         else:
             self._raise(number)

@@ -58,6 +58,9 @@ class RunOptions(TrackingOptions, TrustOptions, MachineOptions):
     """Rows in such a table."""
     patience: Annotated[int, NOT_NEGATIVE] = 0
     """Stop after this many evaluations in a row without improvement. 0 never stops early."""
+    distributed_timeout_minutes: Annotated[float, POSITIVE] = 30.0
+    """Minutes that ranks (torchrun --nproc-per-node N -m heedful ...) wait for one another. If one has died or hangs, the job
+    ends and can go on. It must be longer than the slowest rewards, evaluations and savings, which rank 0 does alone."""
     memory_check: bool = True
     """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
     anything is written. Turn it off if the plan is wrong for your model."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from heedful.parallel import ranks
 from heedful.types import MicroBatch
 
 Item = TypeVar("Item")
@@ -31,15 +32,26 @@ def in_micro_batches(
         yield part
 
 
-def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
-    """Return the rows of each micro-batch. A micro-batch is as wide as its longest row.
+def own_micro_batches(
+    items: Sequence[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]]
+) -> Iterator[list[Item]]:
+    """`in_micro_batches` of the items that this rank has to process: about its share of the tokens, in their order."""
+    if ranks.size() > 1:
+        items = [items[i] for i in ranks.own([rows * length for rows, length in map(shape, items)])]
+    return in_micro_batches(items, limit, shape)
 
-    If one holds all rows, they keep their order; else they are sorted by length first, so that little is padding.
+
+def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
+    """Return the rows of each micro-batch of this rank. A micro-batch is as wide as its longest row.
+
+    If one holds all rows, they keep their order; else they are sorted by length first, so that little is padding. A rank may
+    have no rows.
 
     Args:
         lengths: tokens of each row.
         limit: the most rows and tokens per micro-batch.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    own = ranks.own(lengths)
+    order = sorted(own, key=lengths.__getitem__)
     parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
-    return parts if len(parts) > 1 else [list(range(len(lengths)))]
+    return parts if len(parts) > 1 or len(own) < len(lengths) else [own]

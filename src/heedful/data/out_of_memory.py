@@ -8,6 +8,7 @@ import torch
 
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
+from heedful.parallel import ranks
 from heedful.types import MicroBatch
 
 T = TypeVar("T")
@@ -45,6 +46,9 @@ class Room:
     ) -> T:
         """Return ``work(micro-batch)``. Whenever memory runs out in it, do it again from its start with half the micro-batch.
 
+        If it runs out on one of several ranks, all do it again. In ``work``, ranks may talk to each other only after
+        `heedful.parallel.ranks.all_well`.
+
         Args:
             work: takes the micro-batch to use.
             limit: the micro-batch of the settings.
@@ -58,11 +62,15 @@ class Room:
         while True:
             tried = self.within(limit)
             try:
-                return work(tried)
+                done = work(tried)
+                ranks.all_well()
+                return done
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                count = min(tried.rows, rows)
+                if not isinstance(error, ranks.ElsewhereMemoryError):
+                    ranks.any_of(True)
+                count = min(tried.rows, -(-rows // ranks.size()))
                 if count <= 1:
                     raise MemoryFullError(_nothing_left(error)) from error
             # Out of the handler, the error and all that its frames hold is gone.

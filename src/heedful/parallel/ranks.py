@@ -5,9 +5,12 @@ torchrun --nproc-per-node 2 -m heedful ppo ...
 starts them. Every rank reads all of the data and decides everything, from the same numbers; only the expensive passes are
 split. In one process nothing here does anything: `own` is everything, sums are what they are.
 
-All ranks call these functions in the same order (collective operations), but for `rank`, `size`, `is_first`, `own` and `parts`.
-A collective that cannot be completed, because a rank has died, hangs or has failed, raises RankError, which names it.
+All ranks call the functions that talk (collective operations) in the same order; `rank`, `size`, `is_first`, `own` and
+`parts` do not. A collective that is not completed, because a rank has died, hangs or has failed, raises RankError, which
+names it.
 """
+
+from __future__ import annotations
 
 import contextlib
 import heapq
@@ -15,22 +18,27 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from heedful import display
 from heedful.errors import ConfigError, HeedfulError
-from heedful.parallel import roll_call
+
+if TYPE_CHECKING:  # torch is imported when there are other ranks to talk to
+    import torch
+    from torch import Tensor
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 BUCKET = 2**24
 """Numbers that are added up in one message (64 MiB in float32)."""
-SHORT = {torch.float16, torch.bfloat16, torch.bool}
-"""Dtypes in which sums would lose digits, or are none."""
+
+
+class _World:
+    """This process among those that have joined; by itself before `join`."""
+
+    rank = 0
+    size = 1
+    is_alone = False
 
 
 def launched() -> bool:
@@ -38,23 +46,62 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this rank does everything itself, as if it were the only process, while others do something else or wait."""
+    before, _World.is_alone = _World.is_alone, True
+    try:
+        yield
+    finally:
+        _World.is_alone = before
+
+
 def size() -> int:
-    """How many ranks there are; 1 if this is the only process."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """How many ranks there are; 1 if this is the only process, or it acts `alone`."""
+    return 1 if _World.is_alone else _World.size
 
 
 def rank() -> int:
     """The number of this process, from 0."""
-    return dist.get_rank() if size() > 1 else 0
+    return _World.rank
 
 
 def is_first() -> bool:
     """True on rank 0, which alone writes and shows; True if this is the only process."""
-    return rank() == 0
+    return _World.rank == 0
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The device of this rank: of several CUDA devices that with its number on this machine (LOCAL_RANK), made current.
+
+    Raises ConfigError if a device was chosen that the ranks would share.
+    """
+    if not launched() or device.type == "cpu":
+        return device
+    here, count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
+    if device.type != "cuda":
+        raise ConfigError(
+            f"--device {device.type}: {count} ranks cannot share it; start one process, or use --device cpu"
+        )
+    if device.index is not None:
+        raise ConfigError(
+            f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each takes the one of its number "
+            "(CUDA_VISIBLE_DEVICES chooses among them)"
+        )
+    import torch
+
+    if count > torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {_number('RANK')}: {count} ranks on this machine, but it has {torch.cuda.device_count()} CUDA devices; "
+            f"torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+        )
+    device = torch.device("cuda", here)
+    torch.cuda.set_device(device)
+    return device
 
 
 def join(device: torch.device, timeout: timedelta) -> None:
-    """Become one of the ranks that the launcher's environment names. In a process by itself, and a second time, nothing happens.
+    """Become one of the ranks that the launcher's environment names. In one process, and a second time, nothing happens.
 
     Sums of tensors on CUDA devices go by NCCL, everything else by Gloo.
 
@@ -66,19 +113,37 @@ def join(device: torch.device, timeout: timedelta) -> None:
     """
     if not launched() or size() > 1:
         return
+    import torch.distributed as dist
+
+    from heedful.display import fall_silent
+    from heedful.parallel import roll_call
+
     here, count = _number("RANK"), _number("WORLD_SIZE")
     store = roll_call.open_store(here, count, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
+    _World.rank, _World.size = here, count
     if here:
-        display.fall_silent()
+        fall_silent()
 
 
 def leave() -> None:
-    """Let go of the other ranks, whose collectives with this one fail from now on."""
-    if size() > 1:
+    """Let go of the other ranks, whose collectives with this one fail from now on. Its number stays."""
+    if _World.size > 1:
+        import torch.distributed as dist
+
+        _World.size = 1
         dist.destroy_process_group()
+
+
+def give_up(error: BaseException) -> None:
+    """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing."""
+    if _World.size > 1:
+        from heedful.parallel import roll_call
+
+        roll_call.report(error)
+        leave()
 
 
 def _number(name: str) -> int:
@@ -86,8 +151,8 @@ def _number(name: str) -> int:
     if not text.isdigit():
         got = f"is {text!r}" if text else "is not set"
         raise ConfigError(
-            f"{name} {got}, though WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes; start them "
-            "with torchrun --nproc-per-node N -m heedful ..., which sets both, or unset WORLD_SIZE for a process by itself"
+            f"{name} {got}, though WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes; start "
+            "them with torchrun --nproc-per-node N -m heedful ..., which sets both, or unset WORLD_SIZE for one process"
         )
     return int(text)
 
@@ -98,10 +163,10 @@ def own(costs: Sequence[float]) -> list[int]:
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Divide indices among ``count`` ranks so that each has about the same costs: the next largest to whoever has least so far.
+    """Divide indices among ``count`` ranks so that costs are about equal: the next largest goes to whoever has least so far.
 
-    Every index is in one part, and no part is empty if there are enough. Equal costs go to ranks in turn. Graham 1969 ("Bounds
-    on multiprocessing timing anomalies"): the largest sum is at most 4/3 of the smallest possible.
+    Every index is in one part, and no part is empty if there are enough. Graham 1969 ("Bounds on multiprocessing timing
+    anomalies"): the largest sum is at most 4/3 of the smallest possible.
 
     Args:
         costs: of each index, such as its tokens; at least 1 is counted.
@@ -123,14 +188,16 @@ def add(tensors: Iterable[Tensor]) -> None:
     """
     if size() == 1:
         return
+    import torch
+
     for bucket in _buckets(tensors):
-        first, is_short = bucket[0], bucket[0].dtype in SHORT
+        first, is_short = bucket[0], bucket[0].dtype in (torch.float16, torch.bfloat16)
         if len(bucket) == 1 and first.is_contiguous() and not is_short:
-            _all_reduce(first, dist.ReduceOp.SUM)
+            _all_reduce(first)
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         flat = flat.float() if is_short else flat
-        _all_reduce(flat, dist.ReduceOp.SUM)
+        _all_reduce(flat)
         for tensor, numbers in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
             tensor.copy_(numbers.view_as(tensor))
 
@@ -147,7 +214,6 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from kinds.values()
 
 
-@torch.no_grad()
 def add_gradients(parameters: Iterable[Tensor]) -> None:
     """Replace the gradient of each parameter by its sum over the ranks.
 
@@ -155,9 +221,11 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
     """
     if size() == 1:
         return
+    import torch
+
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     have = torch.tensor([parameter.grad is not None for parameter in learned], dtype=torch.uint8)
-    _all_reduce(have, dist.ReduceOp.MAX)
+    _all_reduce(have, largest=True)
     chosen = [parameter for parameter, has in zip(learned, have.tolist(), strict=True) if has]
     for parameter in chosen:
         if parameter.grad is None:
@@ -174,12 +242,36 @@ def whole(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
         rows: where each belongs.
         count: rows in all.
     """
+    import torch
+
     everything = torch.zeros(count, *mine.shape[1:], dtype=mine.dtype, device=mine.device)
     everything[torch.tensor(rows, dtype=torch.long, device=mine.device)] = mine
     if size() > 1:
         numbers = everything.view(torch.uint8) if everything.dtype == torch.bool else everything
-        _all_reduce(numbers, dist.ReduceOp.SUM)  # 0 + x is x
+        _all_reduce(numbers)  # 0 + x is x
     return everything
+
+
+def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None = None) -> None:
+    """Rows of a tensor, of which each rank has filled in its own, in place; nothing happens in one process.
+
+    Args:
+        numbers: ``[rows, ...]``.
+        mine: indices of the rows that this rank has filled in, in parts.
+        among: those of all ranks; None if together they have all rows.
+    """
+    if size() == 1:
+        return
+    import torch
+
+    kept = torch.zeros_like(numbers)
+    for rows in mine:
+        kept[rows] = numbers[rows]
+    _all_reduce(kept)
+    if among is None:
+        numbers.copy_(kept)
+    else:
+        numbers[among] = kept[among]
 
 
 def share(value: T) -> T:
@@ -188,21 +280,22 @@ def share(value: T) -> T:
         return value
     held = [value if is_first() else None]
     with _complete():
-        dist.broadcast_object_list(held, src=0)
+        _dist().broadcast_object_list(held, src=0)
     return held[0]  # type: ignore[return-value]
 
 
 def by_first(work: Callable[[], T]) -> T:
-    """Do something on rank 0 only, and return what it gave on every rank. An `Exception` that it raised is raised on every rank.
+    """Do it on rank 0 only (`alone`), and return what it gave on every rank. It must be something that pickle can hold.
 
-    What it gives must be something that pickle can hold.
+    An `Exception` that it raised is raised on every rank.
     """
     if size() == 1:
         return work()
     outcome: tuple[T | None, Exception | None] = (None, None)
     if is_first():
         try:
-            outcome = work(), None
+            with alone():
+                outcome = work(), None
         except Exception as error:
             outcome = None, error if isinstance(error, HeedfulError) else _portable(error)
     value, failure = share(outcome)
@@ -226,7 +319,7 @@ def gather(value: T) -> list[T]:
         return [value]
     held: list[Any] = [None] * size()
     with _complete():
-        dist.all_gather_object(held, value)
+        _dist().all_gather_object(held, value)
     return held
 
 
@@ -235,12 +328,60 @@ def any_of(flag: bool) -> bool:
     return bool(largest(float(flag)))
 
 
+class ElsewhereMemoryError(MemoryError):
+    """Another rank has run out of memory, so that this one starts the same work again with it."""
+
+
+def all_well() -> None:
+    """To call before ranks talk to each other in work that is done again if memory runs out on one of them.
+
+    Raises ElsewhereMemoryError if it did: that rank calls ``any_of(True)`` instead.
+    """
+    if any_of(False):
+        raise ElsewhereMemoryError("out of memory on another rank")
+
+
+def total(value: float) -> float:
+    """The sum of the ranks' numbers, added in their order."""
+    return value if size() == 1 else sum(gather(value))
+
+
+def merged(parts: Mapping[K, T]) -> dict[K, T]:
+    """The entries of all ranks, whose keys differ."""
+    return {key: value for part in gather(dict(parts)) for key, value in part.items()}
+
+
+@contextlib.contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Inside, each rank has its own stream of torch's random numbers, as for dropout; afterwards all have the same.
+
+    The streams are seeded from the common one, so they are the same when a run goes on from a checkpoint.
+    """
+    if size() == 1:
+        yield
+        return
+    import torch
+
+    seed = int(torch.randint(2**60, ()))
+    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if uses_gpu else None
+    torch.manual_seed(seed + rank())
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+
+
 def largest(value: float) -> float:
     """The largest of the ranks' numbers."""
     if size() == 1:
         return value
+    import torch
+
     held = torch.tensor([value], dtype=torch.float64)
-    _all_reduce(held, dist.ReduceOp.MAX)
+    _all_reduce(held, largest=True)
     return float(held)
 
 
@@ -249,20 +390,28 @@ def check_same(facts: Mapping[str, str], what: Mapping[str, str]) -> None:
 
     Args:
         facts: by name.
-        what: of each name, how to make it the same.
+        what: of each name, or its first word, how to make it the same.
     """
     everywhere = gather(dict(facts))
     for number, others in enumerate(everywhere):
         for name, value in everywhere[0].items():
             if others.get(name) != value:
+                remedy = what.get(name) or what[name.split()[0]]
                 raise ConfigError(
-                    f"rank {number} differs from rank 0 in {name}: {others.get(name)} instead of {value}; {what[name]}"
+                    f"rank {number} differs from rank 0 in {name}: {others.get(name)} instead of {value}; {remedy}"
                 )
 
 
-def _all_reduce(tensor: Tensor, operation: Any) -> None:
+def _dist() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
+    operation = _dist().ReduceOp
     with _complete():
-        dist.all_reduce(tensor, operation)
+        _dist().all_reduce(tensor, operation.MAX if largest else operation.SUM)
 
 
 @contextlib.contextmanager
@@ -271,4 +420,6 @@ def _complete() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of Gloo and NCCL, DistError among them
+        from heedful.parallel import roll_call
+
         raise roll_call.lost(error) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from heedful.errors import ConfigError, HeedfulError, RankError
+from heedful.errors import ConfigError, RankError
 
 GRACE = 5.0
 """Seconds that a rank waits for the others to say why a collective failed."""
@@ -54,7 +54,8 @@ def report(error: BaseException | None) -> None:
     """Say that this rank leaves the run, by an error or, with None, because others have left. The first report counts."""
     if _Store.store is None or _said(_Store.rank) is not None:
         return
-    said = {"status": getattr(error, "status", 1), "error": None}
+    status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "status", 1)
+    said: dict[str, Any] = {"status": status, "error": None}
     if error is not None:
         said["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     _put(f"left/{_Store.rank}", said)
@@ -75,25 +76,47 @@ def lost(error: Exception) -> RankError:
         number, words = min(failed.items())
         return RankError(f"rank {number} of {_Store.size}: {words['error']}", status=words["status"])
     silent = [number for number in others if number not in said]
-    names = "no rank" if not silent else f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} of {_Store.size}"
-    why = "hung" if "imed out" in str(error) or "timeout" in str(error) else "died"
-    return RankError(f"{names} answered: it {why} ({str(error).splitlines()[0]})", status=RankError.status)
+    first_line = str(error).splitlines()[0]
+    if not silent:
+        return RankError(f"the ranks have lost each other, and none has failed: {first_line}")
+    names = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} of {_Store.size}"
+    why = "hangs, or is slower than --distributed-timeout-minutes allows" if "imed out" in str(error) else "has died"
+    return RankError(f"{names} {why} ({first_line})")
 
 
-def has_said(number: int) -> bool:
-    """True if a rank has left the run, so that nobody need wait for it."""
-    return _said(number) is not None
+def failure_elsewhere() -> tuple[str, int] | None:
+    """What another rank said when it failed, and its exit status; None if none has."""
+    for number in range(_Store.size if _Store.store is not None else 0):
+        words = _said(number)
+        if number != _Store.rank and words is not None and words["error"] is not None:
+            return f"rank {number} of {_Store.size}: {words['error']}", words["status"]
+    return None
+
+
+def speaks() -> bool:
+    """True if it is for this rank to tell the user why the run ends: no lower one does.
+
+    Before ranks have met, that is the first of each machine.
+    """
+    if _Store.store is None:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline and _Store.rank > 0:
+        if any(_said(number) is not None for number in range(_Store.rank)):
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def end() -> None:
-    """Rank 0 has said its last words; the others, until then, wait a little."""
-    if _Store.store is None or _Store.size == 1:
+    """Rank 0 has said its last words; the others wait until then, for a while, if it is there."""
+    if _Store.store is None:
         return
     if _Store.rank == 0:
         _put("ended", {})
         return
     deadline = time.monotonic() + LAST_WORDS
-    while _get("ended") is None and time.monotonic() < deadline:
+    while _said(0) is not None and _get("ended") is None and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

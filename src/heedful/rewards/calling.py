@@ -11,9 +11,18 @@ from typing import Any
 from heedful.data.messages import as_dict
 from heedful.errors import MemoryFullError, RewardError
 from heedful.faults import hit
+from heedful.parallel import ranks
 from heedful.rewards.background import Background
 from heedful.rewards.process import LONGEST_END, CallError, FunctionProcess
-from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError, RewardFunction, read_scores
+from heedful.rewards.returned import (
+    Elsewhere,
+    OfRanks,
+    OneScore,
+    Problem,
+    ResultError,
+    RewardFunction,
+    read_scores,
+)
 from heedful.types import Completion, Text
 
 RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
@@ -27,7 +36,22 @@ Called = tuple[list[OneScore | Problem], Problem | None]
 
 
 def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
-    """Call several rewards as `call_reward` does. Those that are computed elsewhere are at the same time."""
+    """Call several rewards as `call_reward` does. Those that are computed elsewhere are at the same time.
+
+    Of several ranks, the first calls them, but for those whose calls are shared (`OfRanks`). All have the results.
+    """
+    if ranks.size() == 1:
+        return _call_here(named, completions)
+    shared = {i for i, (_, function) in enumerate(named) if isinstance(function, OfRanks)}
+    rest = [i for i in range(len(named)) if i not in shared]
+    found = {i: call_reward(*named[i], completions) for i in sorted(shared)}
+    if rest:
+        found |= zip(rest, ranks.by_first(lambda: _call_here([named[i] for i in rest], completions)), strict=True)
+    return [found[i] for i in range(len(named))]
+
+
+def _call_here(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
+    """The same, in this process."""
     others = [i for i, (_, function) in enumerate(named) if isinstance(function, Elsewhere)] if len(named) > 1 else []
     outcomes: dict[int, Future[Called]] = {i: Future() for i in others}
 
@@ -133,6 +157,8 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
     except (RewardError, CallError, ResultError, MemoryFullError):
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(function, OfRanks) and ranks.size() > 1:  # others may wait for this rank's part
+            raise
         raise CallError(f"raised {type(error).__name__}: {error}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, overload
 
 from heedful.configs.scoring import Combination
 from heedful.errors import RewardError
+from heedful.parallel import ranks
 from heedful.rewards.calling import as_messages, call_rewards, sample
 from heedful.rewards.combine import combine_scores, shares
 from heedful.rewards.returned import Measured, OneScore, Problem, RewardFunction
@@ -149,7 +150,13 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
                     placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
             tokens.append(placed)
     return Scores(
-        totals, tokens if is_dense else None, means, tuple(failures), note, parts=parts, measured=_measured(rewards)
+        totals,
+        tokens if is_dense else None,
+        means,
+        tuple(failures),
+        note,
+        parts=parts,
+        measured=ranks.share(_measured(rewards)),
     )
 
 

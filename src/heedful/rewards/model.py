@@ -9,10 +9,12 @@ import torch
 from heedful.core.agreement import agreement
 from heedful.data.chat import RewardInputs
 from heedful.data.messages import from_dict
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
+from heedful.parallel import ranks
+from heedful.rewards.returned import OfRanks
 from heedful.rewards.rules import response_text
 from heedful.types import MicroBatch, Ranking, Text, plain_response
 
@@ -64,18 +66,18 @@ def score_rows(
     """Score rows that are already encoded, as `score_texts` does."""
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
-    scores = [0.0] * len(rows)
+    found: dict[int, float] = {}
 
     def read(limit: MicroBatch) -> None:
-        for chosen in in_micro_batches(order, limit, lambda i: (1, lengths[i])):
-            for i, one in zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True):
-                scores[i] = one
+        for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i])):
+            found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
 
     (room or Room()).run(read, micro_batch, rows=len(rows))
-    return scores
+    scores = ranks.merged(found)
+    return [scores[i] for i in range(len(rows))]
 
 
-class ModelReward:
+class ModelReward(OfRanks):
     """A frozen reward model as a reward function; the arguments are those of `score_texts`.
 
     With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was

@@ -16,6 +16,9 @@ class Problem(str):
     __slots__ = ("cause",)
     cause: BaseException | None
 
+    def __reduce__(self) -> tuple[type["Problem"], tuple[str]]:
+        return Problem, (str(self),)  # an error may be something that pickle cannot hold
+
     def __new__(cls, text: str, cause: BaseException | None = None) -> "Problem":
         problem = super().__new__(cls, text)
         problem.cause = cause
@@ -31,6 +34,13 @@ class Elsewhere(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End a call that another thread waits for."""
+
+
+class OfRanks:
+    """A reward function whose calls several ranks share: each computes some of the scores, and all have them.
+
+    Others are called by rank 0 only.
+    """
 
 
 class Measured:

@@ -14,6 +14,7 @@ from heedful.data.out_of_memory import Room
 from heedful.faults import hit
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.draw import draw, draw_from, filter_logits
 from heedful.sampling.rollouts import Rollouts
@@ -40,8 +41,8 @@ def sample(
     """Sample one response to each prompt.
 
     Every row draws from its own stream of uniform numbers, which are taken from ``generator`` before the loop. So responses
-    depend only on the seed and the row, not on the device or on which rows are sampled together. Those have prompts of
-    similar length, as all of them are padded to the longest.
+    depend only on the seed and the row, not on the device, on the number of ranks, each of which samples some of the rows, or
+    on which rows are sampled together. Those have prompts of similar length, as all of them are padded to the longest.
 
     Args:
         policy: the model to sample from.
@@ -62,13 +63,18 @@ def sample(
     stops = stop_ids if sampling.response_length == "stop" else ()
     model = SamplingModel(policy, cuda_graphs=sampling.cuda_graphs)  # one copy of the weights for all parts
 
+    costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
+
     def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Tokens, log-probs and those of all that was kept ``[rows, max_new_tokens]``; how many of them a response has."""
+        """Tokens, log-probs and those of all that was kept ``[rows, max_new_tokens]``; how many of them a response has.
+
+        Of this rank's rows; those of others are not filled in.
+        """
         tokens = torch.full((rows, sampling.max_new_tokens), pad_id, device=policy.device)
         logprobs = torch.zeros(tokens.shape, device=policy.device)
         kept = torch.zeros_like(logprobs) if sampling.leaves_out else None
         counts = torch.zeros(rows, dtype=torch.long, device=policy.device)
-        for part in rows_by_length([len(prompt) + sampling.max_new_tokens for prompt in prompts], limit):
+        for part in rows_by_length(costs, limit):
             steps = decode(
                 model,
                 [prompts[row] for row in part],
@@ -90,6 +96,11 @@ def sample(
         return tokens, logprobs, kept, counts
 
     tokens, logprobs, kept, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
+    if ranks.size() > 1:
+        own = [torch.tensor(ranks.own(costs), dtype=torch.long, device=policy.device)]
+        for numbers in (tokens, logprobs, kept, counts):
+            if numbers is not None:
+                ranks.put_together(numbers, own)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
 

@@ -10,13 +10,15 @@ from heedful.data.micro_batches import rows_by_length
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
+from heedful.parallel import ranks
 from heedful.types import MicroBatch
 
 
 def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
     """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
 
-    If there are several parts, rows are sorted by length first (`rows_by_length`).
+    If there are several parts, rows are sorted by length first (`rows_by_length`). Of several ranks each yields its own
+    rows, and maybe none.
     """
     for part in rows_by_length(batch.attention_mask.sum(dim=1).tolist(), limit):
         rows = torch.tensor(part, device=batch.ids.device)
@@ -36,6 +38,8 @@ def token_outputs(
 ) -> TokenOutputs:
     """Compute log-probs, entropy and values of a batch's responses, each ``[batch, time]``, without gradients.
 
+    Several ranks read some rows each, and all have the results of all.
+
     Module, precision and temperature are those of training, so that the ratio on the first minibatch is 1 up to rounding. The
     results are on the batch's device, wherever the policy is.
 
@@ -51,7 +55,7 @@ def token_outputs(
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
         parts = []
-        for rows, here in micro_batches(batch, limit):
+        for rows, here in _at_least_one(batch, limit):
             b = here.to(policy.device)
             outputs = policy(
                 b.ids,
@@ -64,14 +68,14 @@ def token_outputs(
             parts.append((rows, outputs))
         return parts
 
-    device, parts = batch.ids.device, (room or Room()).run(read, micro_batch, rows=len(batch.ids))
+    parts = (room or Room()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     states = [(rows, part.states) for rows, part in parts if part.states is not None]
     return TokenOutputs(
-        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], device),
-        entropy=_in_place([(rows, part.entropy) for rows, part in parts], device),
-        values=_in_place(values, device) if values else None,
-        states=_in_place(states, device) if states else None,
+        logprobs=_in_place([(rows, part.logprobs) for rows, part in parts], batch),
+        entropy=_in_place([(rows, part.entropy) for rows, part in parts], batch),
+        values=_in_place(values, batch) if values else None,
+        states=_in_place(states, batch) if states else None,
     )
 
 
@@ -82,13 +86,30 @@ def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBat
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
         return [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
-            for rows, part in micro_batches(batch, limit)
+            for rows, part in _at_least_one(batch, limit)
         ]
 
-    return _in_place((room or Room()).run(read, micro_batch, rows=len(batch.ids)), batch.ids.device)
+    return _in_place((room or Room()).run(read, micro_batch, rows=len(batch.ids)), batch)
 
 
-def _in_place(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
-    """Put the rows of several micro-batches in the order of the batch, on its device."""
+def _at_least_one(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
+    """`micro_batches`; a rank that has no rows reads the first, so that it knows the shapes of what others give it."""
+    if ranks.size() > 1 and not _own(batch):
+        rows = torch.zeros(1, dtype=torch.long, device=batch.ids.device)
+        yield rows, batch.select(rows)
+    else:
+        yield from micro_batches(batch, limit)
+
+
+def _own(batch: Batch) -> list[int]:
+    return ranks.own(batch.attention_mask.sum(dim=1).tolist())
+
+
+def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
+    """Put the rows of several micro-batches, and of several ranks, in the order of the batch, on its device."""
     order = torch.cat([rows for rows, _ in parts])
-    return torch.cat([part for _, part in parts]).to(device)[order.argsort()]
+    numbers = torch.cat([part for _, part in parts]).to(batch.ids.device)
+    if ranks.size() == 1:
+        return numbers[order.argsort()]
+    own = order.tolist() if _own(batch) else []
+    return ranks.whole(numbers[: len(own)], own, len(batch.ids))

@@ -22,7 +22,7 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, encode_split, load_split
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
@@ -190,7 +190,7 @@ def accumulate(
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(len(pair.chosen) for pair in ordered)
     sums = MetricSums()
-    for part in in_micro_batches(ordered, (limit or config.micro_batch).of_pairs, lambda pair: (2, pair.length)):
+    for part in own_micro_batches(ordered, (limit or config.micro_batch).of_pairs, lambda pair: (2, pair.length)):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))
         if config.nll_weight:
@@ -200,7 +200,7 @@ def accumulate(
         if torch.is_grad_enabled():
             loss.backward()
         sums.add({"loss/dpo": loss.detach(), **metrics})
-    return sums.means(1)
+    return sums.add_ranks().means(1)
 
 
 def pair_loss(

@@ -1,5 +1,6 @@
 """What a run is made from and with: versions, revision, hardware, seed, hashes of its data and models."""
 
+import functools
 import hashlib
 import platform
 import subprocess
@@ -58,6 +59,12 @@ def environment(command: str, config: RunOptions, *, data: Sequence[str], models
     }
 
 
+def sums(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Content hashes of files, and of folders as models; what is neither, such as a name on the Hub, has none."""
+    files = {path: _sha256([Path(path)]) for path in paths if Path(path).is_file()}
+    return files, {path: _model_digest(Path(path)) for path in paths if Path(path).is_dir()}
+
+
 def _model_digest(folder: Path) -> str:
     """A sum of all that a model is read from: weights, configurations, tokenizer, templates, code."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_FILES)
@@ -70,8 +77,17 @@ def digest(content: Any) -> str:
 
 
 def _sha256(paths: Sequence[Path]) -> str:
+    states = [path.stat() for path in paths]
+    return _sha256_of(
+        tuple((path, state.st_size, state.st_mtime_ns) for path, state in zip(paths, states, strict=True))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _sha256_of(contents: tuple[tuple[Path, int, int], ...]) -> str:
+    """The sum of files that have not changed since they had this size and time."""
     digest = hashlib.sha256()
-    for path in paths:
+    for path, _, _ in contents:
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

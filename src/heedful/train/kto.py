@@ -17,12 +17,13 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, encode_split, load_split
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_labelled
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.tracking.trackers import check_trackers
@@ -216,7 +217,7 @@ def accumulate(
     kl = mean_of_others(policy, labelled, pad_id, limit)
     num_desirable = sum(one.record.label for one in labelled)
     sums = MetricSums()
-    for part in in_micro_batches(sorted(labelled, key=lambda o: o.length), limit, lambda one: (1, one.length)):
+    for part in own_micro_batches(sorted(labelled, key=lambda o: o.length), limit, lambda one: (1, one.length)):
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
         loss, metrics = core.kto_loss(
             logprobs,
@@ -232,18 +233,19 @@ def accumulate(
         if torch.is_grad_enabled():
             loss.backward()
         sums.add(metrics)
-    return {**sums.means(1), "reference/z0": max(0.0, kl)}
+    return {**sums.add_ranks().means(1), "reference/z0": max(0.0, kl)}
 
 
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
     """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
-    for part in in_micro_batches(ordered, limit, lambda one: (1, one.other_length)):
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length)):
         with torch.no_grad():
             logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
-    return total / len(labelled)
+    ranks.all_well()
+    return ranks.total(total) / len(labelled)
 
 
 def evaluate(learner: PolicyLearner, data: Data, config: KTOConfig) -> dict[str, float]:

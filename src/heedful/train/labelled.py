@@ -11,10 +11,11 @@ from heedful.configs.kto import KTOConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts
 from heedful.data.loading import encode_responses
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import DataError
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
 from heedful.train.pairs import whole_logprobs
 from heedful.types import Labelled, MicroBatch
 
@@ -98,10 +99,11 @@ def with_reference(
     found: dict[int, float] = {}
 
     def read(limit: MicroBatch) -> None:
-        for part in in_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2]))):
+        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2]))):
             with torch.no_grad():
                 logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
             found.update(zip(part, logprobs.tolist(), strict=True))
 
     room.run(read, micro_batch, rows=len(rows))
-    return [replace(one, ref=found[2 * i], ref_other=found[2 * i + 1]) for i, one in enumerate(labelled)]
+    of_all = ranks.merged(found)
+    return [replace(one, ref=of_all[2 * i], ref_other=of_all[2 * i + 1]) for i, one in enumerate(labelled)]

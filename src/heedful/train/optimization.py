@@ -10,7 +10,8 @@ from torch import nn
 from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.errors import TrainingError
 from heedful.faults import hit
-from heedful.parallel.sharding import clip_gradients
+from heedful.parallel import ranks
+from heedful.parallel.sharding import clip_gradients, is_divided
 from heedful.train.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
@@ -102,6 +103,8 @@ def optimizer_step(
 ) -> float:
     """Clip the gradient norm of each module, step, and clear. Returns the norm of the first that learns, before clipping.
 
+    Gradients of several ranks, each of its own rows, are added up first.
+
     The norms of all that learn are appended to ``all_norms``.
 
     If a norm is not finite, the step is left out for every module, as if it had never been: weights, moments and the
@@ -109,6 +112,7 @@ def optimizer_step(
     the scale is found. Raises TrainingError if a scale below 1 has not helped.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
+    ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters() if not is_divided(p)))
     if scaler is not None:
         scaler.unscale_(optimizer)
     with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]

@@ -49,6 +49,7 @@ FREE = (
     "save_every",
     "save_minutes",
     "keep",
+    "distributed_timeout_minutes",
     "memory_check",
     "judge_cache",
     "reward_concurrency",

@@ -12,10 +12,11 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts
 from heedful.data.loading import PairRows, encode_pairs
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
 from heedful.types import MicroBatch, Ranking
 
 
@@ -68,17 +69,18 @@ def with_reference(
 ) -> list[Pair]:
     """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
-    done: dict[int, Pair] = {}
+    found: dict[int, tuple[float, float]] = {}
 
     def read(limit: MicroBatch) -> None:
-        for part in in_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length)):
+        for part in own_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length)):
             with torch.no_grad():
                 chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
             for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
-                done[i] = replace(pairs[i], ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+                found[i] = ref_chosen, ref_rejected
 
     (room or Room()).run(read, micro_batch, rows=len(pairs))
-    return [done[i] for i in range(len(pairs))]
+    of_all = ranks.merged(found)
+    return [replace(pair, ref_chosen=of_all[i][0], ref_rejected=of_all[i][1]) for i, pair in enumerate(pairs)]
 
 
 def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:

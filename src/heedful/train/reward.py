@@ -21,12 +21,13 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import max_length
 from heedful.data.loading import encode_split, load_split
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
+from heedful.parallel import ranks
 from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
 from heedful.tracking.trackers import check_trackers
@@ -206,7 +207,7 @@ def accumulate(
         loss, metrics, _ = ranked_loss(model, part, config, **counts)
         loss.backward()
         sums.add(metrics)
-    return sums.means(1)
+    return sums.add_ranks().means(1)
 
 
 def evaluate_rankings(
@@ -227,7 +228,10 @@ def evaluate_rankings(
             sums.add(metrics)
             seen += [one.ranking for one in part]
             scores += in_rows(part, of_part)
-    means, measured = sums.means(1), agreement_with(seen, scores)
+    means = sums.add_ranks().means(1)
+    everywhere = ranks.gather((seen, scores))
+    seen, scores = ([one for part in parts for one in part] for parts in zip(*everywhere, strict=True))
+    measured = agreement_with(seen, scores)
     if measured["pairs"] == len(rankings):  # one pair each: the loss's own accuracy is the same number
         measured["accuracy"] = means["reward/accuracy"]
     return {
@@ -240,9 +244,9 @@ def evaluate_rankings(
 
 
 def micro_batches(rankings: Sequence[RankingRows], limit: MicroBatch) -> Iterator[list[RankingRows]]:
-    """Rankings of similar length, with at most as many responses as that many pairs together. One is never split."""
+    """This rank's rankings, similar lengths together, with at most as many responses as that many pairs. None is split."""
     ordered = sorted(rankings, key=lambda one: one.mean_length)
-    return in_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest))
+    return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest))
 
 
 def step_counts(rankings: Sequence[RankingRows]) -> dict[str, int]:

@@ -26,12 +26,13 @@ from heedful.configs.options import TrainingOptions
 from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
 from heedful.faults import hit
+from heedful.parallel import ranks
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import Saves
+from heedful.train.other_rank import open_folder
 from heedful.train.output_folder import bytes_of_models, real_path
 from heedful.train.patience import Patience
-from heedful.train.run_folder import RunFolder
 from heedful.train.state_file import size_of
 
 Numbers = Mapping[str, float]
@@ -54,6 +55,9 @@ class Run:
     whole step, the model as it is goes to ``checkpoints/step-N-partial``, and the run goes on from the checkpoint before. If
     it fails before its first step, the folder is as it was before. ``final/`` is written right after the last step, before
     anything that may still fail.
+
+    Of several ranks the first writes and shows; it decides whether the run goes on from a checkpoint, which the others read
+    too. A request to end that reaches any of them ends all, at the next place where they ask each other.
 
     Args:
         config: the settings; its ``output`` is the folder.
@@ -105,12 +109,12 @@ class Run:
         self._has_final = False
         self._suppressed: list[str] = []
         self._seconds_before = 0.0
-        self._stops = Stops()
-        check_space(config, learner)
+        self._stops = Stops(waits=ranks.size() > 1)
+        ranks.by_first(lambda: check_space(config, learner))
         data = [path for path in (config.data, config.eval_data, *more_data) if path]
         self._display = Display(algorithm, total_steps, shown)
         about = {"total_steps": total_steps, "objective": objective}
-        self._folder = RunFolder(config, algorithm, data=data, models=parents, about=about)  # now there is a run
+        self._folder = open_folder(config, algorithm, data=data, models=parents, about=about)  # now there is a run
         self._trackers = Trackers(config, self._folder.path)
         self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *self._folder.notes]
 
@@ -120,6 +124,7 @@ class Run:
         try:
             if self._folder.checkpoint is not None:
                 self._go_on(self._folder.checkpoint.state)
+                ranks.any_of(False)  # all have read it
             for line in self._opening:
                 self._display.note(line)
             self._has_moved = False
@@ -196,6 +201,7 @@ class Run:
                 )
                 break
             yield step
+            self._stops.poll(ranks.largest)
             self._looked_at = step
             self._mark()
             self._save_if_due(step)
@@ -210,12 +216,14 @@ class Run:
     def update(self) -> Iterator[None]:
         """Around all that moves weights, the step's `log` and checks: a request to end waits until it is done."""
         before = self.done
+        self._stops.poll(ranks.largest)
         with self._stops.shield():
             try:
                 yield
             finally:
                 if self.done != before:  # it was logged, so it is whole
                     self._mark()
+        self._stops.poll(ranks.largest)
 
     def log(self, step: int, metrics: Numbers, *, note: str | None = None) -> None:
         """Write a step's metrics down and show them. ``note`` is an optional message; repeats are suppressed."""
@@ -224,7 +232,8 @@ class Run:
         self.done, self._last_step = step, dict(metrics)
         hit("step.logged")
         self._display.update(step, metrics)
-        self._note(self._trackers.follow())
+        if ranks.is_first():
+            self._note(self._trackers.follow())
         if note is not None and note not in self._suppressed:
             self._suppressed.append(note)
             self._display.note(f"step {step}: {note}")
@@ -254,27 +263,31 @@ class Run:
         if not metrics:
             return
         hit("evaluation")
+        metrics = ranks.share(dict(metrics))
         if self._first_evaluation is None:
             self._first_evaluation = dict(metrics)
         self._last_evaluation = dict(metrics)
         self._folder.log(step, metrics)
         self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         if self._patience.update(metrics[self.objective], step):
-            with self._stops.shield():
+            with self._stops.shield(), ranks.alone():
                 self._folder.save(self.learner, "best")
         hit("evaluated")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            ranks.give_up(error)
         try:
             if error is None:
                 try:
                     self._finish()
                 except BaseException as late:
-                    self._save_what_was_learned(late)
+                    if ranks.is_first():
+                        self._save_what_was_learned(late)
                     raise
-            elif self.done:
+            elif self.done and ranks.is_first():
                 self._save_what_was_learned(error)
             if isinstance(error, HeedfulError) and self.done:
                 error.status = max(error.status, 4) if error.status != MachineError.status else error.status
@@ -283,7 +296,8 @@ class Run:
             self._hook.remove()
             self._display.__exit__(kind, error, trace)
             self._folder.__exit__(kind, error, trace)
-            self._note(self._trackers.close(finished=error is None))
+            if ranks.is_first():
+                self._note(self._trackers.close(finished=error is None))
 
     def _note(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -333,11 +347,11 @@ class Run:
     def _save_if_due(self, step: int) -> None:
         """Write a checkpoint if its step or time has come. A disk that is full ends no run: the next is tried in its turn."""
         minutes = (time.monotonic() - self._last_saved) / 60
-        by_time = 0 < self.config.save_minutes <= minutes and step < self.total_steps
+        by_time = ranks.share(0 < self.config.save_minutes <= minutes and step < self.total_steps)
         if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
             return
         self._last_saved = time.monotonic()
-        with self._stops.shield():
+        with self._stops.shield(), ranks.alone():
             try:
                 self._folder.save_checkpoint(step, self.learner, self._state)
             except OSError as error:
@@ -346,7 +360,7 @@ class Run:
 
     def _save_final(self) -> None:
         if not self._has_final:
-            with self._stops.shield():
+            with self._stops.shield(), ranks.alone():
                 self._folder.save(self.learner, "final")
                 self._has_final = True
                 self._folder.drop_replaced()

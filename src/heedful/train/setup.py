@@ -20,14 +20,18 @@ from heedful.models.heads import checkpoint_layers
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
+from heedful.train.same_run import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""
 
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
-    device = resolve_device(config.device)
+    """Device and compute dtype of a run, of which this process may be one of several ranks.
+
+    Raises ConfigError if the options ask for what is not here; see also `join_ranks`.
+    """
+    device = join_ranks(config, resolve_device(config.device))
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)

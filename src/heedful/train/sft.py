@@ -19,11 +19,12 @@ from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.tracking.trackers import check_trackers
@@ -138,12 +139,13 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
     """One optimizer step on some examples. Returns its metrics."""
     started = time.perf_counter()
     learner.model.train()
-    metrics = learner.room.run(
-        lambda limit: accumulate(learner.model, examples, pad_id, limit),
-        config.micro_batch,
-        rows=len(examples),
-        undo=learner.clear,
-    )
+    with ranks.own_random_numbers():  # of dropout
+        metrics = learner.room.run(
+            lambda limit: accumulate(learner.model, examples, pad_id, limit),
+            config.micro_batch,
+            rows=len(examples),
+            undo=learner.clear,
+        )
     sources = [example.source for example in examples]
     metrics = learner.update({"loss/sft": metrics["loss/sft"]}, started, sources) | {"tokens": metrics["tokens"]}
     return metrics | {"perf/tokens_per_second": metrics.pop("tokens") / metrics["time/update"]}
@@ -180,7 +182,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     ordered = sorted(examples, key=lambda example: example.length)
     num_tokens = sum(len(example.response) for example in ordered)
     sums = MetricSums()
-    for part in in_micro_batches(ordered, micro_batch, lambda example: (1, example.length)):
+    for part in own_micro_batches(ordered, micro_batch, lambda example: (1, example.length)):
         batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(
             policy.device
         )
@@ -189,7 +191,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
         if torch.is_grad_enabled():
             loss.backward()
         sums.add(metrics)
-    return {**sums.means(1), "tokens": float(num_tokens)}
+    return {**sums.add_ranks().means(1), "tokens": float(num_tokens)}
 
 
 def evaluate(learner: PolicyLearner, data: Data, config: SFTConfig) -> dict[str, float]:

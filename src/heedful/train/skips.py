@@ -9,6 +9,7 @@ from typing import NamedTuple
 from heedful.display import say
 from heedful.errors import TrainingError
 from heedful.files import to_json
+from heedful.parallel import ranks
 
 FILE = "skipped.jsonl"
 """Of a run's folder: a line for each update that was left out."""
@@ -59,7 +60,7 @@ class Skips:
         self.latest = f"step {step}, update {update}: {', '.join(numbers)}; records {', '.join(records[:NAMED])}{more}"
         if is_first:
             say(f"an update was skipped, as if it had not been ({self.latest}){self._where()}")
-        if self.folder is not None and self.folder.is_dir():
+        if self.folder is not None and self.folder.is_dir() and ranks.is_first():
             line = {"step": step, "update": update, "not_finite": numbers, "records": records}
             with (self.folder / FILE).open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from heedful.configs.online import RolloutConfig
+from heedful.core.policy_losses import Metrics
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.learner import Learner
 from heedful.train.optimization import mean_norm, optimizer_step
@@ -41,13 +42,15 @@ def gradients(
     position = {} if ptx is None else ptx.order.state_dict()
 
     def work(_limit: MicroBatch) -> list[str] | None:
-        if not accumulate():
-            return None
-        return [] if ptx is None else ptx.accumulate(learner.policy, sums, learner.micro_batch)
+        sources: list[str] | None = None
+        if accumulate():
+            sources = [] if ptx is None else ptx.accumulate(learner.policy, sums, learner.micro_batch)
+        sums.add_ranks()
+        return sources
 
     def undo() -> None:
         learner.optimizer.zero_grad(set_to_none=True)
-        sums.totals = dict(totals)
+        sums.reset(totals)
         if ptx is not None:
             ptx.order.load_state_dict(position)
 
@@ -59,7 +62,7 @@ def take_step(
     modules: Sequence[nn.Module],
     sums: MetricSums,
     *,
-    before: Mapping[str, Tensor],
+    before: Metrics,
     update: int,
     sources: Sequence[str],
     most_approx_kl: float = math.inf,
@@ -83,7 +86,7 @@ def take_step(
         if not math.isfinite(norm) and learner.policy.grad_scaler is None:
             broken = {"gradient norm": norm}
     if broken:
-        sums.totals = dict(before)
+        sums.reset(before)
         learner.skips.leave_out(learner.schedule.done, update, broken, sources)
     return Taken(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 

@@ -15,8 +15,10 @@ from torch import Tensor
 from heedful import core
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.core.groups import in_groups
-from heedful.data.micro_batches import in_micro_batches
+from heedful.core.policy_losses import Metrics
+from heedful.data.micro_batches import own_micro_batches
 from heedful.models.policy import TokenOutputs
+from heedful.parallel import ranks
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.metric_sums import MetricSums
@@ -140,8 +142,8 @@ def accumulate(
     assert ref_logprobs is not None
     lengths = batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
-    ordered = sorted(pairs, key=longest.__getitem__)
-    for part in in_micro_batches(ordered, learner.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
+    ordered, read = sorted(pairs, key=longest.__getitem__), list[Tensor]()
+    for part in own_micro_batches(ordered, learner.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
         rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
         here, is_first = batch.select(rows), scored.old is None
         mask = here.response_mask
@@ -149,7 +151,8 @@ def accumulate(
             here.ids, here.attention_mask, mask, temperature=config.temperature, with_entropy=is_first
         )
         if is_first:
-            _measure(outputs, scored, rows, sums)
+            sums.add(_measured(outputs, scored, rows))
+            read.append(rows)
         ours, theirs = (
             torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, ref_logprobs[rows])
         )
@@ -164,6 +167,9 @@ def accumulate(
         )
         loss.backward()
         sums.add(metrics)
+    if scored.old is None:
+        ranks.all_well()
+        ranks.put_together(scored.kl, read, torch.tensor(pairs, device=batch.ids.device).flatten())
 
 
 def _read_the_rest(
@@ -181,24 +187,22 @@ def _read_the_rest(
             room=learner.room,
             with_entropy=True,
         )
-        _measure(outputs, scored, rest, sums)
+        sums.add_whole(_measured(outputs, scored, rest))
 
 
-def _measure(outputs: TokenOutputs, scored: Scored, rows: Tensor, sums: MetricSums) -> None:
-    """Add the metrics of some rows of the rollout batch, and fill in their KL, from a pass of the policy that sampled."""
+def _measured(outputs: TokenOutputs, scored: Scored, rows: Tensor) -> Metrics:
+    """Metrics of some rows of the rollout batch, from a pass of the policy that sampled. Their KL is filled in."""
     rollouts, ref_logprobs = scored.rollouts, scored.ref_logprobs
     assert ref_logprobs is not None
     mask = rollouts.batch.response_mask
     scored.kl[rows] = response_kl(outputs.logprobs.detach(), ref_logprobs[rows], mask[rows])
-    sums.add(
-        pass_metrics(
-            outputs,
-            rollouts.sampler_logprobs[rows],
-            scored.kl[rows],
-            mask[rows],
-            num_tokens=mask.sum(),
-            num_responses=len(mask),
-        )
+    return pass_metrics(
+        outputs,
+        rollouts.sampler_logprobs[rows],
+        scored.kl[rows],
+        mask[rows],
+        num_tokens=mask.sum(),
+        num_responses=len(mask),
     )
 
 

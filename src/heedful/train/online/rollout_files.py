@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.files import write_bytes
+from heedful.parallel import ranks
 from heedful.train.online.respond import Scored
 from heedful.train.output_folder import real_path
 
@@ -14,6 +15,8 @@ FOLDER = "rollouts"
 
 def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
     """Remove the files of steps that a run which goes on is about to do again, and what a kill left half-written."""
+    if not ranks.is_first():
+        return
     folder = real_path(config.output) / FOLDER
     kept = {_name(step) for step in range(after + 1)}
     for path in [*folder.glob("step-*.parquet"), *folder.glob(".step-*.heedful-partial")]:
@@ -33,7 +36,7 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> N
 
     Raises OSError, such as for a full disk.
     """
-    if config.rollouts != "all" or scored is None or scored.drawn is None:
+    if config.rollouts != "all" or scored is None or scored.drawn is None or not ranks.is_first():
         return
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)

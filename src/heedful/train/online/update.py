@@ -15,6 +15,7 @@ from heedful.core.surrogates import SURROGATES
 from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.models.value_model import ValueModel
+from heedful.parallel import ranks
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import action_mask
@@ -27,6 +28,7 @@ from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_fra
 from heedful.train.online.respond import response_kl
 from heedful.train.optimization import step_metrics
 from heedful.train.skips import Taken
+from heedful.types import MicroBatch
 
 
 def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, float]:
@@ -100,9 +102,17 @@ def _gradients(
             accumulate_critic(learner, minibatch, sums)
             return True
         approx_kl = accumulate(learner, minibatch, sums)
-        return not (has_moved and limit is not None and approx_kl > limit)
+        return not (has_moved and limit is not None and _of_all_ranks(approx_kl) > limit)
 
     return gradients(learner, sums, of_minibatch, rows=len(minibatch.kl), mixes=not is_warming_up)
+
+
+def _of_all_ranks(share: Tensor) -> float | Tensor:
+    """The sum of what each rank has of a minibatch; the number itself in one process."""
+    if ranks.size() == 1:
+        return share
+    ranks.all_well()
+    return ranks.total(float(share))
 
 
 def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[Taken]]:
@@ -117,11 +127,14 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     sums, taken = MetricSums(), list[Taken]()
     for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
         minibatch, before = experience.select(rows), dict(sums.totals)
-        mask = minibatch.batch.response_mask
-        values = scatter(head(states[rows], mask), mask)
-        loss, metrics = value_loss(values, minibatch, config, action_mask(mask, config).sum())
-        sums.add(metrics)
-        loss.backward()
+        num_actions = action_mask(minibatch.batch.response_mask, config).sum()
+        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows))):
+            mask = batch.response_mask
+            values = scatter(head(states[rows[part]], mask), mask)
+            loss, metrics = value_loss(values, minibatch.select(part), config, num_actions)
+            sums.add(metrics)
+            loss.backward()
+        sums.add_ranks()
         sources = experience.sources(rows)
         taken.append(take_step(learner, [head], sums, before=before, update=len(taken) + 1, sources=sources))
     return sums.means(max(1, sum(not step.is_left_out for step in taken))), taken
@@ -150,9 +163,10 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
     """
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
-    approx_kl = torch.zeros((), device=minibatch.kl.device)
+    approx_kl, read = torch.zeros((), device=minibatch.kl.device), list[Tensor]()
     for rows, batch in micro_batches(minibatch.batch, learner.micro_batch):
         part = minibatch.select(rows)
+        read.append(rows)
         outputs = learner.policy(
             batch.ids,
             batch.attention_mask,
@@ -172,6 +186,9 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
         loss.backward()  # now, so that what it needed is free before a critic's pass
         if learner.critic is not None:
             _accumulate_values(learner.critic, part, config, counts, sums)
+    if minibatch.old_logprobs is None:
+        ranks.all_well()
+        ranks.put_together(minibatch.kl, read)
     return approx_kl
 
 

@@ -1,0 +1,81 @@
+"""All ranks of a run are made from and with the same: what differs is found before it makes numbers differ."""
+
+import hashlib
+import math
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from heedful.configs.options import RunOptions, TrainingOptions
+from heedful.errors import ConfigError
+from heedful.parallel import ranks
+from heedful.train.environment import LIBRARIES, digest, sums
+from heedful.train.output_folder import inputs, settings_of
+
+REMEDY = {
+    "settings": "start every rank with the same flags and the same YAML file",
+    "output": "start every rank with the same --output, a folder that all machines see",
+    "data": "copy the files, or name a folder that all machines see",
+    "models": "copy the models, or name a folder that all machines see",
+    "versions": "install the same versions on every machine",
+    "code": "install the same heedful on every machine",
+}
+"""What may differ, and how to make it the same."""
+
+
+def join_ranks(config: RunOptions, device: torch.device) -> torch.device:
+    """Meet the other ranks, if there are any, and check that all run the same. Returns this rank's device.
+
+    Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
+    batch has rows; RankError if they do not come in time.
+    """
+    if not ranks.launched():
+        return device
+    device = ranks.own_device(device)
+    ranks.join(device, timedelta(minutes=config.distributed_timeout_minutes))
+    ranks.check_same(_facts(config), REMEDY)
+    _check_batches(config)
+    return device
+
+
+def _facts(config: RunOptions) -> dict[str, str]:
+    """Sums of what a run depends on."""
+    files, models = sums([str(path) for path in inputs(config)])
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return {
+        "settings": digest(settings_of(config))[:12],
+        "output": str(config.output.absolute()),
+        **{f"data {path}": number[:12] for path, number in files.items()},
+        **{f"models {path}": number[:12] for path, number in models.items()},
+        "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
+        "code": digest([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in code])[:12],
+    }
+
+
+def _check_batches(config: RunOptions) -> None:
+    """Refuse more ranks than an optimizer step has rows: some would never have any. Raises ConfigError."""
+    per_row = 1
+    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
+        per_row = per_prompt
+    for name in ("batch_size", "minibatch_size"):
+        rows = getattr(config, name, None)
+        if rows is not None and math.ceil(rows / per_row) < ranks.size():
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{ranks.size()} ranks, but an optimizer step has {rows // per_row} rows to divide among them ({flag} {rows}); "
+                f"raise {flag} to at least {ranks.size() * per_row}, or start at most {rows // per_row} ranks"
+            )
+
+
+def check_same_weights(modules: list[nn.Module]) -> None:
+    """Check that what learns has the same weights on every rank. Raises ConfigError, naming a rank that differs."""
+    if ranks.size() == 1:
+        return
+    weights = [p.detach().double() for module in modules for p in module.parameters() if p.requires_grad]
+    found = (
+        f"{math.fsum(float(w.sum()) for w in weights):.17g} {math.fsum(float(w.square().sum()) for w in weights):.17g}"
+    )
+    ranks.check_same({"the weights that learn": found}, {"the weights that learn": "use machines of one kind"})
