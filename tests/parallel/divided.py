@@ -168,7 +168,10 @@ def copies():
         sample(model, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator().manual_seed(9))
         for model in (one, several)
     ]
-    same = [torch.equal(a, b) for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))]
+    same = [
+        torch.equal(a, b)
+        for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))
+    ]
     half = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
     copy = gathered_on_first(several)
     if copy is not None:
@@ -216,7 +219,12 @@ def states():
     several, optimizer = policy(), None
     shard(several, make_mesh(CPU))
     *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]])
-    state = {"model": trained_weights(several), "optimizer": optimizer_state(optimizer), "seed": torch.arange(3), "词": (1, 2.5)}
+    state = {
+        "model": trained_weights(several),
+        "optimizer": optimizer_state(optimizer),
+        "seed": torch.arange(3),
+        "词": (1, 2.5),
+    }
     folder = FOLDER / "state"
     if ranks.is_first():
         write_state(folder, state)

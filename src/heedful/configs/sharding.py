@@ -11,8 +11,14 @@ from heedful.errors import ConfigError
 UNSHARDED = {
     "compile": (False, "compiled layers are untried on divided weights"),
     "quantize": ("none", "4-bit weights cannot be divided"),
-    "optimizer": ("adamw", "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's"),
-    "optimizer_device": ("same", "untried on divided weights; with --shard full each rank has only its part of the moments"),
+    "optimizer": (
+        "adamw",
+        "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's",
+    ),
+    "optimizer_device": (
+        "same",
+        "untried on divided weights; with --shard full each rank has only its part of the moments",
+    ),
     "weights_dtype": ("float32", "gradients of two dtypes cannot be summed over the ranks together"),
     "reference_device": ("same", "the reference is divided among the ranks too"),
     "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),

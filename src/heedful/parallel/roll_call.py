@@ -84,6 +84,18 @@ def lost(error: Exception) -> RankError:
     return RankError(f"{names} {why} ({first_line})")
 
 
+def all_said(kind: str) -> bool:
+    """Wait until all ranks have reported an error, for a while. True if all errors are of this kind, which is not RankError."""
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline:
+        said = [_said(number) for number in range(_Store.size)]
+        kinds = [str(words["error"]).partition(":")[0] for words in said if words is not None]
+        if len(kinds) == _Store.size or any(other != kind for other in kinds):
+            return kind != RankError.__name__ and all(other == kind for other in kinds)
+        time.sleep(0.05)
+    return False
+
+
 def failure_elsewhere() -> tuple[str, int] | None:
     """What another rank said when it failed, and its exit status; None if none has."""
     for number in range(_Store.size if _Store.store is not None else 0):

@@ -31,7 +31,9 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except dcp.CheckpointException as error:  # of some ranks, told to all
         number, (first, _) = min(error.failures.items())
-        raise OSError(getattr(first, "errno", None) or 5, f"rank {number} could not write: {first}", str(folder)) from first
+        raise OSError(
+            getattr(first, "errno", None) or 5, f"rank {number} could not write: {first}", str(folder)
+        ) from first
 
 
 class Parts:
@@ -50,7 +52,9 @@ class Parts:
         for key, facts in self.metadata.state_dict_metadata.items():
             there = sum(math.prod(chunk.sizes) for chunk in facts.chunks)
             if there != math.prod(facts.size):
-                raise CheckpointError(f"{folder} holds only a part of tensor {key}; a file is missing or stands there twice")
+                raise CheckpointError(
+                    f"{folder} holds only a part of tensor {key}; a file is missing or stands there twice"
+                )
 
     def stored(self, key: str) -> "Stored":
         """A tensor that is read when it is needed. Raises CheckpointError if it is not there."""

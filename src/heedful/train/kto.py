@@ -24,9 +24,11 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
 from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.learner import PolicyLearner
@@ -116,14 +118,16 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
-    is_apart = config.reference is not None or config.reference_device == "cpu"
+    is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, source, policy) if is_apart else policy
+    divide(config, device, reference)
     room = Room()
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, room) for labelled in (train, held_out)
     )
     del reference
     prepare(policy, config, base=config.model)
+    divide(config, device, policy)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     sampler = make_sampler(
@@ -217,7 +221,8 @@ def accumulate(
     kl = mean_of_others(policy, labelled, pad_id, limit)
     num_desirable = sum(one.record.label for one in labelled)
     sums = MetricSums()
-    for part in own_micro_batches(sorted(labelled, key=lambda o: o.length), limit, lambda one: (1, one.length)):
+    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
         loss, metrics = core.kto_loss(
             logprobs,
@@ -240,7 +245,7 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
-    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length)):
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
         with torch.no_grad():
             logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())

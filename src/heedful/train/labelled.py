@@ -16,6 +16,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import DataError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.train.pairs import whole_logprobs
 from heedful.types import Labelled, MicroBatch
 
@@ -99,7 +100,8 @@ def with_reference(
     found: dict[int, float] = {}
 
     def read(limit: MicroBatch) -> None:
-        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2]))):
+        step = passes((reference, reference.zero))
+        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2])), step):
             with torch.no_grad():
                 logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
             found.update(zip(part, logprobs.tolist(), strict=True))

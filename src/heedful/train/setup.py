@@ -20,6 +20,7 @@ from heedful.models.heads import checkpoint_layers
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
+from heedful.train.division import divides, loading_device
 from heedful.train.same_run import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
@@ -71,7 +72,7 @@ def load_trained(
     """The policy that a run trains, as it starts, in 4 bits if the options say so. Raises CheckpointError."""
     return load_policy(
         source,
-        device=device,
+        device=loading_device(config, device),
         compute_dtype=dtype,
         with_value_head=with_value_head,
         four_bit=four_bit(config, device, dtype),
@@ -107,9 +108,10 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
 def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy) -> Policy:
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
-    For the last, the policy has no adapters yet: those it gets are not on the reference.
+    For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
+    ranks shares no weights, so then the model is loaded once more.
     """
-    if config.reference is None and config.lora_rank:
+    if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
         reference.value_head = None
     else:

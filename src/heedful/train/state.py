@@ -50,7 +50,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 def _held(values: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     """A copy of an optimizer's state of one weight; what has the weight's shape is divided as the weight is."""
     return {
-        name: as_held(value, parameter).clone() if getattr(value, "shape", None) == parameter.shape else copy.deepcopy(value)
+        name: as_held(value, parameter).clone()
+        if getattr(value, "shape", None) == parameter.shape
+        else copy.deepcopy(value)
         for name, value in values.items()
     }
 

@@ -38,16 +38,23 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     write_text(folder / TREE, json.dumps(tree, ensure_ascii=False, allow_nan=False))
 
 
-def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write this rank's parts of what is divided, if anything is, where rank 0 writes the rest (`write_state`).
+def holds_divided(state: Mapping[str, Any]) -> bool:
+    """Whether anything in a state is divided among ranks."""
+    return bool(_divided(state))
 
-    All ranks call it, with the same state. Raises OSError.
+
+def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write this rank's parts of what is divided; `write_state` writes the rest. All ranks call it, with the same state.
+
+    The folder becomes ``DIVIDED`` in that of the state. Raises OSError.
     """
+    write_parts(folder, _divided(state))
+
+
+def _divided(state: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     _encode(state, tensors)
-    divided = {key: tensor for key, tensor in tensors.items() if is_divided(tensor)}
-    if divided:
-        write_parts(folder / DIVIDED, divided)
+    return {key: tensor for key, tensor in tensors.items() if is_divided(tensor)}
 
 
 def read_state(folder: Path) -> dict[str, Any]:
