@@ -20,8 +20,8 @@ ECHO = 1.0
 class Stops:
     """While it is open, a signal raises KeyboardInterrupt or `Terminated`; inside `shield`, when that ends.
 
-    A second signal raises at once, also inside. With ``waits``, the first one raises only in `poll`, in which all processes of
-    a run raise together. Only the main thread can handle signals; in another, and for signals that are
+    A second signal raises at once, also inside. With ``waits``, the first one raises only in `poll`, in which all processes
+    of a run raise together. Only the main thread can handle signals; in another, and for signals that are
     ignored or handled outside Python, nothing changes. The handlers that were there before are put back.
     """
 

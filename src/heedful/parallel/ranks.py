@@ -85,35 +85,6 @@ def is_first() -> bool:
     return _World.rank == 0
 
 
-def own_device(device: torch.device) -> torch.device:
-    """The device of this rank: of several CUDA devices that with its number on this machine (LOCAL_RANK), made current.
-
-    Raises ConfigError if a device was chosen that the ranks would share.
-    """
-    if not launched() or device.type == "cpu":
-        return device
-    here, count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
-    if device.type != "cuda":
-        raise ConfigError(
-            f"--device {device.type}: {count} ranks cannot share it; start one process, or use --device cpu"
-        )
-    if device.index is not None:
-        raise ConfigError(
-            f"--device {device}: {count} ranks cannot share a GPU; leave it out, and each takes the one of its number "
-            "(CUDA_VISIBLE_DEVICES chooses among them)"
-        )
-    import torch
-
-    if count > torch.cuda.device_count():
-        raise ConfigError(
-            f"rank {_number('RANK')}: {count} ranks on this machine, but it has {torch.cuda.device_count()} CUDA devices; "
-            f"torchrun --nproc-per-node {torch.cuda.device_count()}, or --device cpu"
-        )
-    device = torch.device("cuda", here)
-    torch.cuda.set_device(device)
-    return device
-
-
 def join(device: torch.device, timeout: timedelta) -> None:
     """Become one of the ranks that the launcher's environment names. In one process, and a second time, nothing happens.
 
@@ -132,7 +103,7 @@ def join(device: torch.device, timeout: timedelta) -> None:
     from heedful.display import fall_silent
     from heedful.parallel import roll_call
 
-    here, count = _number("RANK"), _number("WORLD_SIZE")
+    here, count = number("RANK"), number("WORLD_SIZE")
     store = roll_call.open_store(here, count, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _complete():
@@ -173,7 +144,8 @@ def all_stop(error: BaseException) -> bool:
     return roll_call.all_said(type(error).__name__)
 
 
-def _number(name: str) -> int:
+def number(name: str) -> int:
+    """A number of the launcher's environment. Raises ConfigError if it is not there."""
     text = os.environ.get(name, "")
     if not text.isdigit():
         got = f"is {text!r}" if text else "is not set"
@@ -376,29 +348,6 @@ def total(value: float) -> float:
 def merged(parts: Mapping[K, T]) -> dict[K, T]:
     """The entries of all ranks, whose keys differ."""
     return {key: value for part in gather(dict(parts)) for key, value in part.items()}
-
-
-@contextlib.contextmanager
-def own_random_numbers() -> Iterator[None]:
-    """Inside, each rank has its own stream of torch's random numbers, as for dropout; afterwards all have the same.
-
-    The streams are seeded from the common one, so they are the same when a run goes on from a checkpoint.
-    """
-    if size() == 1:
-        yield
-        return
-    import torch
-
-    seed = int(torch.randint(2**60, ()))
-    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if uses_gpu else None
-    torch.manual_seed(seed + rank())
-    try:
-        yield
-    finally:
-        torch.set_rng_state(on_cpu)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
 
 
 def largest(value: float) -> float:

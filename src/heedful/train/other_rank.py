@@ -77,7 +77,7 @@ def open_folder(
         folder = RunFolder(config, command, data=data, models=models, about=about)
         opened.append(folder)
         found = folder.checkpoint
-        return folder.path, folder.made_from, found and found.path, found.step if found else 0
+        return folder.path, folder.made_from, None if found is None else found.path, 0 if found is None else found.step
 
     path, made_from, checkpoint, step = ranks.by_first(open_it)
     if opened:
@@ -86,6 +86,7 @@ def open_folder(
         return ReadOnlyFolder(path, made_from, None)
     if not checkpoint.is_dir():
         raise CheckpointError(
-            f"rank {ranks.rank()} sees no {checkpoint}, which rank 0 goes on from; --output must be a folder that all machines see"
+            f"rank {ranks.rank()} sees no {checkpoint}, which rank 0 goes on from; --output must be a folder that all "
+            "machines see"
         )
     return ReadOnlyFolder(path, made_from, Checkpoint(checkpoint, step, read_state(checkpoint / RESUME)))

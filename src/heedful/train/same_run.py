@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from heedful.configs.options import RunOptions, TrainingOptions
+from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError
 from heedful.parallel import ranks
+from heedful.parallel.own import own_device
 from heedful.train.environment import LIBRARIES, digest, sums
 from heedful.train.output_folder import inputs, settings_of
 
@@ -34,7 +35,7 @@ def join_ranks(config: RunOptions, device: torch.device) -> torch.device:
     """
     if not ranks.launched():
         return device
-    device = ranks.own_device(device)
+    device = own_device(device)
     ranks.join(device, timedelta(minutes=config.distributed_timeout_minutes))
     ranks.check_same(_facts(config), REMEDY)
     _check_batches(config)
@@ -65,8 +66,8 @@ def _check_batches(config: RunOptions) -> None:
         if rows is not None and math.ceil(rows / per_row) < ranks.size():
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{ranks.size()} ranks, but an optimizer step has {rows // per_row} rows to divide among them ({flag} {rows}); "
-                f"raise {flag} to at least {ranks.size() * per_row}, or start at most {rows // per_row} ranks"
+                f"{ranks.size()} ranks, but a step has {rows // per_row} rows to divide among them ({flag} {rows}): "
+                f"raise it to at least {ranks.size() * per_row}, or start at most {rows // per_row} ranks"
             )
 
 

@@ -24,7 +24,7 @@ from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
-from heedful.parallel import ranks
+from heedful.parallel.own import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
@@ -142,7 +142,7 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
     """One optimizer step on some examples. Returns its metrics."""
     started = time.perf_counter()
     learner.model.train()
-    with ranks.own_random_numbers():  # of dropout
+    with own_random_numbers():  # of dropout
         metrics = learner.room.run(
             lambda limit: accumulate(learner.model, examples, pad_id, limit),
             config.micro_batch,
