@@ -241,13 +241,13 @@ def accumulate(
     return {**sums.add_ranks().means(1), "reference/z0": max(0.0, kl)}
 
 
+@torch.no_grad()
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
     """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
-        with torch.no_grad():
-            logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
+        logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
     ranks.all_well()
     return ranks.total(total) / len(labelled)

@@ -99,11 +99,11 @@ def with_reference(
     order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]) + len(rows[row][2]), reverse=True)
     found: dict[int, float] = {}
 
+    @torch.no_grad()
     def read(limit: MicroBatch) -> None:
         step = passes((reference, reference.zero))
         for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2])), step):
-            with torch.no_grad():
-                logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
+            logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
             found.update(zip(part, logprobs.tolist(), strict=True))
 
     room.run(read, micro_batch, rows=len(rows))
