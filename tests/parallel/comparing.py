@@ -24,34 +24,38 @@ def metrics_of(run):
 
 
 def weights_of(run):
-    """Every tensor of every model that the run saved."""
+    """The tensors of every model that the run saved, by the model's path."""
     files = sorted(path for path in Path(run).rglob("*.safetensors") if path.parts[-2] != "resume")
-    return {f"{path.relative_to(run)}:{name}": t for path in files for name, t in load_file(path).items()}
+    return {str(path.relative_to(run)): load_file(path) for path in files}
 
 
-def distance(a, b):
-    """Relative difference of two numbers, of which neither is taken for smaller than 0.01."""
-    if a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)):
-        return 0.0
-    return abs(a - b) / max(abs(a), abs(b), 0.01)
+def distance(a, b, floor):
+    """Relative difference of two numbers, of which neither is taken for smaller than ``floor``."""
+    return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b), floor)
 
 
-def metric_distances(first, second):
+def metric_distances(first, second, *, floor=1e-2):
     """The metrics of two runs in the order of how much they differ, the largest first: ``[(distance, step, name)]``."""
     a, b = metrics_of(first), metrics_of(second)
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     assert a
-    return sorted(((distance(a[key], b[key]), *key) for key in a), reverse=True)
+    return sorted(((distance(a[key], b[key], floor), *key) for key in a), reverse=True)
 
 
 def weight_distance(first, second):
-    """The largest relative difference of a tensor, in the Euclidean norm."""
+    """The largest relative difference of a saved model's weights, in the Euclidean norm."""
     a, b = weights_of(first), weights_of(second)
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     assert a
-    return max(float((a[name] - b[name]).norm() / a[name].norm().clamp(min=1e-2)) for name in a)
+    return max(_norm({k: a[name][k] - b[name][k] for k in a[name]}) / _norm(a[name]) for name in a)
+
+
+def _norm(tensors):
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
 
 
 def samples_of(run):
     """Texts of the samples that were shown, with their steps."""
-    return [{k: v for k, v in line.items() if isinstance(v, str | int)} for line in lines_of(Path(run) / "samples.jsonl")]
+    return [
+        {k: v for k, v in line.items() if isinstance(v, str | int)} for line in lines_of(Path(run) / "samples.jsonl")
+    ]

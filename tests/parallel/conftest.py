@@ -1,5 +1,6 @@
 """Ranks: real processes that meet as torchrun's do."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -24,17 +25,38 @@ def environment(rank, size, port):
     return os.environ | {name: str(value) for name, value in (own | meeting).items()}
 
 
+def beside(name):
+    """A module of this folder, which is not on the path."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def comparing():
+    """What two runs have that differs."""
+    return beside("comparing")
+
+
+@pytest.fixture(scope="session")
+def training():
+    """The runs."""
+    return beside("training")
+
+
 @pytest.fixture(scope="session")
 def launch():
-    """``launch(size, *words)`` starts ``python *words`` in ``size`` ranks and returns their processes."""
+    """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks. Returns processes."""
 
-    def start(size, *words, per_rank=None, **variables):
+    def start(size, script, *words, per_rank=None, **variables):
         port, started = free_port(), []
+        program = [str(HERE / script)] if script.endswith(".py") else script.split()
         for rank in range(size):
             more = {**variables, **((per_rank or {}).get(rank, {}))}
             started.append(
                 subprocess.Popen(
-                    [sys.executable, *map(str, words)],
+                    [sys.executable, *program, *map(str, words)],
                     env=environment(rank, size, port) | more,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -47,12 +69,36 @@ def launch():
 
 
 @pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """``inputs(decoder)`` is a folder with what `training.py` trains on, made once."""
+    made = {}
+
+    def of(decoder="llama"):
+        if decoder not in made:
+            made[decoder] = tmp_path_factory.mktemp("输入")
+            code = f"import training; training.make_inputs({decoder!r})"
+            paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=made[decoder],
+                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[-4000:]
+        return made[decoder]
+
+    return of
+
+
+@pytest.fixture(scope="session")
 def results(launch):
     """``results(size, script)`` is what the script printed last in each rank, read as JSON."""
 
-    def of(size, script, *words, timeout=300):
+    def of(size, script, *words, timeout=900, **variables):
         found = []
-        processes = launch(size, HERE / script, *words)
+        processes = launch(size, script, *words, **variables)
         try:
             for process in processes:
                 out, err = process.communicate(timeout=timeout)

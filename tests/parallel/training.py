@@ -1,6 +1,11 @@
 """Five steps of every trainer, one after another, alone or as one of several ranks; test_equal_numbers.py starts it.
 
 [torchrun --nproc-per-node N] training.py INPUTS OUTPUT CASE ...
+
+CHANGES holds settings that are others, as JSON.
+
+With DOUBLE set, everything that would be in float32 is in float64, so that what is left of differences is no rounding. The
+models are then GPT-2, as the norms of others compute in float32 whatever they are given.
 """
 
 import json
@@ -10,11 +15,13 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 import heedful
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.kernels.device import DTYPES
 from heedful.parallel import ranks
 from heedful.train.kto import train_kto
 from heedful.train.online.online_dpo import train_online_dpo
@@ -72,7 +79,7 @@ def per_token(completion_ids, **_):
 
 def now_and_then(completions, **_):
     """It fails on some responses."""
-    return [float("nan") if sum(map(ord, text)) % 5 == 0 else len(text) / 10 for text in completions]
+    return [float("nan") if sum(map(ord, text)) % 13 == 5 else len(text) / 10 for text in completions]
 
 
 def case(train, config, settings, *rewards, **more):
@@ -114,10 +121,26 @@ CASES = {
 }
 
 
-def make_inputs():
-    """Models and data, in the current folder."""
-    for name, architecture in (("policy", "llama"), ("encoder", "deberta-v2")):
+def compute_in_float64():
+    """What would be in float32 is in float64 from now on."""
+    load = PreTrainedModel.from_pretrained.__func__
+
+    def in_float64(kind, *names, dtype=None, **options):
+        return load(kind, *names, dtype=torch.float64, **options)
+
+    PreTrainedModel.from_pretrained = classmethod(in_float64)
+    DTYPES["float32"] = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+
+
+def make_inputs(decoder):
+    """Models and data, in the current folder. ``decoder`` is the policy's architecture."""
+    for name, architecture in (("policy", decoder), ("encoder", "deberta-v2")):
         make_tiny_model(architecture, Path(name), hidden_size=32, num_layers=2, max_length=128, initializer_range=0.2)
+        path = Path(name, "config.json")
+        dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0} if architecture == "gpt2" else {}
+        path.write_text(json.dumps(json.loads(path.read_text()) | dropout))
     pick = torch.Generator().manual_seed(5)
 
     def text(most):
@@ -147,17 +170,19 @@ def run(name, output, **changes):
     """Train a case into a folder."""
     train, config, settings, rewards = CASES[name]
     settings = {key: value for key, value in {**settings, **changes}.items() if value is not None}
-    config = config(**settings, output=output)
+    config = config(**settings, output=output, dtype="float32")
     return train(config, list(rewards)) if rewards else train(config)
 
 
 def main(inputs, output, *names):
     torch.set_num_threads(1)
+    if os.environ.get("DOUBLE"):
+        compute_in_float64()
     seconds = {}
     os.chdir(inputs)
     for name in names:
         started = time.perf_counter()
-        run(name, Path(output) / name)
+        run(name, Path(output) / name, **json.loads(os.environ.get("CHANGES", "{}")))
         seconds[name] = round(time.perf_counter() - started, 2)
     print(json.dumps({"rank": ranks.rank(), "seconds": seconds}))
 

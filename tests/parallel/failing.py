@@ -1,0 +1,38 @@
+"""A rank that does what its argument says after the first message; run in several ranks by test_failing_ranks.py.
+
+failing.py SECONDS WHAT_RANK_0_DOES WHAT_RANK_1_DOES ...
+"""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+from heedful import cli
+from heedful.errors import DataError, Terminated
+from heedful.parallel import ranks
+
+
+def run(seconds, *does):
+    ranks.join(torch.device("cpu"), timedelta(seconds=float(seconds)))
+    assert ranks.total(1.0) == len(does)
+    match does[ranks.rank()]:
+        case "raise":
+            raise DataError("坏的 line 3")
+        case "break":
+            raise ValueError("a mistake of our own")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(3600)
+        case "terminate":
+            raise Terminated(signal.SIGTERM)
+    ranks.total(1.0)
+
+
+if __name__ == "__main__":
+    cli._run = lambda words: run(*words)
+    sys.exit(cli.main())

@@ -1,0 +1,85 @@
+"""A rank that dies, hangs or fails ends the job: soon, with a message that names it, told by one rank."""
+
+import time
+
+import pytest
+
+LIMIT = 90
+
+
+@pytest.fixture(scope="module")
+def ended(launch):
+    """Exit status of each rank and what it said, and the seconds until the last had ended; what hangs is left out."""
+
+    def of(seconds, *does):
+        started = time.monotonic()
+        processes = launch(len(does), "failing.py", seconds, *does)
+        found = []
+        try:
+            for process, what in zip(processes, does, strict=True):
+                if what != "hang":
+                    _, said = process.communicate(timeout=LIMIT)
+                    found.append((process.returncode, [x for x in said.splitlines() if x.startswith("heedful:")]))
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        return found, time.monotonic() - started
+
+    return of
+
+
+def test_an_error_on_one_rank_is_told_by_the_first(ended):
+    (first, second), _ = ended(600, "go on", "raise")
+    assert first == (2, ["heedful: RankError: rank 1 of 2: DataError: 坏的 line 3"])
+    assert second == (2, [])
+
+
+def test_a_rank_that_is_killed_is_named(ended):
+    (first, second), seconds = ended(600, "go on", "kill")
+    assert first[0] == 4
+    assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
+    assert second == (-9, [])
+    assert seconds < LIMIT
+
+
+@pytest.mark.exhaustive
+def test_without_the_first_rank_another_speaks(ended):
+    """Rank 0 served the store, so the others know only that it is gone."""
+    (first, *others), _ = ended(600, "kill", "go on", "go on")
+    assert first == (-9, [])
+    assert [status for status, _ in others] == [4, 4]
+    said = [line for _, lines in others for line in lines]
+    assert len(said) >= 1
+    assert said[0].startswith("heedful: rank 1: RankError: rank")
+    assert "0" in said[0].split("of 3")[0]
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_hangs_is_named_after_the_timeout(ended):
+    (first, second), _ = ended(4, "go on", "hang", "go on")
+    assert first[0] == second[0] == 4
+    assert first[1][0].startswith(
+        "heedful: RankError: rank 1 of 3 hangs, or is slower than --distributed-timeout-minutes"
+    )
+    assert second[1] == []
+
+
+@pytest.mark.exhaustive
+def test_an_error_on_every_rank_is_told_once(ended):
+    found, _ = ended(600, "raise", "raise", "raise")
+    assert found == [(2, ["heedful: DataError: 坏的 line 3"]), (2, []), (2, [])]
+
+
+@pytest.mark.exhaustive
+def test_a_mistake_of_our_own_has_its_traceback_and_ends_the_others(ended):
+    (first, second), _ = ended(600, "go on", "break")
+    assert first == (1, ["heedful: RankError: rank 1 of 2: ValueError: a mistake of our own"])
+    assert second[0] == 1
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_is_asked_to_end_ends_all(ended):
+    (first, second), _ = ended(600, "go on", "terminate")
+    assert first == (143, ["heedful: RankError: rank 1 of 2: Terminated"])
+    assert second == (143, [])

@@ -1,0 +1,88 @@
+"""A run that was cut short goes on with another number of ranks, to the numbers of one that was not."""
+
+import json
+import shutil
+
+import pytest
+
+from heedful.faults import POINTS
+
+TOLERANCE = 1e-5
+BY_THE_FIRST = {name for name in POINTS if name.startswith("save.")} | {
+    "run.aside",
+    "run.named",
+    "run.opened",
+    "run.finished",
+    "reward.call",
+}
+"""Points to which only rank 0 comes."""
+
+
+@pytest.fixture(scope="module")
+def go(launch, inputs):
+    """``go(size, output, case)`` trains, cut short by faults on one rank if they are given. Returns exit statuses."""
+
+    def of(size, output, case, faults=None, rank=0, timeout=600, **changes):
+        per_rank = {rank: {"HEEDFUL_FAULTS": faults}} if faults else None
+        variables = {"CHANGES": json.dumps(changes)}
+        processes = launch(size, "training.py", inputs(), output, case, per_rank=per_rank, **variables)
+        try:
+            said = [process.communicate(timeout=timeout)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        statuses = [process.returncode for process in processes]
+        assert faults or statuses == [0] * size, [one[-3000:] for one in said]
+        return statuses
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def whole(go, tmp_path_factory):
+    """The folder of a run of two ranks that nothing interrupts."""
+    made = {}
+
+    def of(case):
+        if case not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            go(2, folder, case)
+            made[case] = folder / case
+        return made[case]
+
+    return of
+
+
+def check(comparing, a, b):
+    assert comparing.metric_distances(a, b, floor=1.0)[0][0] <= TOLERANCE
+    assert comparing.weight_distance(a, b) <= TOLERANCE
+    assert comparing.samples_of(a) == comparing.samples_of(b)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "ppo", "ppo-separate", "grpo-dynamic"])
+@pytest.mark.parametrize("sizes", [(2, 1, 2), (4, 2, 1, 4)], ids=str)
+def test_on_other_numbers_of_ranks(go, whole, comparing, tmp_path, case, sizes):
+    """Asked to end after a step, by a signal that reaches one rank, the last one."""
+    for size in sizes[:-1]:
+        statuses = go(size, tmp_path, case, "step.learned:term@1", rank=size - 1)
+        assert all(statuses), "it was to be cut short"
+    go(sizes[-1], tmp_path, case)
+    check(comparing, whole(case), tmp_path / case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("point", POINTS)
+def test_a_rank_that_is_killed_loses_nothing(go, whole, comparing, tmp_path, point):
+    """By kill -9 at each fault point, on rank 1 if it comes there; checkpoints are saved every step."""
+    case, rank = "ppo-reward", 0 if point in BY_THE_FIRST else 1
+    if point == "run.aside":  # a run that is replaced
+        shutil.copytree(whole(case), tmp_path / case)
+    statuses = go(2, tmp_path, case, f"{point}:kill", rank=rank, save_every=1, overwrite=point == "run.aside")
+    assert statuses[rank] == -9, "the point was not visited"
+    assert statuses[1 - rank] != 0 or point == "run.finished"
+    if point == "run.aside":
+        assert (tmp_path / case).exists() is False
+    if not (tmp_path / case / "summary.json").exists():
+        go(2, tmp_path, case, save_every=1)
+    check(comparing, whole(case), tmp_path / case)
