@@ -25,7 +25,7 @@ def metrics_of(run):
 
 def weights_of(run):
     """The tensors of every model that the run saved, by the model's path."""
-    files = sorted(path for path in Path(run).rglob("*.safetensors") if path.parts[-2] != "resume")
+    files = sorted(path for path in Path(run).rglob("*.safetensors") if "resume" not in path.parts)
     return {str(path.relative_to(run)): load_file(path) for path in files}
 
 

@@ -67,6 +67,7 @@ class Room:
                 return done
             except Exception as error:
                 if not is_out_of_memory(error):
+                    ranks.check_present(error)
                     raise
                 if ranks.are_in_step():
                     raise MemoryFullError(_cannot_be_done_again(error, self.flag, min(tried.rows, rows))) from error

@@ -106,7 +106,7 @@ def join(device: torch.device, timeout: timedelta) -> None:
     here, count = number("RANK"), number("WORLD_SIZE")
     store = roll_call.open_store(here, count, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _complete():
+    with complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
     _World.rank, _World.size = here, count
     if here:
@@ -142,6 +142,15 @@ def all_stop(error: BaseException) -> bool:
 
     roll_call.report(error)
     return roll_call.all_said(type(error).__name__)
+
+
+def check_present(error: Exception) -> None:
+    """Raise RankError if an error in a pass through divided models is that another rank has left."""
+    if _World.in_step and isinstance(error, RuntimeError) and not isinstance(error, HeedfulError):
+        from heedful.parallel import roll_call
+
+        if any(word in str(error) for word in roll_call.TRANSPORTS):
+            raise roll_call.lost(error) from error
 
 
 def number(name: str) -> int:
@@ -278,7 +287,7 @@ def share(value: T) -> T:
     if size() == 1:
         return value
     held = [value if is_first() else None]
-    with _complete():
+    with complete():
         _dist().broadcast_object_list(held, src=0)
     return held[0]  # type: ignore[return-value]
 
@@ -317,7 +326,7 @@ def gather(value: T) -> list[T]:
     if size() == 1:
         return [value]
     held: list[Any] = [None] * size()
-    with _complete():
+    with complete():
         _dist().all_gather_object(held, value)
     return held
 
@@ -386,12 +395,12 @@ def _dist() -> Any:
 
 def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
     operation = _dist().ReduceOp
-    with _complete():
+    with complete():
         _dist().all_reduce(tensor, operation.MAX if largest else operation.SUM)
 
 
 @contextlib.contextmanager
-def _complete() -> Iterator[None]:
+def complete() -> Iterator[None]:
     """A collective, which is completed, or raises RankError."""
     try:
         yield

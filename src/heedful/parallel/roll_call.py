@@ -20,6 +20,10 @@ LAST_WORDS = 30.0
 """Seconds that other ranks leave to rank 0 to save what was learned and say so, before their processes end."""
 
 
+TRANSPORTS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "imed out")
+"""What errors of torch's collectives say, if it is not said who they are of."""
+
+
 class _Store:
     """The store, this rank and how many there are; nothing before `open_store`."""
 

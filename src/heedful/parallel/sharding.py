@@ -6,6 +6,7 @@ that needs whole weights (sampling, saving) asks for a copy of them, `gathered`.
 All ranks call these functions in the same order, with the same arguments, but for those that say otherwise.
 """
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from heedful.errors import ConfigError
-from heedful.parallel.ranks import is_first, size
+from heedful.parallel.ranks import complete, is_first, size
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -179,7 +180,10 @@ def is_divided(tensor: Tensor) -> bool:
 
 def whole_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor, whether or not it is divided."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with complete():
+        return tensor.full_tensor()
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -213,7 +217,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
         max_norm: inf scales nothing.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
+    with complete() if any(map(is_divided, gradients)) else contextlib.nullcontext():
+        norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
 
