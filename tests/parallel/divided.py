@@ -215,7 +215,7 @@ def average():
 
 
 def states():
-    """A state written by all ranks: read whole, by divided models, and by whole ones; and that of a whole model by divided."""
+    """A state that all ranks wrote, read by divided models and by whole ones; and that of a whole model by a divided one."""
     several, optimizer = policy(), None
     shard(several, make_mesh(CPU))
     *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]])

@@ -24,7 +24,7 @@ UNSHARDED = {
     "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
     "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),
 }
-"""What does not go with --shard full, by field: the value that does, and why others do not. Of dtype only float16 does not."""
+"""What does not go with --shard full, by field: the value that does, and why others do not (of dtype: only float16)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class ShardOptions(Settings):
     holds them whole and only sums of gradients travel between machines."""
     sync_every: Literal["step", "micro-batch"] = "step"
     """With --shard full: when gradients are summed over the ranks and divided. step: once per optimizer step, in its last
-    micro-batch; until then each rank has room for the gradients of whole weights. micro-batch: each time, for the least memory
-    and the most traffic."""
+    micro-batch; until then each rank holds the gradients of whole weights. micro-batch: each time, for the least memory and
+    the most traffic."""
 
     def check(self) -> None:
         super().check()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from heedful.parallel import ranks
+from heedful.parallel.in_step import keep_step
 from heedful.types import MicroBatch
 
 if TYPE_CHECKING:  # which imports torch
@@ -61,7 +62,7 @@ def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Ite
         passes: what a rank does that has fewer than others.
     """
     most = max(map(len, divided))
-    with ranks.in_step():
+    with keep_step():
         for i in range(most):
             passes.before(is_last=i == most - 1)
             if i < len(divided[ranks.rank()]):

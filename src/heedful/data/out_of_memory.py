@@ -9,6 +9,7 @@ import torch
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.parallel import ranks
+from heedful.parallel.in_step import check_present, others_wait
 from heedful.types import MicroBatch
 
 T = TypeVar("T")
@@ -67,9 +68,9 @@ class Room:
                 return done
             except Exception as error:
                 if not is_out_of_memory(error):
-                    ranks.check_present(error)
+                    check_present(error)
                     raise
-                if ranks.are_in_step():
+                if others_wait():
                     raise MemoryFullError(_cannot_be_done_again(error, self.flag, min(tried.rows, rows))) from error
                 if not isinstance(error, ranks.ElsewhereMemoryError):
                     ranks.any_of(True)
@@ -99,9 +100,9 @@ class Room:
 def _cannot_be_done_again(error: Exception, flag: str, count: int) -> str:
     reason = (str(error) or type(error).__name__).partition("\n")[0]
     return (
-        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait in the midst of the "
-        f"pass, so it cannot be done again in smaller parts: start again with {flag} {max(1, count // 2)}, and the run goes on "
-        "from its newest checkpoint"
+        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait in the midst of "
+        f"the pass, so it cannot be done again in smaller parts: start again with {flag} {max(1, count // 2)}, and the run "
+        "goes on from its newest checkpoint"
     )
 
 

@@ -32,7 +32,7 @@ def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTraine
 
 
 def as_sampled(compute_dtype: torch.dtype) -> Callable[[nn.Module, Tensor], Tensor]:
-    """What `halve_matrices` makes of each weight, given the module that holds it: for a copy that is made weight by weight."""
+    """What `halve_matrices` makes of a weight, given the module that holds it: for a copy that is made weight by weight."""
 
     def convert(module: nn.Module, weight: Tensor) -> Tensor:
         halves = compute_dtype in HALF and isinstance(module, (nn.Linear, Conv1D))

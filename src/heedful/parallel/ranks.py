@@ -39,7 +39,6 @@ class _World:
     rank = 0
     size = 1
     is_alone = False
-    in_step = False
 
 
 def launched() -> bool:
@@ -55,19 +54,6 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _World.is_alone = before
-
-
-@contextlib.contextmanager
-def in_step() -> Iterator[None]:
-    """Inside, ranks wait for each other in every pass, as their models are divided: none can do a part again by itself."""
-    _World.in_step = True
-    yield
-    _World.in_step = False  # not after an error: then the others still wait
-
-
-def are_in_step() -> bool:
-    """True if other ranks wait in the midst of work that this one has not finished."""
-    return _World.in_step
 
 
 def size() -> int:
@@ -129,28 +115,6 @@ def give_up(error: BaseException) -> None:
 
         roll_call.report(error)
         leave()
-
-
-def all_stop(error: BaseException) -> bool:
-    """Say that this rank stops by an error, and wait a little: True if all the others stop by the same, and can act together.
-
-    All of them get the same answer, unless one comes so late that the others have gone.
-    """
-    if _World.size == 1 or _World.in_step:
-        return False
-    from heedful.parallel import roll_call
-
-    roll_call.report(error)
-    return roll_call.all_said(type(error).__name__)
-
-
-def check_present(error: Exception) -> None:
-    """Raise RankError if an error in a pass through divided models is that another rank has left."""
-    if _World.in_step and isinstance(error, RuntimeError) and not isinstance(error, HeedfulError):
-        from heedful.parallel import roll_call
-
-        if any(word in str(error) for word in roll_call.TRANSPORTS):
-            raise roll_call.lost(error) from error
 
 
 def number(name: str) -> int:

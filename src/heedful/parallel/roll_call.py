@@ -89,7 +89,7 @@ def lost(error: Exception) -> RankError:
 
 
 def all_said(kind: str) -> bool:
-    """Wait until all ranks have reported an error, for a while. True if all errors are of this kind, which is not RankError."""
+    """Wait a while until all ranks have reported an error. True if all errors are of this kind, which is not RankError."""
     deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline:
         said = [_said(number) for number in range(_Store.size)]

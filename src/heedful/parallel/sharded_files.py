@@ -1,10 +1,9 @@
 """Divided tensors on disk: each rank writes its parts as safetensors, and any number of ranks, or one process, reads them.
 
-torch.distributed.checkpoint does the work. Its writer of safetensors is used, so there is no pickle in the files: the header of
-each says which part of which tensor it holds.
+torch.distributed.checkpoint does the work. Its writer of safetensors is used, so there is no pickle in the files: the header
+of each says which part of which tensor it holds.
 """
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from heedful.errors import CheckpointError
 from heedful.parallel.sharding import divided_like
@@ -50,8 +49,9 @@ class Parts:
         except Exception as error:  # whatever a damaged file makes the readers raise
             raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
         for key, facts in self.metadata.state_dict_metadata.items():
-            there = sum(math.prod(chunk.sizes) for chunk in facts.chunks)
-            if there != math.prod(facts.size):
+            assert isinstance(facts, TensorStorageMetadata)
+            there = sum(chunk.sizes.numel() for chunk in facts.chunks)
+            if there != facts.size.numel():
                 raise CheckpointError(
                     f"{folder} holds only a part of tensor {key}; a file is missing or stands there twice"
                 )
@@ -59,9 +59,9 @@ class Parts:
     def stored(self, key: str) -> "Stored":
         """A tensor that is read when it is needed. Raises CheckpointError if it is not there."""
         facts = self.metadata.state_dict_metadata.get(key)
-        if facts is None:
+        if not isinstance(facts, TensorStorageMetadata):
             raise CheckpointError(f"{self.folder} has no tensor {key}")
-        return Stored(self, key, torch.Size(facts.size), facts.properties.dtype)
+        return Stored(self, key, facts.size, facts.properties.dtype)
 
     def read(self, key: str, into: Tensor) -> None:
         """Read a tensor, or the part of it that this rank holds, into one of its shape and dtype."""

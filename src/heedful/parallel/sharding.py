@@ -47,8 +47,8 @@ def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
     if ranks % replicas:
         divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
         raise ConfigError(
-            f"--replicas {replicas} does not divide the {ranks} ranks; choose one of {', '.join(divisors)}, or start a multiple "
-            f"of {replicas} ranks"
+            f"--replicas {replicas} does not divide the {ranks} ranks; choose one of {', '.join(divisors)}, or start a "
+            f"multiple of {replicas} ranks"
         )
     if replicas == 1:
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
@@ -58,9 +58,9 @@ def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
 def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:
     """Divide a model among the ranks of a mesh, in place: each block by itself, and all else with the root.
 
-    Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in the
-    dtype that they are stored in, and products run under autocast as before, so the numbers are those of one process up to the
-    order of sums.
+    Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in
+    the dtype that they are stored in, and products run under autocast as before, so the numbers are those of one process up
+    to the order of sums.
 
     Args:
         module: the module whose ``forward`` is called; with whole weights, the same on every rank, on whatever device. Its
@@ -88,20 +88,20 @@ def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:
 
 def blocks(module: nn.Module) -> list[nn.Module]:
     """The layers of a model: the list of modules that holds most weights. Raises ConfigError if there is none."""
-    lists = [found for found in module.modules() if isinstance(found, nn.ModuleList)]
+    lists: list[nn.Module] = [found for found in module.modules() if isinstance(found, nn.ModuleList)]
     if not lists:
         raise ConfigError(f"--shard full: {type(module).__name__} has no list of layers to divide; leave out --shard")
-    return list(max(lists, key=_count))
+    return list(max(lists, key=_weights).children())
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(int(parameter.numel()) for parameter in module.parameters())
 
 
 def heads(module: nn.Module) -> list[nn.Module]:
     """Modules that are called by themselves too: a policy's value head learns in passes of its own."""
     head = getattr(module, "value_head", None)
     return [head] if isinstance(head, nn.Module) and hasattr(module, "lm") else []
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _parts(module: nn.Module) -> Iterator[FSDPModule]:
@@ -225,7 +225,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
 
 @torch.no_grad()
 def exchange(one: Tensor, other: Tensor) -> None:
-    """Exchange the numbers of two tensors that are divided in the same way, where they are: FSDP2 keeps a weight's address."""
+    """Exchange the numbers of two tensors that are divided in the same way. FSDP2 relies on where weights are: they stay."""
     mine, its = held(one), held(other)
     kept = mine.clone()
     mine.copy_(its)
@@ -238,8 +238,8 @@ class Passes:
     Weights are put together by all ranks at once, so a rank with fewer micro-batches passes over nothing instead.
 
     Args:
-        zeros: what to do for a micro-batch that is not there, in the order in which the passes of one that is there are made: each
-            makes a pass that reads every weight, and returns 0 (such as `Policy.zero`).
+        zeros: what to do for a micro-batch that is not there, in the order in which the passes of one that is there are made:
+            each makes a pass that reads every weight, and returns 0 (such as `Policy.zero`).
         modules: those that are passed through.
         sync_every: ``step`` sums gradients over the ranks in the last pass of the loop, which takes memory for those of whole
             weights until then; ``micro-batch`` in every pass.

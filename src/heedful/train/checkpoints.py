@@ -39,7 +39,7 @@ class Saves(Writes, Protocol):
     """What a run saves: a learner."""
 
     def whole(self) -> Writes:
-        """What writes its models: itself, unless they are divided among ranks; then all ranks call this, and rank 0 has it."""
+        """What writes its models: itself, if they are not divided among ranks; else a copy of them on rank 0. All call it."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes during a run."""

@@ -69,6 +69,6 @@ def _find_out(model: Policy | ValueModel | RewardModel) -> None:
     settings = inner.config.get_text_config()
     if any((getattr(settings, name, None) or 0) > 1 for name in EXPERTS) and not expert_parameters(inner):
         raise ConfigError(
-            f"--shard full: {type(inner).__name__} is a mixture whose experts are modules of their own, and which of them learn "
-            "differs from rank to rank; leave out --shard"
+            f"--shard full: {type(inner).__name__} is a mixture whose experts are modules of their own, and which of them "
+            "learn differs from rank to rank; leave out --shard"
         )

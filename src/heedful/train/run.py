@@ -13,8 +13,6 @@ return run.summary
 """
 
 import contextlib
-import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,13 +26,14 @@ from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
 from heedful.faults import hit
 from heedful.parallel import ranks
+from heedful.parallel.in_step import all_stop
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import Saves, Writes, write_parts_of
+from heedful.train.disk_space import check_space
 from heedful.train.other_rank import open_folder
-from heedful.train.output_folder import bytes_of_models, real_path
 from heedful.train.patience import Patience
-from heedful.train.state_file import holds_divided, size_of
+from heedful.train.state_file import holds_divided
 
 Numbers = Mapping[str, float]
 
@@ -279,7 +278,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         is_divided = holds_divided(self._state)
-        are_all_here = is_divided and error is not None and ranks.all_stop(error)
+        are_all_here = is_divided and error is not None and all_stop(error)
         if error is not None and not are_all_here:
             ranks.give_up(error)
         try:
@@ -354,8 +353,8 @@ class Run:
         last = self._folder.last_checkpoint
         left = f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
         self._display.note(
-            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; the other ranks, which hold parts "
-            f"of the model, have not come to the same end, so it is not saved; {left}"
+            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; the other ranks, which hold "
+            f"parts of the model, have not come to the same end, so it is not saved; {left}"
         )
 
     def _due(self, step: int, every: int) -> bool:
@@ -396,27 +395,3 @@ class Run:
                 self._save("final")
                 self._has_final = True
                 self._folder.drop_replaced()
-
-
-def check_space(config: TrainingOptions, learner: Learns) -> None:
-    """Refuse a disk that has no room for what a run writes. Raises MachineError.
-
-    A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which that has from the
-    first step on. While a new one is written there is one more than are kept, besides best/ and final/. What a run that goes
-    on has of these counts as free.
-    """
-    weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
-    checkpoints = (config.keep or 2) + 1
-    needed = checkpoints * (size_of(learner.state_dict()) + 3 * trained) + 2 * trained + 32 * 2**20
-    folder = real_path(config.output)
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free + (0 if config.overwrite else bytes_of_models(real_path(config.output)))
-    gigabytes = math.ceil(needed / 1e8) / 10
-    if free < needed:
-        raise MachineError(
-            f"--output {config.output}: the disk has {free / 1e9:.1f} GB free, and the run needs {gigabytes:.1f} GB "
-            f"for {checkpoints} checkpoints, best/ and final/; free some, choose another disk, keep fewer (--keep), or train "
-            "adapters (--lora-rank)"
-        )
