@@ -203,10 +203,10 @@ class Run:
                 )
                 break
             yield step
-            self._stops.poll(ranks.largest)
             self._looked_at = step
             self._mark()
             self._save_if_due(step)
+            self._stops.poll(ranks.largest)
         self._save_final()
         hit("run.learned")
 

@@ -10,6 +10,7 @@ import torch
 
 from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError, TrainingError
+from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
 from heedful.parallel.own import own_device
 from heedful.train.environment import LIBRARIES, digest, sums
@@ -26,19 +27,17 @@ REMEDY = {
 """What may differ, and how to make it the same."""
 
 
-def join_ranks(config: RunOptions, device: torch.device) -> torch.device:
-    """Meet the other ranks, if there are any, and check that all run the same. Returns this rank's device.
+def join_ranks(config: RunOptions) -> None:
+    """Meet the other ranks, if there are any, and check that all run the same.
 
     Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
     batch has rows; RankError if they do not come in time.
     """
     if not ranks.launched():
-        return device
-    device = own_device(device)
-    ranks.join(device, timedelta(minutes=config.distributed_timeout_minutes))
+        return
+    ranks.join(own_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
     ranks.check_same(_facts(config), REMEDY)
     _check_batches(config)
-    return device
 
 
 def _facts(config: RunOptions) -> dict[str, str]:
