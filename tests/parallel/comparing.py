@@ -24,8 +24,8 @@ def metrics_of(run):
 
 
 def weights_of(run):
-    """The tensors of every model that the run saved, by the model's path."""
-    files = sorted(path for path in Path(run).rglob("*.safetensors") if "resume" not in path.parts)
+    """The tensors of best/ and final/, by the path of each file."""
+    files = [path for name in ("best", "final") for path in sorted(Path(run, name).rglob("*.safetensors"))]
     return {str(path.relative_to(run)): load_file(path) for path in files}
 
 

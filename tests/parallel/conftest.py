@@ -42,21 +42,32 @@ def comparing():
 @pytest.fixture(scope="session")
 def training():
     """The runs."""
-    return beside("training")
+    sys.path.insert(0, str(HERE))
+    try:
+        return beside("training")
+    finally:
+        sys.path.remove(str(HERE))
+
+
+@pytest.fixture(scope="session")
+def mutants():
+    """Planted mistakes."""
+    return beside("mutants")
 
 
 @pytest.fixture(scope="session")
 def launch():
     """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks. Returns processes."""
 
-    def start(size, script, *words, per_rank=None, **variables):
-        port, started = free_port(), []
+    def start(size, script, *words, per_rank=None, cwds=None, port=None, **variables):
+        port, started = port or free_port(), []
         program = [str(HERE / script)] if script.endswith(".py") else script.split()
         for rank in range(size):
             more = {**variables, **((per_rank or {}).get(rank, {}))}
             started.append(
                 subprocess.Popen(
-                    [sys.executable, *program, *map(str, words)],
+                    [sys.executable, *program, *(str(word).replace("{rank}", str(rank)) for word in words)],
+                    cwd=None if cwds is None else cwds[rank],
                     env=environment(rank, size, port) | more,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 [torchrun --nproc-per-node N] training.py INPUTS OUTPUT CASE ...
 
-CHANGES holds settings that are others, as JSON.
+CASE@MUTANT plants a mistake of mutants.py. CHANGES holds settings that are others, as JSON.
 
 With DOUBLE set, everything that would be in float32 is in float64, so that what is left of differences is no rounding. The
 models are then GPT-2, as the norms of others compute in float32 whatever they are given.
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+from mutants import planted
 from transformers import PreTrainedModel
 
 import heedful
@@ -182,7 +183,9 @@ def main(inputs, output, *names):
     os.chdir(inputs)
     for name in names:
         started = time.perf_counter()
-        run(name, Path(output) / name, **json.loads(os.environ.get("CHANGES", "{}")))
+        case, _, mutant = name.partition("@")
+        with planted(mutant):
+            run(case, Path(output) / name, **json.loads(os.environ.get("CHANGES", "{}")))
         seconds[name] = round(time.perf_counter() - started, 2)
     print(json.dumps({"rank": ranks.rank(), "seconds": seconds}))
 

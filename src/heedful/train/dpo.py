@@ -31,16 +31,14 @@ from heedful.models.policy import Policy
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
 from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
-from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Prompt, plain_response
 
@@ -97,8 +95,7 @@ class Data:
 
 def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

@@ -31,16 +31,14 @@ from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
-from heedful.tracking.trackers import check_trackers
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.run import Run
-from heedful.train.setup import prepare, resolve_machine, stored_dtype
+from heedful.train.setup import check_start, prepare, resolve_machine, stored_dtype
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Ranking, plain_response
 
@@ -117,8 +115,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
 
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
     """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

@@ -33,6 +33,7 @@ from heedful.train.checkpoints import Saves, Writes, write_parts_of
 from heedful.train.disk_space import check_space
 from heedful.train.other_rank import open_folder
 from heedful.train.patience import Patience
+from heedful.train.same_run import check_same_weights
 from heedful.train.state_file import holds_divided
 
 Numbers = Mapping[str, float]
@@ -125,6 +126,7 @@ class Run:
             if self._folder.checkpoint is not None:
                 self._go_on(self._folder.checkpoint.state)
                 ranks.any_of(False)  # all have read it
+            check_same_weights(self.learner.optimizer)
             for line in self._opening:
                 self._display.note(line)
             self._has_moved = False
@@ -201,10 +203,10 @@ class Run:
                 )
                 break
             yield step
-            self._stops.poll(ranks.largest)
             self._looked_at = step
             self._mark()
             self._save_if_due(step)
+            self._stops.poll(ranks.largest)
         self._save_final()
         hit("run.learned")
 
@@ -263,6 +265,7 @@ class Run:
         if not metrics:
             return
         hit("evaluation")
+        check_same_weights(self.learner.optimizer)
         metrics = ranks.share(dict(metrics))
         if self._first_evaluation is None:
             self._first_evaluation = dict(metrics)

@@ -28,15 +28,13 @@ from heedful.parallel.own import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
 from heedful.train.division import divide
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.run import Run
-from heedful.train.setup import load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
@@ -93,8 +91,7 @@ class Data:
 
 def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     """Load everything and check that it fits together. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)

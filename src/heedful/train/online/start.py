@@ -26,7 +26,6 @@ from heedful.rewards.judge.start import check_comparing
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
@@ -34,8 +33,7 @@ from heedful.train.online.critic import check_critic, check_same_text, load_crit
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
-from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch
 
@@ -84,8 +82,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
     config, wanted = _wanted_rewards(config, rewards)
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
