@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import torch
 
-from heedful.errors import ConfigError, DataError
+from heedful.errors import DataError
 from heedful.parallel import ranks
+from heedful.parallel.own import own_random_numbers
 
 
 def refuse(error):
@@ -66,7 +67,19 @@ def main():
     same = {"code": "abc", "data": "d" if here == 0 else "e"}
     found["differs"] = raised(lambda: ranks.check_same(same, {"code": "install it", "data": "copy it"}))
     found["same"] = raised(lambda: ranks.check_same({"code": "abc"}, {"code": "install it"}))
-    assert issubclass(ConfigError, ValueError)
+    torch.manual_seed(3)
+    streams = []
+    for _ in range(2):
+        with own_random_numbers():
+            streams.append(torch.rand(2).tolist())
+    found["streams"] = ranks.gather(streams)
+    found["common again"] = ranks.gather(torch.rand(2).tolist())
+    found["put together"] = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]) + 10 * here
+    ranks.put_together(found["put together"], [torch.tensor([here])], torch.tensor([0, 1]))
+    found["put together"] = found["put together"][:2].tolist()
+    found["merged"] = ranks.merged({here: "秩"})
+    with ranks.alone():
+        found["alone"] = [ranks.size(), ranks.total(5.0), ranks.own([1.0, 1.0])]
     ranks.leave()
     found["after"] = ranks.size()
     print(json.dumps(found))

@@ -1,12 +1,14 @@
 """Mistakes that are easily made with several ranks, planted into a run to see that test_equal_numbers.py notices them."""
 
 import contextlib
+import itertools
 from unittest.mock import patch
 
 import torch
 
 from heedful.core import kl_control
 from heedful.data import micro_batches
+from heedful.models.policy import Policy
 from heedful.parallel import ranks
 from heedful.train import optimization
 from heedful.train.online import advantages, experience, metrics, update
@@ -95,6 +97,19 @@ def stream_per_rank():
     return patch.object(generate.torch, "rand", other)
 
 
+def memory_full_on_one_rank():
+    """Two passes of rank 1 run out of memory, which is no mistake: all ranks do the work again, with the same results."""
+    forward, calls = Policy.forward, itertools.count()
+
+    def full(self, *arguments, **options):
+        if ranks.rank() == 1 and next(calls) in (5, 21):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, *arguments, **options)
+
+    return patch.object(Policy, "forward", full)
+
+
+HARMLESS = {"memory_full_on_one_rank": memory_full_on_one_rank}
 MUTANTS = {
     "local_denominator": ("ppo", local_denominator),
     "unwhitened_rank": ("ppo", unwhitened_rank),
@@ -111,4 +126,6 @@ MUTANTS = {
 
 def planted(name):
     """Inside, the mistake is there; nothing without a name."""
-    return MUTANTS[name][1]() if name else contextlib.nullcontext()
+    if not name:
+        return contextlib.nullcontext()
+    return HARMLESS[name]() if name in HARMLESS else MUTANTS[name][1]()

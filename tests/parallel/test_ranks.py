@@ -81,6 +81,19 @@ def test_values_errors_and_flags_are_shared(two):
     assert found["largest"] == -3.0
 
 
+def test_rows_that_each_rank_has_filled_in(two):
+    assert two[0]["put together"] == [[0.0, 0.0], [11.0, 11.0]]
+    assert two[0]["merged"] == {"0": "秩", "1": "秩"}
+    assert two[0]["alone"] == [1, 5.0, [0, 1]]
+
+
+def test_each_rank_has_random_numbers_of_its_own_where_it_asks_for_them(two):
+    """And then all have the common ones again."""
+    first, second = two[0]["streams"]
+    assert len({tuple(numbers) for numbers in first + second}) == 4
+    assert two[0]["common again"][0] == two[0]["common again"][1]
+
+
 def test_a_rank_that_differs_is_named(two):
     assert two[0]["differs"] == "ConfigError: rank 1 differs from rank 0 in data: e instead of d; copy it"
     assert two[0]["same"] is None

@@ -27,9 +27,9 @@ from heedful.files import complete_or_absent
 from heedful.signals import Stops
 from heedful.train import lock as locks
 from heedful.train import sft as sft_module
+from heedful.train.disk_space import check_space
 from heedful.train.lock import FolderLock, is_locked
 from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
-from heedful.train.run import check_space
 from heedful.train.run_folder import RunFolder
 from heedful.train.runs import state_of
 

@@ -13,9 +13,9 @@ from heedful import faults
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError, MachineError
+from heedful.train.disk_space import check_space
 from heedful.train.environment import same_sources
 from heedful.train.online.engine import train_ppo
-from heedful.train.run import check_space
 from heedful.train.run_folder import RunFolder
 
 

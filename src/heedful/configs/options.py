@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from heedful.configs.lora import MemoryOptions
 from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
 from heedful.configs.settings import Settings
+from heedful.configs.sharding import ShardOptions
 from heedful.configs.template import TemplateOptions
 from heedful.configs.tracking import TrackingOptions
 from heedful.configs.trust import TrustOptions
@@ -152,7 +153,7 @@ class OptimizerOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(MemoryOptions, OptimizerOptions, DataOptions, RunOptions):
+class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions, RunOptions):
     """What every trainer has."""
 
     compile: bool = False

@@ -9,6 +9,7 @@ import torch
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.parallel import ranks
+from heedful.parallel.in_step import check_present, others_wait
 from heedful.types import MicroBatch
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Room:
             undo: undoes what an unfinished ``work`` may have left, such as gradients. torch's random numbers are put back
                 without it.
 
-        Raises MemoryFullError if memory runs out with one row at a time.
+        Raises MemoryFullError if memory runs out with one row at a time, or in a pass through divided models.
         """
         before = _random_state()
         while True:
@@ -67,7 +68,10 @@ class Room:
                 return done
             except Exception as error:
                 if not is_out_of_memory(error):
+                    check_present(error)
                     raise
+                if others_wait():
+                    raise MemoryFullError(_cannot_be_done_again(error, self.flag, min(tried.rows, rows))) from error
                 if not isinstance(error, ranks.ElsewhereMemoryError):
                     ranks.any_of(True)
                 count = min(tried.rows, -(-rows // ranks.size()))
@@ -91,6 +95,15 @@ class Room:
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
         rows = state.get("rows")
         self.found = None if rows is None else MicroBatch(rows, state["tokens"])
+
+
+def _cannot_be_done_again(error: Exception, flag: str, count: int) -> str:
+    reason = (str(error) or type(error).__name__).partition("\n")[0]
+    return (
+        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait in the midst of "
+        f"the pass, so it cannot be done again in smaller parts: start again with {flag} {max(1, count // 2)}, and the run "
+        "goes on from its newest checkpoint"
+    )
 
 
 def _nothing_left(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """The copy of a language model that samples: it shares the weights in training, with matrices in the compute dtype."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -29,6 +29,17 @@ def inference_copy(lm: PreTrainedModel, compute_dtype: torch.dtype) -> PreTraine
     token. Everything else (embeddings, norms, biases) is shared.
     """
     return halve_matrices(same_weights(lm).eval(), compute_dtype)
+
+
+def as_sampled(compute_dtype: torch.dtype) -> Callable[[nn.Module, Tensor], Tensor]:
+    """What `halve_matrices` makes of a weight, given the module that holds it: for a copy that is made weight by weight."""
+
+    def convert(module: nn.Module, weight: Tensor) -> Tensor:
+        halves = compute_dtype in HALF and isinstance(module, (nn.Linear, Conv1D))
+        is_matrix = halves and weight.ndim == 2 and weight.dtype == torch.float32
+        return weight.to(compute_dtype) if is_matrix else weight
+
+    return convert
 
 
 class PackedLinear(nn.Module):

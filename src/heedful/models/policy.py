@@ -101,6 +101,14 @@ class Policy(nn.Module):
         logprobs, entropy = self._per_token(logprobs, response_mask), self._per_token(entropy, response_mask)
         return TokenOutputs(logprobs, entropy, values, states)
 
+    def zero(self, *, with_values: bool = True) -> Tensor:
+        """0, from a pass over one token that reads every weight: what a rank passes through that has no rows left."""
+        ids = torch.tensor([[1, 2]], device=self.device)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        outputs = self(ids, mask, mask[:, 1:], with_values=with_values)
+        total = outputs.logprobs.sum() if outputs.values is None else outputs.logprobs.sum() + outputs.values.sum()
+        return 0.0 * total
+
     def _per_token(self, numbers: Tensor, mask: Tensor) -> Tensor:
         """Put numbers back at the True positions of the mask; zeros elsewhere."""
         return scale_gradient(scatter(numbers, mask), self.grad_scaler)

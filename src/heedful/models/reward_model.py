@@ -83,6 +83,15 @@ class RewardModel(nn.Module):
                 logits = self._padded_logits(rows)
         return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
 
+    def zero(self) -> Tensor:
+        """0, from a pass over two tokens that reads every weight: what a rank passes through that has no rows left."""
+        return 0.0 * self([{"input_ids": [1, 2]}]).sum()
+
+    def try_packing(self) -> None:
+        """Find out now whether rows can be packed, and not in some later pass."""
+        with autocast(self.classifier.device, self.compute_dtype):
+            self._can_pack()
+
     def _can_pack(self) -> bool:
         """Whether the score is the head's output at a row's last token, and the trunk takes packed rows."""
         trunk, score = self.classifier.base_model, getattr(self.classifier, "score", None)

@@ -92,7 +92,7 @@ def join(device: torch.device, timeout: timedelta) -> None:
     here, count = number("RANK"), number("WORLD_SIZE")
     store = roll_call.open_store(here, count, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _complete():
+    with complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
     _World.rank, _World.size = here, count
     if here:
@@ -251,7 +251,7 @@ def share(value: T) -> T:
     if size() == 1:
         return value
     held = [value if is_first() else None]
-    with _complete():
+    with complete():
         _dist().broadcast_object_list(held, src=0)
     return held[0]  # type: ignore[return-value]
 
@@ -290,7 +290,7 @@ def gather(value: T) -> list[T]:
     if size() == 1:
         return [value]
     held: list[Any] = [None] * size()
-    with _complete():
+    with complete():
         _dist().all_gather_object(held, value)
     return held
 
@@ -359,12 +359,12 @@ def _dist() -> Any:
 
 def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
     operation = _dist().ReduceOp
-    with _complete():
+    with complete():
         _dist().all_reduce(tensor, operation.MAX if largest else operation.SUM)
 
 
 @contextlib.contextmanager
-def _complete() -> Iterator[None]:
+def complete() -> Iterator[None]:
     """A collective, which is completed, or raises RankError."""
     try:
         yield

@@ -20,6 +20,10 @@ LAST_WORDS = 30.0
 """Seconds that other ranks leave to rank 0 to save what was learned and say so, before their processes end."""
 
 
+TRANSPORTS = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "imed out")
+"""What errors of torch's collectives say, if it is not said who they are of."""
+
+
 class _Store:
     """The store, this rank and how many there are; nothing before `open_store`."""
 
@@ -82,6 +86,18 @@ def lost(error: Exception) -> RankError:
     names = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} of {_Store.size}"
     why = "hangs, or is slower than --distributed-timeout-minutes allows" if "imed out" in str(error) else "has died"
     return RankError(f"{names} {why} ({first_line})")
+
+
+def all_said(kind: str) -> bool:
+    """Wait a while until all ranks have reported an error. True if all errors are of this kind, which is not RankError."""
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline:
+        said = [_said(number) for number in range(_Store.size)]
+        kinds = [str(words["error"]).partition(":")[0] for words in said if words is not None]
+        if len(kinds) == _Store.size or any(other != kind for other in kinds):
+            return kind != RankError.__name__ and all(other == kind for other in kinds)
+        time.sleep(0.05)
+    return False
 
 
 def failure_elsewhere() -> tuple[str, int] | None:

@@ -14,6 +14,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.rewards.returned import OfRanks
 from heedful.rewards.rules import response_text
 from heedful.types import MicroBatch, Ranking, Text, plain_response
@@ -69,7 +70,7 @@ def score_rows(
     found: dict[int, float] = {}
 
     def read(limit: MicroBatch) -> None:
-        for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i])):
+        for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i]), passes((model, model.zero))):
             found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
 
     (room or Room()).run(read, micro_batch, rows=len(rows))

@@ -12,14 +12,17 @@ from heedful.core.masking import at_least_float32
 from heedful.data.collate import collate
 from heedful.kernels.device import HALF, autocast
 from heedful.kernels.layout import positions
-from heedful.kernels.sampling_copy import inference_copy, pack_linears, refresh
+from heedful.kernels.sampling_copy import as_sampled, inference_copy, pack_linears, refresh
 from heedful.models.policy import Policy
+from heedful.parallel.sharding import gathered
 from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
 from heedful.sampling.kv_cache import KEYS_AND_VALUES, cache_argument, capacity, make_cache
 
 
 class SamplingModel:
     """The copy of a policy that decodes, with the policy's weights at this moment; any number of batches can use it.
+
+    Of a policy that is divided among ranks, each rank has a whole copy, so decoding waits for no other; all make it together.
 
     Args:
         policy: the model to sample from.
@@ -32,7 +35,8 @@ class SamplingModel:
         if cuda_graphs and self.device.type == "cuda":
             self.lm, self.graph = _recorded(policy)
         else:
-            self.lm = pack_linears(inference_copy(policy.lm, self.compute_dtype))
+            lm = gathered(policy, convert=as_sampled(self.compute_dtype)).lm
+            self.lm = pack_linears(inference_copy(lm, self.compute_dtype))
 
 
 class Decoder:

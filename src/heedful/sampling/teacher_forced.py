@@ -1,26 +1,33 @@
 """The teacher-forced pass: log-probs and values of given responses, in micro-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from heedful.data.collate import Batch
-from heedful.data.micro_batches import rows_by_length
+from heedful.data.micro_batches import in_step, rows_by_length, rows_of
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
+from heedful.parallel.sharding import Passes, passes
 from heedful.types import MicroBatch
 
 
-def micro_batches(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
+def micro_batches(batch: Batch, limit: MicroBatch, passes: Passes | None = None) -> Iterator[tuple[Tensor, Batch]]:
     """Yield parts of a batch, as many rows at a time as ``limit`` allows, each with the indices of its rows.
 
     If there are several parts, rows are sorted by length first (`rows_by_length`). Of several ranks each yields its own
-    rows, and maybe none.
+    rows, and maybe none; ``passes`` keeps them in step if their models are divided.
     """
-    for part in rows_by_length(batch.attention_mask.sum(dim=1).tolist(), limit):
+    lengths = batch.attention_mask.sum(dim=1).tolist()
+    if passes is None or ranks.size() == 1:
+        parts: Iterable[list[int]] = rows_by_length(lengths, limit)
+    else:
+        divided = ranks.parts(lengths, ranks.size())
+        parts = in_step([rows_of(own, lengths, limit) for own in divided], passes)
+    for part in parts:
         rows = torch.tensor(part, device=batch.ids.device)
         yield rows, batch.select(rows)
 
@@ -55,7 +62,7 @@ def token_outputs(
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, TokenOutputs]]:
         parts = []
-        for rows, here in _at_least_one(batch, limit):
+        for rows, here in _at_least_one(batch, limit, passes((policy, policy.zero))):
             b = here.to(policy.device)
             outputs = policy(
                 b.ids,
@@ -86,19 +93,22 @@ def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBat
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
         return [
             (rows, value_model(part.ids, part.attention_mask, part.response_mask))
-            for rows, part in _at_least_one(batch, limit)
+            for rows, part in _at_least_one(batch, limit, passes((value_model, value_model.zero)))
         ]
 
     return _in_place((room or Room()).run(read, micro_batch, rows=len(batch.ids)), batch)
 
 
-def _at_least_one(batch: Batch, limit: MicroBatch) -> Iterator[tuple[Tensor, Batch]]:
+def _at_least_one(batch: Batch, limit: MicroBatch, passes: Passes | None) -> Iterator[tuple[Tensor, Batch]]:
     """`micro_batches`; a rank that has no rows reads the first, so that it knows the shapes of what others give it."""
-    if ranks.size() > 1 and not _own(batch):
-        rows = torch.zeros(1, dtype=torch.long, device=batch.ids.device)
-        yield rows, batch.select(rows)
-    else:
+    if ranks.size() == 1:
         yield from micro_batches(batch, limit)
+        return
+    lengths = batch.attention_mask.sum(dim=1).tolist()
+    divided = [rows_of(own, lengths, limit) or [[0]] for own in ranks.parts(lengths, ranks.size())]
+    for part in divided[ranks.rank()] if passes is None else in_step(divided, passes):
+        rows = torch.tensor(part, device=batch.ids.device)
+        yield rows, batch.select(rows)
 
 
 def _own(batch: Batch) -> list[int]:

@@ -3,6 +3,8 @@
 checkpoints/step-000100/            the model in Hugging Face format, as in final/
 checkpoints/step-000100/resume/     the state that the run goes on from
 checkpoints/step-000100/MANIFEST.json
+
+What is divided among ranks (--shard full) each of them writes itself, below resume/divided/.
 """
 
 import contextlib
@@ -16,18 +18,28 @@ from typing import Any, Protocol
 from heedful.errors import CheckpointError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, write_text
+from heedful.parallel import ranks
 from heedful.train.manifest import MANIFEST, verify, write_manifest
-from heedful.train.state_file import read_state, write_state
+from heedful.train.state_file import DIVIDED, holds_divided, read_state, write_divided, write_state
 
 NAME = re.compile(r"step-(\d{6,})")
 RESUME = "resume"
+PARTS = ".heedful-parts"
+"""The end of the name of a folder in which ranks write their parts of a checkpoint."""
 
 
-class Saves(Protocol):
-    """What a run saves: a learner."""
+class Writes(Protocol):
+    """What can write a model to a folder, by itself."""
 
     def save(self, folder: Path) -> None:
         """Write the model to a folder."""
+
+
+class Saves(Writes, Protocol):
+    """What a run saves: a learner."""
+
+    def whole(self) -> Writes:
+        """What writes its models: itself, if they are not divided among ranks; else a copy of them on rank 0. All call it."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes during a run."""
@@ -61,11 +73,16 @@ class Checkpoints:
         """Where the checkpoint of a step is."""
         return self.folder / f"step-{step:06d}"
 
-    def save(self, step: int, model: Saves, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then remove older ones. Raises OSError; what was there before is then still there."""
+    def save(self, step: int, model: Writes, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, then remove older ones. Raises OSError; what was there before is then still there.
+
+        What the ranks have written of a divided state (`write_parts_of`) becomes a part of it.
+        """
         with complete_or_absent(self.path(step)) as folder:
             model.save(folder)
             write_state(folder / RESUME, state)
+            if holds_divided(state):
+                parts_of(self.folder.parent, step).rename(folder / RESUME / DIVIDED)
             hit("save.state")
             write_manifest(folder, {"run": self.identity, "step": step})
             hit("save.manifest")
@@ -129,6 +146,9 @@ class Checkpoints:
         """Remove what was being written when a process was killed."""
         hidden = self.folder.glob(".step-*") if self.folder.is_dir() else ()
         for path in hidden:
+            if path.name.endswith(PARTS):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
             recover(self.folder / path.name.removeprefix(".").rpartition(".")[0])
 
     def _set_aside(self, path: Path, reason: str) -> Path:
@@ -137,6 +157,22 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 write_text(aside / "REASON.txt", reason + "\n")
         return aside
+
+
+def parts_of(run: Path, step: int) -> Path:
+    """Where ranks write their parts of a step's state, before a checkpoint is made of them."""
+    return run / "checkpoints" / f".step-{step:06d}{PARTS}"
+
+
+def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
+    """Write this rank's parts of a state that is divided among ranks. All ranks call it. Raises OSError on all of them."""
+    folder = parts_of(run, step)
+    ranks.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
+    try:
+        write_divided(folder, state)
+    except OSError:
+        ranks.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))
+        raise
 
 
 def _renamed(path: Path, name: str) -> Path:

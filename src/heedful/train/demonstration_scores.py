@@ -1,5 +1,6 @@
 """Demonstrations as a reward model reads them, and their mean score: what ``--offset-data`` makes 0."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +11,13 @@ from heedful.configs.options import RecordOptions
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, check_dropped, too_long
 from heedful.data.loading import read_usable
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.micro_batches import own_micro_batches
 from heedful.data.rankings import Row
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
 from heedful.models.reward_model import RewardModel
+from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.types import MicroBatch
 
 
@@ -54,6 +57,7 @@ def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBa
     ordered = sorted(rows, key=lambda row: len(row["input_ids"]))
     scores: list[float] = []
     with torch.no_grad():
-        for part in in_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"]))):
+        step = passes((model, model.zero))
+        for part in own_micro_batches(ordered, micro_batch, lambda row: (1, len(row["input_ids"])), step):
             scores += model(part).tolist()
-    return math.fsum(scores) / len(scores) + model.offset
+    return math.fsum(itertools.chain.from_iterable(ranks.gather(scores))) / len(rows) + model.offset

@@ -28,17 +28,17 @@ from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
-from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Prompt, plain_response
 
@@ -95,8 +95,7 @@ class Data:
 
 def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -116,13 +115,15 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     disable_dropout(policy)
     room = Room()
     if config.needs_reference:
-        is_apart = config.reference is not None or config.reference_device == "cpu"
+        is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
         reference = load_reference(config, source, policy) if is_apart else policy
+        divide(config, device, reference)
         train, held_out = (
             with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)
         )
         del reference
     prepare(policy, config, base=config.model)
+    divide(config, device, policy)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     sampler = make_sampler(
@@ -190,7 +191,8 @@ def accumulate(
     ordered = sorted(pairs, key=lambda pair: pair.length)
     num_tokens = sum(len(pair.chosen) for pair in ordered)
     sums = MetricSums()
-    for part in own_micro_batches(ordered, (limit or config.micro_batch).of_pairs, lambda pair: (2, pair.length)):
+    limit, step = (limit or config.micro_batch).of_pairs, passes((policy, policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda pair: (2, pair.length), step):
         chosen, rejected = response_logprobs(policy, part, pad_id)
         loss, metrics = pair_loss(chosen, rejected, part, config, num_pairs=len(ordered))
         if config.nll_weight:

@@ -9,6 +9,7 @@ from heedful.planning.advice import what_fits
 from heedful.planning.memory import CUDA_CONTEXT, GB, plan
 from heedful.planning.report import advice
 from heedful.planning.work import Lengths, ShapeOf, Trainer, work_of
+from heedful.train.division import divides
 
 MARGIN = 1.1
 """A run is refused if its plan is above this times the free memory: a plan may be a tenth off."""
@@ -20,7 +21,7 @@ def check_memory(config: Trainer, lengths: Lengths, device: torch.device, comput
     Call it when the lengths of the texts are known, best before the models are loaded. Elsewhere, and with ``memory_check``
     off, nothing happens.
     """
-    if device.type != "cuda" or not config.memory_check:
+    if device.type != "cuda" or not config.memory_check or divides(config):  # a plan is of whole models
         return
     # What this process holds is the run's own, or the memory that torch kept of an earlier one.
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

@@ -24,18 +24,18 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
 from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.pairs import whole_logprobs
 from heedful.train.run import Run
-from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Prompt, plain_response
 
@@ -95,8 +95,7 @@ class Data:
 
 def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     """Load everything, check that it fits together, and read the responses with the reference. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -116,14 +115,16 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
-    is_apart = config.reference is not None or config.reference_device == "cpu"
+    is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, source, policy) if is_apart else policy
+    divide(config, device, reference)
     room = Room()
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, room) for labelled in (train, held_out)
     )
     del reference
     prepare(policy, config, base=config.model)
+    divide(config, device, policy)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     sampler = make_sampler(
@@ -217,7 +218,8 @@ def accumulate(
     kl = mean_of_others(policy, labelled, pad_id, limit)
     num_desirable = sum(one.record.label for one in labelled)
     sums = MetricSums()
-    for part in own_micro_batches(sorted(labelled, key=lambda o: o.length), limit, lambda one: (1, one.length)):
+    ordered, step = sorted(labelled, key=lambda one: one.length), passes((policy, policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.length), step):
         logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.response for one in part], pad_id)
         loss, metrics = core.kto_loss(
             logprobs,
@@ -236,13 +238,13 @@ def accumulate(
     return {**sums.add_ranks().means(1), "reference/z0": kl if math.isnan(kl) else max(0.0, kl)}
 
 
+@torch.no_grad()
 def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int, limit: MicroBatch) -> float:
     """Mean log-ratio of policy to reference on responses to other prompts, in nats per response: an estimate of the KL."""
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
-    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length)):
-        with torch.no_grad():
-            logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
+    for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
+        logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
     ranks.all_well()
     return ranks.total(total) / len(labelled)

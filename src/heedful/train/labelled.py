@@ -17,6 +17,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import DataError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.train.pairs import whole_logprobs
 from heedful.types import Labelled, MicroBatch
 
@@ -103,10 +104,11 @@ def with_reference(
     order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]) + len(rows[row][2]), reverse=True)
     found: dict[int, float] = {}
 
+    @torch.no_grad()
     def read(limit: MicroBatch) -> None:
-        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2]))):
-            with torch.no_grad():
-                logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
+        step = passes((reference, reference.zero))
+        for part in own_micro_batches(order, limit, lambda row: (1, len(rows[row][1]) + len(rows[row][2])), step):
+            logprobs = whole_logprobs(reference, [rows[r][1] for r in part], [rows[r][2] for r in part], pad_id)
             found.update(zip(part, logprobs.tolist(), strict=True))
 
     room.run(read, micro_batch, rows=len(rows))

@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
+from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
 from heedful.train.skips import Skips, Taken
 from heedful.train.state import (
@@ -67,6 +68,11 @@ class Learner:
             "optimizer/learning_rate": learning_rate,
             "time/update": time.perf_counter() - started,
         }
+
+    def whole(self) -> Self:
+        """A learner to be saved (`Saves.whole`)."""
+        model = gathered_on_first(self.model) if is_sharded(self.model) else self.model
+        return self if model is None or model is self.model else replace(self, model=model)
 
     def clear(self) -> None:
         """Forget the gradients."""

@@ -11,6 +11,7 @@ from heedful.configs.options import OptimizerOptions, TrainingOptions
 from heedful.errors import TrainingError
 from heedful.faults import hit
 from heedful.parallel import ranks
+from heedful.parallel.sharding import clip_gradients, is_divided
 from heedful.train.compact_adamw import CompactAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps"}
@@ -111,12 +112,12 @@ def optimizer_step(
     the scale is found. Raises TrainingError if a scale below 1 has not helped.
     """
     scaler: torch.amp.GradScaler | None = getattr(modules[0], "grad_scaler", None)
-    ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters()))
+    ranks.add_gradients(dict.fromkeys(p for module in modules for p in module.parameters() if not is_divided(p)))
     if scaler is not None:
         scaler.unscale_(optimizer)
     with_gradients = [[p for p in module.parameters() if p.grad is not None] for module in modules]
     norms = [
-        float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
+        clip_gradients(parameters, max_grad_norm or math.inf)
         for parameters in with_gradients
         if parameters  # a policy stands still while its critic warms up
     ]

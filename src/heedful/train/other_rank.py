@@ -9,7 +9,7 @@ from typing import Any
 from heedful.configs.options import RunOptions
 from heedful.errors import CheckpointError
 from heedful.parallel import ranks
-from heedful.train.checkpoints import RESUME, Checkpoint, Saves
+from heedful.train.checkpoints import RESUME, Checkpoint, Writes
 from heedful.train.run_folder import RunFolder
 from heedful.train.state_file import read_state
 
@@ -38,11 +38,15 @@ class ReadOnlyFolder:
         """None are written here."""
         return {}
 
-    def save_checkpoint(self, step: int, model: Saves, state: Mapping[str, Any]) -> Path:  # noqa: ARG002
+    def save_checkpoint(self, step: int, model: Writes, state: Mapping[str, Any]) -> Path:  # noqa: ARG002
         """Rank 0 does it."""
         return self.path
 
-    def save(self, model: Saves, *names: str) -> None:
+    def has_checkpoint(self, step: int) -> bool:  # noqa: ARG002
+        """Rank 0 knows."""
+        return False
+
+    def save(self, model: Writes, *names: str) -> None:
         """Rank 0 does it."""
 
     def drop_replaced(self) -> None:

@@ -57,6 +57,9 @@ FREE = (
     "reward_retry_minutes",
     "reward_token_env",
     "rollouts",
+    "shard",
+    "replicas",
+    "sync_every",
     *TRACKING,
 )
 """Settings that an unfinished run may go on with whatever they are: no number depends on them."""

@@ -17,6 +17,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.types import MicroBatch, Ranking
 
 
@@ -71,10 +72,11 @@ def with_reference(
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
     found: dict[int, tuple[float, float]] = {}
 
+    @torch.no_grad()
     def read(limit: MicroBatch) -> None:
-        for part in own_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length)):
-            with torch.no_grad():
-                chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
+        step = passes((reference, reference.zero))
+        for part in own_micro_batches(order, limit.of_pairs, lambda i: (2, pairs[i].length), step):
+            chosen, rejected = response_logprobs(reference, [pairs[i] for i in part], pad_id)
             for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
                 found[i] = ref_chosen, ref_rejected
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -28,17 +28,17 @@ from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
 from heedful.parallel import ranks
+from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths
 from heedful.rewards.model import agreement_with
-from heedful.tracking.trackers import check_trackers
 from heedful.train.demonstration_scores import encode_scored, mean_output
+from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
 from heedful.train.learner import Learner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.run import Run
-from heedful.train.setup import prepare, resolve_machine, stored_dtype
+from heedful.train.setup import check_start, prepare, resolve_machine, stored_dtype
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Ranking, plain_response
 
@@ -58,14 +58,26 @@ class RewardLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Write the model in Hugging Face format, with the offset of its scores."""
-        offset = None
-        if self.demonstrations:
-            offset = self.room.run(
-                lambda limit: mean_output(self.model, self.demonstrations, micro_batch=limit.of_pairs),
-                self.micro_batch,
-                rows=len(self.demonstrations),
-            )
-        save_reward_model(self.model, self.tokenizer, folder, offset=offset)
+        save_reward_model(self.model, self.tokenizer, folder, offset=self._offset())
+
+    def whole(self) -> Self:
+        """A learner to be saved; the offset of a divided model is measured before, by all ranks."""
+        if not is_sharded(self.model):
+            return self
+        offset, whole = self._offset(), super().whole()
+        if whole is not self and offset is not None:
+            whole.model.offset, whole.demonstrations = offset, ()
+        return whole
+
+    def _offset(self) -> float | None:
+        """What makes the demonstrations' mean score 0; None if there are none."""
+        if not self.demonstrations:
+            return None
+        return self.room.run(
+            lambda limit: mean_output(self.model, self.demonstrations, micro_batch=limit.of_pairs),
+            self.micro_batch,
+            rows=len(self.demonstrations),
+        )
 
 
 def train_reward(config: RewardConfig) -> dict[str, Any]:
@@ -103,8 +115,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
 
 def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[RankingRows], dict[str, Any]]:
     """A learner, training and held-out rankings, and what is known of them. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -112,7 +123,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     model = load_reward_model(
         source,
         tokenizer,
-        device=device,
+        device=loading_device(config, device),
         compute_dtype=dtype,
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
@@ -120,6 +131,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)
+    divide(config, device, model)
     inputs = RewardInputs(tokenizer, model.reads)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
@@ -203,7 +215,7 @@ def accumulate(
     the config's unless given.
     """
     sums, counts = MetricSums(), step_counts(rankings)
-    for part in micro_batches(rankings, limit or config.micro_batch):
+    for part in micro_batches(model, rankings, limit or config.micro_batch):
         loss, metrics, _ = ranked_loss(model, part, config, **counts)
         loss.backward()
         sums.add(metrics)
@@ -223,7 +235,7 @@ def evaluate_rankings(
     seen: list[Ranking] = []
     scores: list[list[float]] = []
     with torch.no_grad():
-        for part in micro_batches(rankings, limit or config.micro_batch):
+        for part in micro_batches(model, rankings, limit or config.micro_batch):
             _, metrics, of_part = ranked_loss(model, part, config, **counts)
             sums.add(metrics)
             seen += [one.ranking for one in part]
@@ -243,10 +255,13 @@ def evaluate_rankings(
     }
 
 
-def micro_batches(rankings: Sequence[RankingRows], limit: MicroBatch) -> Iterator[list[RankingRows]]:
+def micro_batches(
+    model: RewardModel, rankings: Sequence[RankingRows], limit: MicroBatch
+) -> Iterator[list[RankingRows]]:
     """This rank's rankings, similar lengths together, with at most as many responses as that many pairs. None is split."""
     ordered = sorted(rankings, key=lambda one: one.mean_length)
-    return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest))
+    step = passes((model, model.zero))
+    return own_micro_batches(ordered, limit.of_pairs, lambda one: (len(one.rows), one.longest), step)
 
 
 def step_counts(rankings: Sequence[RankingRows]) -> dict[str, int]:

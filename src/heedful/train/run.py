@@ -13,10 +13,9 @@ return run.summary
 """
 
 import contextlib
-import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -27,14 +26,15 @@ from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
 from heedful.faults import hit
 from heedful.parallel import ranks
+from heedful.parallel.in_step import all_stop
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
-from heedful.train.checkpoints import Saves
+from heedful.train.checkpoints import Saves, Writes, write_parts_of
+from heedful.train.disk_space import check_space
 from heedful.train.other_rank import open_folder
-from heedful.train.output_folder import bytes_of_models, real_path
 from heedful.train.patience import Patience
 from heedful.train.same_run import check_same_weights
-from heedful.train.state_file import size_of
+from heedful.train.state_file import holds_divided
 
 Numbers = Mapping[str, float]
 
@@ -203,10 +203,10 @@ class Run:
                 )
                 break
             yield step
-            self._stops.poll(ranks.largest)
             self._looked_at = step
             self._mark()
             self._save_if_due(step)
+            self._stops.poll(ranks.largest)
         self._save_final()
         hit("run.learned")
 
@@ -273,25 +273,32 @@ class Run:
         self._folder.log(step, metrics)
         self._display.note(f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         if self._patience.update(metrics[self.objective], step):
-            with self._stops.shield(), ranks.alone():
-                self._folder.save(self.learner, "best")
+            with self._stops.shield():
+                self._save("best")
         hit("evaluated")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        is_divided = holds_divided(self._state)
+        are_all_here = is_divided and error is not None and all_stop(error)
+        if error is not None and not are_all_here:
             ranks.give_up(error)
         try:
             if error is None:
                 try:
                     self._finish()
                 except BaseException as late:
-                    if ranks.is_first():
+                    if ranks.is_first() and not is_divided:
                         self._save_what_was_learned(late)
                     raise
-            elif self.done and ranks.is_first():
+            elif self.done and are_all_here:
                 self._save_what_was_learned(error)
+            elif self.done and ranks.is_first():
+                if is_divided:
+                    self._say_what_is_left(error)
+                else:
+                    self._save_what_was_learned(error)
             if isinstance(error, HeedfulError) and self.done:
                 error.status = max(error.status, 4) if error.status != MachineError.status else error.status
         finally:
@@ -330,12 +337,12 @@ class Run:
         try:
             if self._has_moved:
                 partial = self._folder.path / "checkpoints" / f"step-{self.done + 1:06d}-partial"
-                self._folder.save(self.learner, "checkpoints", partial.name)
+                self._save("checkpoints", partial.name)
                 before = f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
                 said = f"in the middle of an update; {before}, and the model as it was is {partial}"
             else:
                 with self._stops.shield():
-                    path = self._folder.save_checkpoint(self.done, self.learner, self._state)
+                    path = self._save_checkpoint(self.done)
                 said = f"{again} goes on from {path}"
                 if self._has_final:
                     said = f"the model is {self._folder.path / 'final'}, and {again} does what is left"
@@ -343,6 +350,15 @@ class Run:
             before = f"; {last} is the newest that is there" if last else ""
             said = f"no checkpoint could be saved: {type(second).__name__}: {second}{before}"
         self._display.note(f"{reason}; {said}")
+
+    def _say_what_is_left(self, error: BaseException) -> None:
+        """A divided model cannot be saved without the other ranks."""
+        last = self._folder.last_checkpoint
+        left = f"the run goes on from {last.name}" if last else "there is no checkpoint to go on from"
+        self._display.note(
+            f"stopped by {type(error).__name__} after step {self.done} of {self.total_steps}; the other ranks, which hold "
+            f"parts of the model, have not come to the same end, so it is not saved; {left}"
+        )
 
     def _due(self, step: int, every: int) -> bool:
         return step == self.total_steps or (every > 0 and step % every == 0)
@@ -354,40 +370,31 @@ class Run:
         if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
             return
         self._last_saved = time.monotonic()
-        with self._stops.shield(), ranks.alone():
+        with self._stops.shield():
             try:
-                self._folder.save_checkpoint(step, self.learner, self._state)
+                self._save_checkpoint(step)
             except OSError as error:
                 said = f"step {step}: the checkpoint could not be written: {error}; the run goes on without it"
                 self._display.note(said)
 
+    def _save(self, *names: str) -> None:
+        """Write the model to a folder of the run's: rank 0 does, once all have given it their parts of what is divided."""
+        model = self.learner.whole()
+        with ranks.alone():
+            self._folder.save(model, *names)
+
+    def _save_checkpoint(self, step: int) -> Path:
+        """Write a checkpoint of a step, unless it is there: rank 0 does, and all their parts of what is divided."""
+        is_there = holds_divided(self._state) and ranks.share(self._folder.has_checkpoint(step))
+        if holds_divided(self._state) and not is_there:
+            write_parts_of(self._folder.path, step, self._state)
+        model: Writes = self.learner if is_there else self.learner.whole()
+        with ranks.alone():
+            return self._folder.save_checkpoint(step, model, self._state)
+
     def _save_final(self) -> None:
         if not self._has_final:
-            with self._stops.shield(), ranks.alone():
-                self._folder.save(self.learner, "final")
+            with self._stops.shield():
+                self._save("final")
                 self._has_final = True
                 self._folder.drop_replaced()
-
-
-def check_space(config: TrainingOptions, learner: Learns) -> None:
-    """Refuse a disk that has no room for what a run writes. Raises MachineError.
-
-    A checkpoint has the weights that learn as a model, the learner's state, and Adam's two moments, which that has from the
-    first step on. While a new one is written there is one more than are kept, besides best/ and final/. What a run that goes
-    on has of these counts as free.
-    """
-    weights = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    trained = sum(p.numel() * max(4, p.element_size()) for p in weights)
-    checkpoints = (config.keep or 2) + 1
-    needed = checkpoints * (size_of(learner.state_dict()) + 3 * trained) + 2 * trained + 32 * 2**20
-    folder = real_path(config.output)
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free + (0 if config.overwrite else bytes_of_models(real_path(config.output)))
-    gigabytes = math.ceil(needed / 1e8) / 10
-    if free < needed:
-        raise MachineError(
-            f"--output {config.output}: the disk has {free / 1e9:.1f} GB free, and the run needs {gigabytes:.1f} GB "
-            f"for {checkpoints} checkpoints, best/ and final/; free some, choose another disk, keep fewer (--keep), or train "
-            "adapters (--lora-rank)"
-        )

@@ -18,7 +18,7 @@ from heedful.configs.parse import to_yaml
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
-from heedful.train.checkpoints import Checkpoint, Checkpoints, Saves
+from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
 from heedful.train.environment import SOURCES, digest, environment, same_sources
 from heedful.train.lock import LOCK, FolderLock
 from heedful.train.manifest import SCHEMA
@@ -214,7 +214,7 @@ class RunFolder:
         files += sorted((self.path / "tensorboard").iterdir())
         return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
 
-    def save_checkpoint(self, step: int, model: Saves, state: Mapping[str, Any]) -> Path:
+    def save_checkpoint(self, step: int, model: Writes, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, unless it is there. The logs are on the disk before it. Raises OSError."""
         path = self._checkpoints.path(step)
         if not path.exists():
@@ -223,13 +223,17 @@ class RunFolder:
             self._checkpoints.save(step, model, state)
         return path
 
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether the checkpoint of a step is there."""
+        return self._checkpoints.path(step).exists()
+
     @property
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that is there."""
         steps = self._checkpoints.steps()
         return self._checkpoints.path(steps[-1]) if steps else None
 
-    def save(self, model: Saves, *names: str) -> None:
+    def save(self, model: Writes, *names: str) -> None:
         """Write a model to a folder of the run's."""
         with complete_or_absent(self.path.joinpath(*names)) as partial:
             model.save(partial)

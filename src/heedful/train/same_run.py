@@ -10,7 +10,9 @@ import torch
 
 from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError, TrainingError
+from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
+from heedful.parallel.sharding import is_divided
 from heedful.parallel.own import own_device
 from heedful.train.environment import LIBRARIES, digest, sums
 from heedful.train.output_folder import inputs, settings_of
@@ -26,19 +28,17 @@ REMEDY = {
 """What may differ, and how to make it the same."""
 
 
-def join_ranks(config: RunOptions, device: torch.device) -> torch.device:
-    """Meet the other ranks, if there are any, and check that all run the same. Returns this rank's device.
+def join_ranks(config: RunOptions) -> None:
+    """Meet the other ranks, if there are any, and check that all run the same.
 
     Raises ConfigError if ranks differ in settings, data, models, versions or code, would share a GPU, or are more than a
     batch has rows; RankError if they do not come in time.
     """
     if not ranks.launched():
-        return device
-    device = own_device(device)
-    ranks.join(device, timedelta(minutes=config.distributed_timeout_minutes))
+        return
+    ranks.join(own_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
     ranks.check_same(_facts(config), REMEDY)
     _check_batches(config)
-    return device
 
 
 def _facts(config: RunOptions) -> dict[str, str]:
@@ -71,10 +71,13 @@ def _check_batches(config: RunOptions) -> None:
 
 
 def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Check that what learns has the same weights on every rank. Raises TrainingError, naming a rank that differs."""
+    """Check that what learns has the same weights on every rank. Raises TrainingError, naming a rank that differs.
+
+    Weights that are divided among ranks are there once.
+    """
     if ranks.size() == 1:
         return
-    weights = [weight.detach() for group in optimizer.param_groups for weight in group["params"]]
+    weights = [w.detach() for group in optimizer.param_groups for w in group["params"] if not is_divided(w)]
     sums = [f"{float(w.sum(dtype=torch.float64))} {float(w.double().norm())}" for w in weights]
     for number, theirs in enumerate(ranks.gather(sums)):
         if theirs != sums and number and ranks.rank() == 0:

@@ -20,18 +20,34 @@ from heedful.models.heads import checkpoint_layers
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel
+from heedful.parallel import ranks
+from heedful.parallel.own import own_device
+from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divides, loading_device
+from heedful.train.output_folder import check_output
 from heedful.train.same_run import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""
 
 
-def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Device and compute dtype of a run, of which this process may be one of several ranks.
+def check_start(config: Config) -> None:
+    """Check what can be checked before anything is loaded: the output folder, and the trackers. Ranks meet first.
 
-    Raises ConfigError if the options ask for what is not here; see also `join_ranks`.
+    Raises ConfigError; see also `join_ranks`.
     """
-    device = join_ranks(config, resolve_device(config.device))
+    join_ranks(config)
+
+    def check() -> None:
+        check_output(config)
+        check_trackers(config)
+
+    ranks.by_first(check)
+
+
+def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
+    device = own_device(resolve_device(config.device))
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)
@@ -71,7 +87,7 @@ def load_trained(
     """The policy that a run trains, as it starts, in 4 bits if the options say so. Raises CheckpointError."""
     return load_policy(
         source,
-        device=device,
+        device=loading_device(config, device),
         compute_dtype=dtype,
         with_value_head=with_value_head,
         four_bit=four_bit(config, device, dtype),
@@ -107,9 +123,10 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
 def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy) -> Policy:
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
-    For the last, the policy has no adapters yet: those it gets are not on the reference.
+    For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
+    ranks shares no weights, so then the model is loaded once more.
     """
-    if config.reference is None and config.lora_rank:
+    if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
         reference.value_head = None
     else:

@@ -25,16 +25,16 @@ from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.parallel.own import own_random_numbers
+from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divide
 from heedful.train.fits import check_memory
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
 from heedful.train.run import Run
-from heedful.train.setup import load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
@@ -91,8 +91,7 @@ class Data:
 
 def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     """Load everything and check that it fits together. Nothing is written."""
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -113,6 +112,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     check_memory(config, Lengths(max(example.length for example in train + held_out)), device, dtype)
     policy = load_trained(config, source, device, dtype)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
+    divide(config, device, policy)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)
     new_tokens = min(SAMPLED_TOKENS, context // 2)
     sampler = make_sampler(
@@ -182,7 +182,9 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     ordered = sorted(examples, key=lambda example: example.length)
     num_tokens = sum(len(example.response) for example in ordered)
     sums = MetricSums()
-    for part in own_micro_batches(ordered, micro_batch, lambda example: (1, example.length)):
+    for part in own_micro_batches(
+        ordered, micro_batch, lambda example: (1, example.length), passes((policy, policy.zero))
+    ):
         batch = collate_padding_behind([e.prompt for e in part], [e.response for e in part], pad_id=pad_id).to(
             policy.device
         )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful.parallel.sharded_files import as_held
+
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
     """The weights that learn, by name. Frozen ones never change, so they are not part of a run's state."""
@@ -24,7 +26,7 @@ def load_trained_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
     if own.keys() != weights.keys():
         raise KeyError(f"the state holds other weights: {sorted(own.keys() ^ weights.keys())[:3]}")
     for name, parameter in own.items():
-        parameter.copy_(weights[name])
+        parameter.copy_(as_held(weights[name], parameter))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -38,9 +40,21 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
     ]
-    optimizer.load_state_dict(copy.deepcopy(dict(state)))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {i: _held(values, parameters[i]) for i, values in state["state"].items()}
+    optimizer.load_state_dict({**state, "param_groups": copy.deepcopy(state["param_groups"]), "state": moments})
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)
+
+
+def _held(values: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """A copy of an optimizer's state of one weight; what has the weight's shape is divided as the weight is."""
+    return {
+        name: as_held(value, parameter).clone()
+        if getattr(value, "shape", None) == parameter.shape
+        else copy.deepcopy(value)
+        for name, value in values.items()
+    }
 
 
 def random_state(generator: torch.Generator) -> dict[str, Any]:

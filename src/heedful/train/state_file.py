@@ -1,12 +1,13 @@
 """The state of a run as files: tensors in safetensors, all else in JSON. There is no pickle, so that loading runs no code.
 
 The state is a tree of dictionaries, lists, tuples, numbers, strings, None and tensors; it is read back equal, also numbers
-that JSON has no word for and dictionaries whose keys are numbers.
+that JSON has no word for and dictionaries whose keys are numbers. Tensors that are divided among ranks are written by all of
+them, each its parts, and read as `heedful.parallel.sharded_files.Stored`, by any number of ranks.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from torch import Tensor
 
 from heedful.errors import CheckpointError
 from heedful.files import write_text
+from heedful.parallel.sharded_files import Parts, Stored, write_parts
+from heedful.parallel.sharding import is_divided
 
 TREE = "state.json"
+DIVIDED = "divided"
+"""The folder of tensors that are divided among ranks."""
 MOST_BYTES = 2**31
 """Of one file of tensors, if a tensor is not larger; so memory holds only so much of a model on a GPU a second time."""
 
@@ -26,10 +31,30 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors)
     folder.mkdir()
-    for number, part in enumerate(_parts(tensors)):
+    whole = {key: tensor for key, tensor in tensors.items() if not is_divided(tensor)}
+    for number, part in enumerate(_parts(whole)):
         here = {key: tensor.detach().to("cpu").contiguous() for key, tensor in part.items()}
         save_file(here, folder / f"tensors-{number:05d}.safetensors")
     write_text(folder / TREE, json.dumps(tree, ensure_ascii=False, allow_nan=False))
+
+
+def holds_divided(state: Mapping[str, Any]) -> bool:
+    """Whether anything in a state is divided among ranks."""
+    return bool(_divided(state))
+
+
+def write_divided(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write this rank's parts of what is divided; `write_state` writes the rest. All ranks call it, with the same state.
+
+    The folder becomes ``DIVIDED`` in that of the state. Raises OSError.
+    """
+    write_parts(folder, _divided(state))
+
+
+def _divided(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    _encode(state, tensors)
+    return {key: tensor for key, tensor in tensors.items() if is_divided(tensor)}
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -38,7 +63,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         tensors: dict[str, Tensor] = {}
         for path in sorted(folder.glob("tensors-*.safetensors")):
             tensors |= load_file(path)
-        state = _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
+        tree = json.loads((folder / TREE).read_text(encoding="utf-8"))
+        divided = Parts(folder / DIVIDED) if (folder / DIVIDED).is_dir() else None
+        state = _decode(tree, tensors, divided)
     except (CheckpointError, MemoryError, OSError):  # the last two are the machine's, not the file's
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
@@ -72,7 +99,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value
-        return {"$tensor": key}
+        return {"$divided": [key, list(value.shape)]} if is_divided(value) else {"$tensor": key}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: _encode(item, tensors) for key, item in value.items()}
@@ -87,9 +114,12 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a state cannot hold {type(value).__name__}")
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor], divided: Parts | None) -> Any:
+    def decoded(item: Any) -> Any:
+        return _decode(item, tensors, divided)
+
     if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
+        return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     kind: str
@@ -99,12 +129,25 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match kind:
         case "$tensor":
             found = tensors[content]
+        case "$divided":
+            found = _stored(content, divided)
         case "$items":
-            found = {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+            found = {decoded(key): decoded(item) for key, item in content}
         case "$tuple":
-            found = tuple(_decode(item, tensors) for item in content)
+            found = tuple(decoded(item) for item in content)
         case "$float":
             found = float(content)
         case _:
-            found = {key: _decode(item, tensors) for key, item in value.items()}
+            found = {key: decoded(item) for key, item in value.items()}
+    return found
+
+
+def _stored(content: Sequence[Any], divided: Parts | None) -> Stored:
+    """A tensor on disk, if all of it is there. Raises CheckpointError."""
+    key, shape = content
+    if divided is None:
+        raise CheckpointError(f"it has no folder {DIVIDED}/")
+    found = divided.stored(key)
+    if list(found.shape) != shape:
+        raise CheckpointError(f"tensor {key} in {divided.folder} has the shape {list(found.shape)}, not {shape}")
     return found

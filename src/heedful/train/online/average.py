@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from heedful.parallel.sharded_files import as_held
+from heedful.parallel.sharding import exchange, is_divided
+
 
 class WeightAverage:
     """``average <- decay * average + (1 - decay) * weights`` after every optimizer step, from the weights at the start.
@@ -23,7 +26,7 @@ class WeightAverage:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         for i, average in enumerate(self._average):
-            average.copy_(state[str(i)])
+            average.copy_(as_held(state[str(i)], average))
 
     @torch.no_grad()
     def update(self) -> None:
@@ -42,7 +45,10 @@ class WeightAverage:
 
     def _swap(self) -> None:
         for average, weight in zip(self._average, self._weights, strict=True):
-            average.data, weight.data = weight.data, average.data
+            if is_divided(weight):
+                exchange(average, weight)
+            else:
+                average.data, weight.data = weight.data, average.data
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
+from heedful.train.division import divides, loading_device
 from heedful.train.setup import prepare, stored_dtype
 
 
@@ -54,13 +55,13 @@ def load_critic(
 ) -> ValueModel | None:
     """A critic of its own, ready to be trained, or None if the policy carries the value head.
 
-    With LoRA, a separate critic that starts where the policy does shares its frozen weights; adapters are its own. The
-    policy has none yet. Raises ConfigError, CheckpointError.
+    With LoRA, a separate critic that starts where the policy does shares its frozen weights, unless they are to be divided
+    among ranks; adapters are its own. The policy has none yet. Raises ConfigError, CheckpointError.
     """
     if config.critic == "shared":
         return None
     machine: Any = {
-        "device": device,
+        "device": loading_device(config, device),
         "compute_dtype": compute_dtype,
         "stored": stored_dtype(config, device, compute_dtype),
     }
@@ -70,7 +71,8 @@ def load_critic(
         critic = value_model_from(load_reward_model(source, load_tokenizer(source), merged=True, **machine), start)
     else:
         start = config.value_model or config.model
-        trunk = same_weights(policy.lm.base_model) if config.lora_rank and start == config.model else None
+        shares = config.lora_rank and start == config.model and not divides(config)
+        trunk = same_weights(policy.lm.base_model) if shares else None
         source = resolve(start, config)
         critic = load_value_model(source, trunk=trunk, four_bit=four_bit(config, device, compute_dtype), **machine)
     prepare(critic, config, base=start)

@@ -1,9 +1,9 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
+from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.rewards import Reward
 from heedful.rewards.room import model_rewards
 from heedful.sampling.sampler import Sampler
@@ -117,6 +118,15 @@ class Learner(Generic[C_co]):
             save_policy(self.policy, tokenizer, folder, stop_ids=self.sampler.stop_ids)
         if self.critic is not None:
             save_value_model(self.critic, tokenizer, folder / "value_model")
+
+    def whole(self) -> Self:
+        """A learner to be saved (`Saves.whole`): with the average's weights, if there is one."""
+        if not is_sharded(self.policy):
+            return self
+        with averaged(self.average):
+            policy = gathered_on_first(self.policy)
+        critic = None if self.critic is None else gathered_on_first(self.critic)
+        return self if policy is None else replace(self, policy=policy, critic=critic, average=None)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on bit for bit; frozen weights are not in it."""

@@ -19,6 +19,7 @@ from heedful.core.policy_losses import Metrics
 from heedful.data.micro_batches import own_micro_batches
 from heedful.models.policy import TokenOutputs
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.metric_sums import MetricSums
@@ -143,7 +144,8 @@ def accumulate(
     lengths = batch.attention_mask.sum(dim=1).tolist()
     longest = {pair: max(lengths[row] for row in pair) for pair in pairs}
     ordered, read = sorted(pairs, key=longest.__getitem__), list[Tensor]()
-    for part in own_micro_batches(ordered, learner.micro_batch.of_pairs, lambda pair: (2, longest[pair])):
+    limit, step = learner.micro_batch.of_pairs, passes((learner.policy, learner.policy.zero))
+    for part in own_micro_batches(ordered, limit, lambda pair: (2, longest[pair]), step):
         rows = torch.tensor([best for best, _ in part] + [worst for _, worst in part], device=batch.ids.device)
         here, is_first = batch.select(rows), scored.old is None
         mask = here.response_mask

@@ -15,6 +15,7 @@ from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.parallel.sharding import passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
 from heedful.types import MicroBatch
@@ -43,8 +44,9 @@ class PretrainingMix:
         chosen = [self.examples[row] for row in next(self.order)]
         batch = collate_padding_behind([e.prompt for e in chosen], [e.response for e in chosen], pad_id=self.pad_id)
         num_tokens = int(batch.response_mask.sum())
-        for _, part in micro_batches(batch.to(policy.device), micro_batch):
-            logprobs = policy(part.ids, part.attention_mask, part.response_mask).logprobs
+        step = passes((policy, lambda: policy.zero(with_values=False)))
+        for _, part in micro_batches(batch.to(policy.device), micro_batch, step):
+            logprobs = policy(part.ids, part.attention_mask, part.response_mask, with_values=False).logprobs
             loss, _ = core.sft_loss(logprobs, part.response_mask, num_tokens=num_tokens)
             (self.coef * loss).backward()
             sums.add({"loss/ptx": loss.detach()})

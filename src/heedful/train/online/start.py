@@ -26,15 +26,14 @@ from heedful.rewards.judge.start import check_comparing
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.tracking.trackers import check_trackers
+from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.output_folder import check_output
-from heedful.train.setup import load_reference, load_trained, prepare, resolve_machine
+from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch
 
@@ -83,8 +82,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
     config, wanted = _wanted_rewards(config, rewards)
-    check_output(config)
-    check_trackers(config)
+    check_start(config)
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -113,8 +111,10 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
+    divide(config, device, policy, reference, critic)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
+    divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
@@ -221,7 +221,11 @@ def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Polic
 
 def _where(policy: Policy, config: RolloutConfig) -> Machine:
     """Device, precision and micro-batches of reward models."""
-    return {"device": policy.device, "compute_dtype": policy.compute_dtype, "micro_batch": config.micro_batch}
+    return {
+        "device": loading_device(config, policy.device),
+        "compute_dtype": policy.compute_dtype,
+        "micro_batch": config.micro_batch,
+    }
 
 
 def _load_prompts(

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful import core
 from heedful.configs.online import OnlineConfig
@@ -14,8 +15,10 @@ from heedful.core.policy_losses import Metrics
 from heedful.core.surrogates import SURROGATES
 from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
+from heedful.models.value_head import ValueHead
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import action_mask
@@ -128,7 +131,9 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
         minibatch, before = experience.select(rows), dict(sums.totals)
         num_actions = action_mask(minibatch.batch.response_mask, config).sum()
-        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows))):
+        first = minibatch.batch.select(rows.new_zeros(1)).response_mask
+        step = passes((head, partial(_zero_of_head, head, states[rows[:1]], first)))
+        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), step):
             mask = batch.response_mask
             values = scatter(head(states[rows[part]], mask), mask)
             loss, metrics = value_loss(values, minibatch.select(part), config, num_actions)
@@ -138,6 +143,11 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
         sources = experience.sources(rows)
         taken.append(take_step(learner, [head], sums, before=before, update=len(taken) + 1, sources=sources))
     return sums.means(max(1, sum(not step.is_left_out for step in taken))), taken
+
+
+def _zero_of_head(head: ValueHead, states: Tensor, mask: Tensor) -> Tensor:
+    """0, from a pass of the value head over one row: what a rank passes through that has no rows left."""
+    return 0.0 * head(states, mask).sum()
 
 
 def _minibatches(
@@ -164,7 +174,8 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
     approx_kl, read = torch.zeros((), device=minibatch.kl.device), list[Tensor]()
-    for rows, batch in micro_batches(minibatch.batch, learner.micro_batch):
+    step = passes((learner.policy, partial(learner.policy.zero, with_values=pulls)), *_through(learner.critic))
+    for rows, batch in micro_batches(minibatch.batch, learner.micro_batch, step):
         part = minibatch.select(rows)
         read.append(rows)
         outputs = learner.policy(
@@ -207,8 +218,13 @@ def accumulate_critic(learner: Learner[OnlineConfig], minibatch: Experience, sum
     """Gradients of only the value loss of one minibatch, for a critic of its own."""
     assert learner.critic is not None
     config, counts = learner.config, Counts.of(minibatch, learner.config)
-    for rows, _ in micro_batches(minibatch.batch, learner.micro_batch):
+    for rows, _ in micro_batches(minibatch.batch, learner.micro_batch, passes(*_through(learner.critic))):
         _accumulate_values(learner.critic, minibatch.select(rows), config, counts, sums)
+
+
+def _through(critic: ValueModel | None) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
+    """A critic of its own for `passes`."""
+    return [] if critic is None else [(critic, critic.zero)]
 
 
 def _accumulate_values(

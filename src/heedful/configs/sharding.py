@@ -1,0 +1,55 @@
+"""Settings of runs on several ranks: how they hold the models."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from heedful.configs.checks import flag, refuse
+from heedful.configs.ranges import POSITIVE
+from heedful.configs.settings import Settings
+from heedful.errors import ConfigError
+
+UNSHARDED = {
+    "compile": (False, "compiled layers are untried on divided weights"),
+    "quantize": ("none", "4-bit weights cannot be divided"),
+    "optimizer": (
+        "adamw",
+        "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's",
+    ),
+    "optimizer_device": (
+        "same",
+        "untried on divided weights; with --shard full each rank has only its part of the moments",
+    ),
+    "weights_dtype": ("float32", "gradients of two dtypes cannot be summed over the ranks together"),
+    "reference_device": ("same", "the reference is divided among the ranks too"),
+    "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
+    "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),
+}
+"""What does not go with --shard full, by field: the value that does, and why others do not (of dtype: only float16)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions(Settings):
+    """How the ranks of a run (torchrun --nproc-per-node N -m heedful ...) hold its models."""
+
+    shard: Literal["none", "full"] = "none"
+    """none: every rank holds whole models, the fastest if they fit. full: each holds a part of every weight, gradient and
+    moment (PyTorch's FSDP2), and so of memory, for more traffic between ranks; the numbers stay the same. In one process it
+    changes nothing."""
+    replicas: Annotated[int, POSITIVE] = 1
+    """With --shard full: how many times the ranks together hold the models. Set it to the number of machines, so that each
+    holds them whole and only sums of gradients travel between machines."""
+    sync_every: Literal["step", "micro-batch"] = "step"
+    """With --shard full: when gradients are summed over the ranks and divided. step: once per optimizer step, in its last
+    micro-batch; until then each rank holds the gradients of whole weights. micro-batch: each time, for the least memory and
+    the most traffic."""
+
+    def check(self) -> None:
+        super().check()
+        if self.shard == "none":
+            refuse(self, "replicas", "sync_every", because="belongs to --shard full; add it, or leave this out")
+            return
+        for name, (fits, reason) in UNSHARDED.items():
+            value: Any = getattr(self, name, fits)
+            if value != fits and (name != "dtype" or value == "float16"):
+                given = flag(name) if value is True else f"{flag(name)} {value}"
+                raise ConfigError(f"{given} does not go with --shard full: {reason}; leave out one of the two")

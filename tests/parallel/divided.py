@@ -1,0 +1,302 @@
+"""Models divided among ranks beside the same models whole, as JSON; run in several ranks by test_sharding.py."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from heedful.checkpoints.load import load_policy, load_value_model
+from heedful.checkpoints.load_reward_model import load_reward_model
+from heedful.checkpoints.lora import add_adapters
+from heedful.checkpoints.save import save_policy
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.options import SamplingOptions
+from heedful.configs.sft import SFTConfig
+from heedful.kernels.packing import can_pack
+from heedful.models.heads import checkpoint_layers, disable_dropout
+from heedful.parallel import ranks
+from heedful.parallel.sharded_files import as_held
+from heedful.parallel.sharding import (
+    Passes,
+    bytes_held,
+    gathered,
+    gathered_on_first,
+    is_sharded,
+    make_mesh,
+    shard,
+    whole_tensor,
+)
+from heedful.sampling.generate import sample
+from heedful.train.online.average import WeightAverage
+from heedful.train.optimization import make_optimizer, optimizer_step
+from heedful.train.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
+from heedful.train.state_file import read_state, write_divided, write_state
+
+MODELS, FOLDER = (Path(word) for word in sys.argv[1:])
+CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
+CONFIG = SFTConfig(model="m", data="d", output="o", learning_rate=1e-3)
+
+
+def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32):
+    torch.manual_seed(3)
+    made = load_policy(str(MODELS / name), device=CPU, compute_dtype=dtype, with_value_head=value_head)
+    if lora:
+        add_adapters(made.lm, replace(CONFIG, lora_rank=4), base=name, seed=0)
+    if checkpointing:
+        checkpoint_layers(made.lm)
+        made.train()
+    disable_dropout(made)
+    can_pack(made.lm.base_model)
+    return made
+
+
+def value_model(name="qwen3"):
+    torch.manual_seed(3)
+    made = load_value_model(str(MODELS / name), device=CPU, compute_dtype=torch.float32)
+    can_pack(made.trunk)
+    return made
+
+
+def reward_model(name):
+    torch.manual_seed(3)
+    tokenizer = load_tokenizer(str(MODELS / name))
+    made = load_reward_model(str(MODELS / name), tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
+    disable_dropout(made)
+    made.try_packing()
+    return made
+
+
+def batches():
+    """Rows of different lengths: ids, attention mask, response mask and a weight for each."""
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(STEPS):
+        ids = torch.randint(5, 200, (ROWS, 24), generator=generator)
+        mask = torch.ones(ROWS, 24, dtype=torch.bool)
+        mask[1, :10] = mask[2, -5:] = mask[3, 20:] = False
+        weights = torch.rand(ROWS, generator=generator)
+        yield ids, mask, mask[:, 12:].clone(), weights
+
+
+def loss_of(model, ids, mask, responses, weights):
+    """A share of the batch's loss: what a trainer would divide by a count of the whole batch."""
+    if hasattr(model, "classifier"):
+        rows = [{"input_ids": row[real].tolist()} for row, real in zip(ids, mask, strict=True)]
+        return (model(rows) * weights).sum() / ROWS
+    outputs = model(ids, mask, responses)
+    if hasattr(model, "trunk"):
+        return (((outputs - weights[:, None]) ** 2) * responses).sum() / 40
+    loss = (outputs.logprobs * weights[:, None]).sum()
+    if outputs.values is not None:
+        loss = loss + (((outputs.values - weights[:, None]) ** 2) * responses).sum()
+    return loss / 40
+
+
+def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0):
+    """Losses, gradient norms and weights of five steps, in which this rank passes over some rows in micro-batches."""
+    optimizer = make_optimizer([(model, 1e-3)], CONFIG)
+    losses, norms = [], []
+    passes = Passes([model.zero], [model], sync_every) if is_sharded(model) else None
+    number = int(ranks.largest(len(rows_of_passes))) if passes else len(rows_of_passes)
+    for batch in batches():
+        total = torch.zeros((), dtype=torch.float64)
+        for i in range(number):
+            if passes:
+                passes.before(is_last=i == number - 1)
+            if i < len(rows_of_passes):
+                loss = loss_of(model, *(part[rows_of_passes[i]] for part in batch))
+                loss.backward()
+                total += loss.detach()
+            else:
+                passes.nothing()
+        if passes:
+            ranks.add([total])
+        losses.append(float(total))
+        norms.append(optimizer_step(optimizer, [model], max_norm))
+    return losses, norms, optimizer
+
+
+def compared(make, mine=None, **options):
+    """The largest relative differences between a divided and a whole model after five steps."""
+    mine = mine or [[0, 2, 4], [1, 3]]
+    one = make()
+    losses, norms, _ = train(one, [list(range(ROWS))])
+    several = make()
+    shard(several, make_mesh(CPU, options.pop("replicas", 1)))
+    rows = mine[ranks.rank()]
+    found = train(several, rows if not rows or isinstance(rows[0], list) else [rows], **options)
+    theirs = dict(several.named_parameters())
+    pairs = [(whole_tensor(theirs[name].detach()), weight.detach()) for name, weight in one.named_parameters()]
+    distance = sum(float((a - b).double().square().sum()) for a, b in pairs) ** 0.5
+    length = sum(float(b.double().square().sum()) for _, b in pairs) ** 0.5
+    moved = [float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), make().parameters(), strict=True)]
+    return {
+        "loss": max(abs(a - b) / abs(b) for a, b in zip(found[0], losses, strict=True)),
+        "norm": max(abs(a - b) / abs(b) for a, b in zip(found[1], norms, strict=True)),
+        "weights": distance / length,
+        "names": [name for name, _ in several.named_parameters()] == [name for name, _ in one.named_parameters()],
+        "moved": max(moved),
+    }
+
+
+def memory():
+    """Bytes that this rank holds of a divided model in training, and of the same one whole."""
+    found = []
+    for divide in (False, True):
+        model = policy("qwen3")
+        if divide:
+            shard(model, make_mesh(CPU))
+        optimizer = make_optimizer([(model, 1e-3)], CONFIG)
+        batch = next(batches())
+        loss_of(model, *batch).backward()
+        optimizer.step()
+        moments = [values[name] for values in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        parameters = list(model.parameters())
+        found.append([bytes_held(tensors) for tensors in (parameters, (p.grad for p in parameters), moments)])
+    return found
+
+
+def copies():
+    """What samples and what is saved: whole copies of a divided policy."""
+    one, several = policy(), policy()
+    shard(several, make_mesh(CPU))
+    prompts, options = [[7, 8, 9], [10, 11], [12] * 5], SamplingOptions(max_new_tokens=12)
+    drawn = [
+        sample(model, prompts, options, stop_ids=(1,), pad_id=0, generator=torch.Generator().manual_seed(9))
+        for model in (one, several)
+    ]
+    same = [
+        torch.equal(a, b)
+        for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))
+    ]
+    half = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
+    copy = gathered_on_first(several)
+    if copy is not None:
+        tokenizer = load_tokenizer(str(MODELS / "gpt2"))
+        for model, name in ((one, "one"), (copy, "several")):
+            save_policy(model, tokenizer, FOLDER / name, stop_ids=(1,))
+    tied = gathered(several).lm
+    return {
+        "same": same,
+        "equal": torch.equal(*half),
+        "tied": tied.get_output_embeddings().weight is tied.get_input_embeddings().weight,
+        "on first": copy is not None,
+        "whole is itself": gathered(one) is one,
+    }
+
+
+def average():
+    """An average of weights, put in place and taken out again."""
+    several = policy()
+    shard(several, make_mesh(CPU))
+    mean = WeightAverage(several, 0.5)
+    before = [whole_tensor(p.detach()).clone() for p in several.parameters()]
+    with torch.no_grad():
+        for parameter in several.parameters():
+            parameter.mul_(1.5)
+    mean.update()
+    batch = next(batches())
+    with torch.no_grad():
+        moved = float(loss_of(several, *batch))
+        with mean.in_place():
+            inside = [whole_tensor(p.detach()).clone() for p in several.parameters()]
+            averaged = float(loss_of(several, *batch))
+        after = float(loss_of(several, *batch))
+    expected = policy()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.mul_(1.25)
+        wanted = float(loss_of(expected, *batch))
+    held = max(float((1.25 * a - b).abs().max()) for a, b in zip(before, inside, strict=True))
+    return {"held": held, "loss": abs(averaged / wanted - 1), "back": after == moved, "differs": averaged != moved}
+
+
+def states():
+    """A state that all ranks wrote, read by divided models and by whole ones; and that of a whole model by a divided one."""
+    several, optimizer = policy(), None
+    shard(several, make_mesh(CPU))
+    *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]])
+    state = {
+        "model": trained_weights(several),
+        "optimizer": optimizer_state(optimizer),
+        "seed": torch.arange(3),
+        "词": (1, 2.5),
+    }
+    folder = FOLDER / "state"
+    if ranks.is_first():
+        write_state(folder, state)
+    ranks.share(None)
+    write_divided(folder, state)
+    ranks.share(None)
+    read = read_state(folder)
+    names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
+
+    other = policy()
+    shard(other, make_mesh(CPU))
+    second = make_optimizer([(other, 1e-3)], CONFIG)
+    load_trained_weights(other, read["model"])
+    load_optimizer_state(second, read["optimizer"])
+    alone = policy()
+    third = make_optimizer([(alone, 1e-3)], CONFIG)
+    load_trained_weights(alone, read["model"])
+    load_optimizer_state(third, read["optimizer"])
+    fourth = policy()
+    shard(fourth, make_mesh(CPU))
+    last = make_optimizer([(fourth, 1e-3)], CONFIG)
+    load_trained_weights(fourth, trained_weights(alone))
+    load_optimizer_state(last, optimizer_state(third))
+
+    def same(model, its):
+        weights = zip(model.parameters(), several.parameters(), strict=True)
+        moments = (
+            (a[name], b[name])
+            for a, b in zip(its.state.values(), optimizer.state.values(), strict=True)
+            for name in ("exp_avg", "exp_avg_sq", "step")
+        )
+        return all(torch.equal(whole_tensor(a.detach()), whole_tensor(b.detach())) for a, b in (*weights, *moments))
+
+    kept = as_held(read["model"]["lm.transformer.wte.weight"], next(iter(alone.parameters())))
+    return {
+        "suffixes": sorted(set(names)),
+        "tree": [read["seed"].tolist(), list(read["词"])],
+        "divided": same(other, second),
+        "whole": same(alone, third),
+        "from whole": same(fourth, last),
+        "kind": type(kept).__name__,
+    }
+
+
+EVERY = {
+    "tied, with a value head": lambda: compared(policy),
+    "untied": lambda: compared(lambda: policy("qwen3")),
+    "adapters": lambda: compared(lambda: policy("llama", lora=True)),
+    "layers recomputed": lambda: compared(lambda: policy("qwen2", checkpointing=True)),
+    "a rank without rows": lambda: compared(policy, [[0, 1, 2, 3, 4], []]),
+    "unequal micro-batches": lambda: compared(policy, [[[0], [2, 3], [4]], [[1]]]),
+    "sums in every micro-batch": lambda: compared(policy, [[[0], [2, 3], [4]], [[1]]], sync_every="micro-batch"),
+    "reward model": lambda: compared(lambda: reward_model("llama")),
+    "encoder": lambda: compared(lambda: reward_model("deberta-v2"), [[[0, 1], [2], [3]], [[4]]]),
+    "value model": lambda: compared(value_model),
+    "in float64": lambda: compared(lambda: policy().double()),
+    "memory": memory,
+    "copies": copies,
+    "average": average,
+    "states": states,
+}
+
+
+def main():
+    ranks.join(CPU, timedelta(seconds=60))
+    found = {}
+    for name, case in EVERY.items():
+        started = time.perf_counter()
+        found[name] = case()
+        print(name, found[name], f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
+    print(json.dumps(found))
+    ranks.leave()
+
+
+main()

@@ -1,0 +1,110 @@
+"""Runs whose models are divided among ranks (--shard full) train to the numbers of one process, and go on anywhere."""
+
+import json
+
+import pytest
+
+SHORT = ("sft", "reward", "dpo", "ppo", "grpo")
+SHARDED = {"shard": "full", "save_every": 5}
+FLOAT32, FLOAT64 = 1e-5, 1e-10
+NEAR_ZERO = 1.0
+"""In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
+ON_A_KNIFE_EDGE = {"reward/accuracy"}
+"""Before the first step policy and reference agree, so which of two equal rewards is larger is up to rounding."""
+
+
+@pytest.fixture(scope="module")
+def trained(results, inputs, tmp_path_factory):
+    """``trained(size, names, **changes)`` is a folder with the runs of these cases, made by so many ranks at once."""
+    made = {}
+
+    def of(size, names, *, double=False, **changes):
+        key = (size, names, double, json.dumps(changes))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(f"{size}-ranks")
+            variables = {"CHANGES": json.dumps(changes)} | ({"DOUBLE": "1"} if double else {})
+            results(size, "training.py", inputs("gpt2" if double else "llama"), made[key], *names, **variables)
+        return made[key]
+
+    return of
+
+
+@pytest.fixture
+def check(comparing, training):
+    """``check(one, several, names)``: the runs of these cases in two folders have the same metrics, weights and samples."""
+
+    def of(one, several, names, *, tolerance=FLOAT32, floor=NEAR_ZERO):
+        for name in names:
+            a, b = one / name, several / name
+            distances = [far for far in comparing.metric_distances(a, b, floor=floor) if far[2] not in ON_A_KNIFE_EDGE]
+            assert distances[0][0] <= tolerance, (name, distances[:5])
+            assert comparing.weight_distance(a, b) <= tolerance, name
+            assert comparing.samples_of(a) == comparing.samples_of(b), name
+            assert {step for step, _ in comparing.metrics_of(a)} == set(range(training.STEPS + 1)), name
+
+    return of
+
+
+def test_two_ranks_train_as_one_does(trained, check):
+    """SFT, reward model, DPO, PPO with every part (LoRA below), GRPO; a value head, a reference and a reward model too."""
+    check(trained(1, SHORT), trained(2, SHORT, **SHARDED), SHORT)
+
+
+def test_a_checkpoint_holds_safetensors_and_json_only(trained):
+    """Each rank has written its parts; the manifest names all files, and is checked when a run goes on."""
+    folder = trained(2, SHORT, **SHARDED) / "ppo" / "checkpoints"
+    step = sorted(folder.glob("step-*"))[-1]
+    files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
+    parts = {name for name in files if name.startswith("resume/divided/")}
+    assert {name.rpartition(".")[2] for name in files if name.startswith("resume/")} == {"safetensors", "json"}
+    assert len(parts) == 2
+    manifest = json.loads((step / "MANIFEST.json").read_text(encoding="utf-8"))
+    assert set(manifest["files"]) == files - {"MANIFEST.json"}
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (2, SHARDED),
+        (2, {**SHARDED, "sync_every": "micro-batch"}),
+        (4, SHARDED),
+        (4, {**SHARDED, "replicas": 2}),
+    ],
+    ids=str,
+)
+def test_every_trainer_is_the_same_in_float32(trained, check, training, size, changes):
+    names = tuple(training.CASES)
+    check(trained(1, names), trained(size, names, **changes), names)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_trainer_is_the_same_in_float64(trained, check, training, size):
+    names = tuple(name for name in training.CASES if name != "reward-encoder")  # its attention computes in float32
+    one, several = trained(1, names, double=True), trained(size, names, double=True, **SHARDED)
+    check(one, several, names, tolerance=FLOAT64, floor=1e-2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "reward", "ppo", "ppo-separate", "grpo-dynamic"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [(2, SHARDED), (1, {}), (2, SHARDED)],
+        [(1, {}), (2, SHARDED), (4, SHARDED)],
+        [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_divided_in_another_way(trained, launch, inputs, check, tmp_path, case, stages):
+    """Cut short by a signal after each of two steps; on ranks that divide, on one process, on ranks that do not."""
+    for number, (size, changes) in enumerate(stages):
+        is_last = number == len(stages) - 1
+        faults = {} if is_last else {size - 1: {"HEEDFUL_FAULTS": "step.learned:term@1"}}
+        variables = {"CHANGES": json.dumps(changes)}
+        processes = launch(size, "training.py", inputs(), tmp_path, case, per_rank=faults, **variables)
+        said = [process.communicate(timeout=300)[1][-3000:] for process in processes]
+        assert all((process.returncode == 0) == is_last for process in processes), said
+    check(trained(1, (case,)), tmp_path, (case,))
