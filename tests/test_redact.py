@@ -21,6 +21,7 @@ OPENAI = "sk-proj-" + "aB3_x" * 6
         ("https://SECRET@h/x#access_token=SECRET", "https://***@h/x#access_token=***"),
         ("reward http://h/?t=SECRET refused", "reward http://h/?t=*** refused"),
         ("http://[::1]:80/?t=SECRET", "http://[::1]:80/?t=***"),
+        ("sqlite:///a.db?key=SECRET", "sqlite:///a.db?key=***"),
         ("http:?t=SECRET", "http://?t=***"),
         ("http://[?t=SECRET", "http://[?***"),
         (f"the token {HF} was refused", "the token *** was refused"),
@@ -39,7 +40,8 @@ def test_what_is_a_secret_by_its_form(text, kept):
     "text",
     [
         "runs/sft", "org/name", "modelscope:org/name", "model:runs/sk-learn-experiments-2026/final", "python:a.py:f",
-        "rule:regex:^hf_$", "http://127.0.0.1:8001/score", "你好：http", "C://", "http://[", "a?b=c", "1e-5", "", "***",
+        "rule:regex:^hf_$", "http://127.0.0.1:8001/score", "你好：http", "C://", "http://[", "sqlite:///运行.db",
+        "sqlite:////data/a.db", "file:///data", "a?b=c", "1e-5", "", "***",
         "task-1234567890123456789012345", "qwen2", "key", "token",
     ],
 )  # fmt: skip

@@ -98,7 +98,11 @@ def _url(found: re.Match[str]) -> str:
     _, at, host = parts.netloc.rpartition("@")
     netloc = f"{HIDDEN}@{host}" if at else host
     fragment = parts.fragment if judge else _values(parts.fragment)
-    return judge + parts._replace(netloc=netloc, query=_values(parts.query), fragment=fragment).geturl()
+    query = _values(parts.query)
+    if not netloc and url[len(parts.scheme) :].startswith("://"):  # of which geturl makes sqlite:/x
+        end = "".join(sign + text for sign, text in (("?", query), ("#", fragment)) if text)
+        return f"{judge}{parts.scheme}://{parts.path}{end}"
+    return judge + parts._replace(netloc=netloc, query=query, fragment=fragment).geturl()
 
 
 def _values(query: str) -> str:
