@@ -82,9 +82,16 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
         console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+        settings = {name: _plain(value) for name, value in vars(config).items()}
         write_json(output, {**result, "settings": redact(settings)})
         console.print(f"written to {output}", highlight=False, markup=False)
+
+
+def _plain(setting: Any) -> Any:
+    """A setting as JSON can hold it: paths, also several, become text."""
+    if isinstance(setting, tuple | list):
+        return [_plain(one) for one in setting]
+    return str(setting) if isinstance(setting, Path) else setting
 
 
 def _written(value: Any) -> str:
