@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.redact import redact, redacted_argv
+from heedful.redact import holds_secret, redact, redacted_argv
 
 HF = "hf_" + "aB3" * 11
 OPENAI = "sk-proj-" + "aB3_x" * 6
@@ -48,6 +48,19 @@ def test_what_is_a_secret_by_its_form(text, kept):
 def test_what_is_none_stays(text):
     assert redact(text) == text
     assert redacted_argv([text]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("https://huggingface.co/docs/x?a=b#chat", False), ("see http://h/?email=a@b for 更多", False), ("a@b.org", False),
+        ("{{ raise_exception('eos_token') }}", False), ("", False), ("https://me:秘密@h/x", True), ("git+ssh://me@h/x", True),
+        (f"令牌{HF}".replace("牌", "牌 "), True), ("of the environment: plain-looking-value!", True),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_published(text, holds, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "plain-looking-value")
+    assert holds_secret(text) is holds
 
 
 def test_secrets_of_the_environment_go_wherever_they_stand(monkeypatch):

@@ -42,6 +42,13 @@ def redact(value: Any) -> Any:
     return value
 
 
+def holds_secret(text: str) -> bool:
+    """Whether a text that is to be published holds a token of a known shape, a URL with a user or password, or what a secret
+    variable of the environment holds. A query or a fragment by itself is none."""
+    users = any("@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0] for _, url in URL.findall(text))
+    return users or SHAPES.search(text) is not None or any(secret in text for secret in _in_environment())
+
+
 _command: list[str] = []
 
 
