@@ -195,8 +195,9 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
 
     mask_truncated: bool = False
-    """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, and
-    rollout/masked_frac says how many there were. Use it if a cut response says nothing about how good the policy is."""
+    """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, as do
+    their KL and entropy, which cost a pass before the update; rollout/masked_frac says how many there were. Use it if a cut
+    response says nothing about how good the policy is."""
 
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
@@ -208,10 +209,13 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
 
     @property
     def needs_old_pass(self) -> bool:
-        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights."""
+        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights.
+
+        With ``mask_truncated`` the update reads only some responses, and KL and entropy are those of all.
+        """
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
-        reads_first = has_kl_in_reward or has_value_head or self.importance != "none"
+        reads_first = has_kl_in_reward or has_value_head or self.importance != "none" or self.mask_truncated
         return not self.makes_one_update or reads_first or self.critic_warmup_steps > 0
 
     @property

@@ -21,7 +21,7 @@ def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
             path.unlink()
 
 
-def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> None:
+def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
 
     Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
@@ -33,7 +33,7 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> N
 
     Raises OSError, such as for a full disk.
     """
-    if config.rollouts != "all" or scored is None or scored.drawn is None:
+    if config.rollouts != "all" or scored.drawn is None:
         return
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)
