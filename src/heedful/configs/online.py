@@ -73,7 +73,8 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Taken off the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
     dynamic_sampling_rounds: Annotated[int, NOT_NEGATIVE] = 0
     """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
-    (DAPO). What still ties after that stays (rollout/unfilled_frac). Each round costs sampling and scoring. 0 is off."""
+    (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
+    than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
     max_kl: Annotated[float | None, POSITIVE] = None

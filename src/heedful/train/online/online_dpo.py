@@ -115,7 +115,8 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics |= step_metrics([step.norm for step in taken])
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt, scored.valid)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
-    return metrics | performance(metrics, float(scored.rollouts.lengths.sum()), learner.policy.device)
+    learned, sampled = float(scored.rollouts.lengths.sum()), scored.drawn.sampled_tokens
+    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(

@@ -33,7 +33,7 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
 
     Raises OSError, such as for a full disk.
     """
-    if config.rollouts != "all" or scored.drawn is None:
+    if config.rollouts != "all":
         return
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)
@@ -43,7 +43,6 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
 
 
 def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
-    assert scored.drawn is not None
     rollouts, completions, given = scored.drawn.rollouts, scored.drawn.completions, scored.drawn.given
     responses, batch = rollouts.responses(with_stop=True), rollouts.batch
     width = batch.ids.shape[1] - batch.response_mask.shape[1]

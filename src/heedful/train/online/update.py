@@ -86,7 +86,8 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         minibatches = math.ceil(max(1, len(experience.kl)) / config.minibatch_size)
         made = sum(not step.is_left_out for step in taken)
         metrics["policy/update_frac"] = made / (config.ppo_epochs * minibatches)
-    return metrics | performance(metrics, float(experience.batch.response_mask.sum()), learner.policy.device)
+    learned, sampled = float(experience.batch.response_mask.sum()), experience.scored.drawn.sampled_tokens
+    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(
