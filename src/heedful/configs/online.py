@@ -61,7 +61,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     ppo_epochs: Annotated[int, POSITIVE] = 4
     """Passes over a rollout batch. More squeeze it harder; policy/approx_kl shows when too hard."""
     minibatch_size: Annotated[int, POSITIVE] = 64
-    """Responses per optimizer step. What failed or is masked makes all steps of a rollout batch smaller, not only its last."""
+    """Most responses per optimizer step. What failed or is masked leaves all steps of a rollout batch smaller by the same."""
     missing_eos_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
     """Taken off the score of a response that was cut by length, or put in its place (see missing-eos)."""
     missing_eos: Literal["subtract", "replace"] = "subtract"

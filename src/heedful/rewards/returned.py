@@ -37,6 +37,13 @@ class Elsewhere(ABC):
         """End a call that another thread waits for."""
 
 
+class OfGroups:
+    """A reward function that compares responses with each other."""
+
+    group_size: int
+    """How many responses in a row are compared."""
+
+
 class Share(float):
     """A share of so many things; shares of several calls are put together by what they are of."""
 
