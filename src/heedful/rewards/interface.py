@@ -18,7 +18,7 @@ from heedful.errors import RewardError
 from heedful.parallel import ranks
 from heedful.rewards.calling import as_messages, call_rewards, sample
 from heedful.rewards.combine import combine_scores, shares
-from heedful.rewards.returned import Measured, OneScore, Problem, RewardFunction
+from heedful.rewards.returned import Measured, OfBeginning, OneScore, Problem, RewardFunction
 from heedful.types import Completion
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "as_messages", "score", "score_tokens"]
@@ -71,6 +71,8 @@ class Scores:
     """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
     failed: tuple[int, ...] = ()
     """The responses without a score, because a reward failed on them. They have no part in ``means``."""
+    unread: tuple[int, ...] = ()
+    """The responses of which a reward model could read only the beginning."""
     note: str | None = None
     """What went wrong, if anything that was not reported before."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
@@ -89,7 +91,8 @@ class Scores:
         tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
         totals = [self.totals[row] for row in self.scored]
         parts = {name: [column[row] for row in self.scored] for name, column in self.parts.items()}
-        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=())
+        unread = tuple(at for at, row in enumerate(self.scored) if row in self.unread)
+        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=(), unread=unread)
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
@@ -154,6 +157,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
         tokens if is_dense else None,
         means,
         tuple(failures),
+        tuple(row for row in range(len(completions)) if any(isinstance(c[row], OfBeginning) for c in columns)),
         note,
         parts=parts,
         measured=ranks.share(_measured(rewards)),
@@ -234,4 +238,4 @@ def _ensemble(rewards: Sequence[Reward]) -> Ensemble:
 
 def _total(one: OneScore) -> float:
     assert one is not None
-    return float(sum(one)) if isinstance(one, list) else one
+    return float(sum(one)) if isinstance(one, list) else float(one)
