@@ -26,6 +26,7 @@ from heedful.rewards.judge.start import check_comparing
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.sampling.vllm.servers import connect
 from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
 from heedful.train.online.average import WeightAverage
@@ -113,6 +114,9 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
+    if config.sampler:
+        servers = connect(config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest)
+        sampler = replace(sampler, servers=servers)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
