@@ -96,10 +96,11 @@ class HeedfulWorker:
         self._heedful_version = None  # until it is done, nobody may rely on them
         self._heedful_loads += 1
         self.reload_weights(weights_path=path)  # type: ignore[attr-defined]  # the worker's
+        _repack(self._heedful_model())
         return self.heedful_checksum(version)
 
     def heedful_checksum(self, version: str) -> dict[str, Any]:
-        """Name the weights that are there now. Returns `heedful_state`, and a checksum of each that the model computes with."""
+        """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model computes with."""
         self.heedful_state()
         self._heedful_version = version
         dtype = self.model_config.dtype  # type: ignore[attr-defined]
@@ -112,16 +113,31 @@ class HeedfulWorker:
 
 @torch.no_grad()
 def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights of a model in vLLM, each once.
+    """All weights that a model in vLLM computes with, each once.
 
-    On a CPU vLLM repacks the matrices of linear layers and drops the originals. They are read by what they do: the product
-    with the identity is the matrix, exactly.
+    On a CPU vLLM repacks matrices, and may drop the originals. If a repacked one is not what its original is, both are given.
     """
     for name, parameter in model.named_parameters():
         module: Any = model.get_submodule(name.rpartition(".")[0])
-        if parameter.numel() == 0 and name.endswith(".weight") and hasattr(module, "cpu_linear"):
-            width = int(getattr(module, "input_size_per_partition", 0) or module.input_size)
-            identity = torch.eye(width, dtype=parameter.dtype, device=parameter.device)
-            yield name, module.cpu_linear(identity, parameter, None)
-        else:
+        if parameter.numel() or not hasattr(module, "cpu_linear"):
             yield name, parameter
+    for name, module in model.named_modules():
+        if hasattr(module, "cpu_linear"):
+            packed, original = _unpacked(module), module.weight
+            if not original.numel() or not torch.equal(packed, original):
+                yield f"{name} (packed)", packed
+
+
+def _unpacked(module: Any) -> torch.Tensor:
+    """A repacked matrix, read by what it does: its product with the identity, which is exact."""
+    width = int(getattr(module, "input_size_per_partition", 0) or module.weight.shape[1])
+    identity = torch.eye(width, dtype=module.weight.dtype, device=module.weight.device)
+    return module.cpu_linear(identity, module.weight, None).t()  # type: ignore[no-any-return]
+
+
+def _repack(model: torch.nn.Module) -> None:
+    """Repack what vLLM (0.32) does not when it loads again: an output head that is tied to the embeddings, on a CPU."""
+    for module in model.modules():
+        found: Any = module
+        if hasattr(found, "cpu_linear") and found.weight.numel():
+            found.quant_method.process_weights_after_loading(found)
