@@ -52,6 +52,7 @@ MAY_IMPORT = {
         "models",
         "rewards",
         "planning",
+        "sampling",
     },
     "cli": {"commands"},
     "__init__": {"train", "evaluate", "demo", "rewards", "checkpoints", "types"},

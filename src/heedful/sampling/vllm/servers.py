@@ -61,12 +61,6 @@ class Servers:
         self.dtype = torch.float32
         self._seen = ""
         self._weights: Weights | None = None
-        self._loop = asyncio.new_event_loop()
-        self._turn = asyncio.Lock()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="heedful-sampler", daemon=True)
-        self._thread.start()
-        self.folder: Path | None = None
-        self._client = self._do(self._open())
         fixed = config.response_length != "stop"
         sampling = {
             "temperature": config.temperature,
@@ -82,12 +76,22 @@ class Servers:
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
+        headers = {"Authorization": f"Bearer {token}"} if (token := _token(config.sampler_token_env)) else {}
+        most = config.sampler_concurrency * len(config.sampler_addresses) + 8
+        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
+        # servers of one's own are not behind the proxies of the environment
+        client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
-            Server(address, self._client, sampling=sampling, timeout=config.sampler_timeout)
+            Server(address, client, sampling=sampling, timeout=config.sampler_timeout)
             for address in config.sampler_addresses
         ]
         self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
-        self._close = weakref.finalize(self, _end, self._loop, self._thread, self._client)
+        self.folder: Path | None = None
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Lock()
+        thread = threading.Thread(target=self._loop.run_forever, name="heedful-sampler", daemon=True)
+        thread.start()
+        self._close = weakref.finalize(self, _end, self._loop, thread, client)
 
     def connect(self, policy: Policy, *, longest: int) -> None:
         """Check that every server is there and fits the policy. Raises SamplerError, ConfigError.
@@ -147,6 +151,11 @@ class Servers:
             truncated=torch.tensor([one.ids[-1] not in stops for one in drawn], device=device),
             sampler_logprobs=logprobs.to(device),
         )
+
+    def take_retries(self) -> int:
+        """How often a row or a server was asked again, since this was last called."""
+        taken, self.retries = self.retries, 0
+        return taken
 
     def close(self) -> None:
         """End all that is on its way."""
@@ -233,13 +242,6 @@ class Servers:
             await asyncio.sleep(wait)
             wait *= 2
 
-    async def _open(self) -> httpx2.AsyncClient:
-        most = self.config.sampler_concurrency * len(self.config.sampler_addresses) + 8
-        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
-        headers = {"Authorization": f"Bearer {token}"} if (token := _token(self.config.sampler_token_env)) else {}
-        # servers of one's own are not behind the proxies of the environment
-        return httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
-
     def _start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
@@ -258,7 +260,11 @@ class Servers:
 def connect(config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int) -> Servers:
     """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError."""
     servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
-    servers.connect(policy, longest=longest)
+    try:
+        servers.connect(policy, longest=longest)
+    except BaseException:
+        servers.close()
+        raise
     return servers
 
 
@@ -324,4 +330,5 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: http
 
     asyncio.run_coroutine_threadsafe(end(), loop).result(5)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join()
+    loop.close()

@@ -29,6 +29,7 @@ from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
 from heedful.tracking.trackers import check_trackers
 from heedful.train.fits import check_memory
+from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
@@ -151,6 +152,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
         skips=Skips(config.output, config.max_skipped_steps),
+        ahead=Ahead(config.async_steps) if config.async_steps else None,
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})

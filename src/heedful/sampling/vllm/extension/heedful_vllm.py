@@ -100,7 +100,7 @@ class HeedfulWorker:
         return self.heedful_checksum(version)
 
     def heedful_checksum(self, version: str) -> dict[str, Any]:
-        """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model computes with."""
+        """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model uses."""
         self.heedful_state()
         self._heedful_version = version
         dtype = self.model_config.dtype  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def _unpacked(module: Any) -> torch.Tensor:
     """A repacked matrix, read by what it does: its product with the identity, which is exact."""
     width = int(getattr(module, "input_size_per_partition", 0) or module.weight.shape[1])
     identity = torch.eye(width, dtype=module.weight.dtype, device=module.weight.device)
-    return module.cpu_linear(identity, module.weight, None).t()  # type: ignore[no-any-return]
+    return module.cpu_linear(identity, module.weight, None).t()
 
 
 def _repack(model: torch.nn.Module) -> None:
