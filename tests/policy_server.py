@@ -6,7 +6,6 @@ one) and prints its port. What weights it has, and their checksum, is told by th
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -140,7 +139,7 @@ class Server:
         parent = os.getppid()
         while True:
             await asyncio.sleep(0.003)
-            if os.getppid() != parent:  # it was killed
+            if os.getppid() != parent:  # that has ended
                 os._exit(1)
             batch, self.waiting = self.waiting, []
             if not batch:
@@ -241,24 +240,18 @@ def drawn(policy, requests):
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    children = []
     for line in sys.stdin:
         asked = json.loads(line)
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", asked["start"]))
         listening.listen(256)
-        child = os.fork()
-        if child == 0:
+        if os.fork() == 0:
             sys.stdin.close()
             asyncio.run(Server(asked["model"], asked.get("max_model_len", 256)).serve(listening))
             os._exit(0)
-        children.append(child)
         print(listening.getsockname()[1], flush=True)
         listening.close()
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def process():
             return int(running.stdout.readline())
 
         yield start
-        running.stdin.close()
+        running.kill()  # its servers end with it
 
 
 @pytest.fixture(scope="session")
