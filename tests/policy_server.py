@@ -1,7 +1,7 @@
-"""Servers that speak vLLM's API, each in a process of its own, with heedful's own sampler inside, and faults that are asked for.
+"""Servers that speak vLLM's API, each in a process of its own, with heedful's sampler inside, and faults that are asked for.
 
-``python policy_server.py`` reads lines of JSON: ``{"start": PORT, "model": FOLDER, ...}`` starts a server (port 0 takes a free
-one) and prints its port. What weights it has, and their checksum, is told by the very class that vLLM's workers load. POST
+``python policy_server.py`` reads lines of JSON: ``{"start": PORT, "model": FOLDER, ...}`` starts a server (port 0 takes a
+free one) and prints its port. What weights it has, and their checksum, is told by the class that vLLM's workers load. POST
 /faults with JSON sets `Faults`; GET /seen says what it has seen.
 """
 

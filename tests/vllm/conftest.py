@@ -42,7 +42,9 @@ class PolicyServer:
 @pytest.fixture(scope="session")
 def process():
     """``process(port, model, ...)`` starts a server and returns its port; torch is loaded once for all of them."""
-    with subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
 
         def start(port, model, **settings):
             running.stdin.write(json.dumps({"start": port, "model": str(model), **settings}) + "\n")

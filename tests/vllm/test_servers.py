@@ -49,18 +49,14 @@ def expected(server, connected, policy, draw):
 
 def test_log_probs_are_those_of_the_policy(one, policy, prompts):
     """Not of the weights that the server began with; the prompts come back as they were, and every row has its response."""
-    first, servers, found = one(temperature=0.7)
+    _, servers, found = one(temperature=0.7)
     torch.testing.assert_close(found.sampler_logprobs, forced(policy, found, 0.7), rtol=1e-5, atol=1e-5)
     longest = found.batch.ids.shape[1] - found.batch.response_mask.shape[1]
     rows = zip(found.batch.ids[:, :longest], found.batch.attention_mask[:, :longest], strict=True)
     assert [ids[mask].tolist() for ids, mask in rows] == prompts
     assert found.lengths.tolist() == found.batch.response_mask.sum(dim=1).tolist()
-    other = Policy(load_causal_lm(first_model(servers)))
+    other = Policy(load_causal_lm(servers.config.model))
     assert float((forced(other, found, 0.7) - found.sampler_logprobs).abs().max()) > 0.1, "the test tells them apart"
-
-
-def first_model(servers):
-    return servers.config.model
 
 
 def test_several_servers_draw_what_one_does(server, connected, policy, draw, expected):
@@ -147,7 +143,9 @@ def test_a_server_that_stays_away_ends_the_batch(server, connected, policy, draw
     servers = connected(dying, policy=policy, sampler_retry_minutes=0.01)
     dying.set_faults(die_after=3)
     started = time.monotonic()
-    with pytest.raises(SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*goes on once"):
+    with pytest.raises(
+        SamplerError, match=rf"no server answers. {dying.name}: .*--sampler-retry-minutes.*goes on once"
+    ):
         draw(servers)
     assert time.monotonic() - started < 3
 
@@ -159,7 +157,9 @@ def test_stale_weights_are_found_by_their_checksum(server, connected, policy, dr
     first.set_faults(stale=True)
     with torch.no_grad():  # it may have those of the test before
         next(policy.parameters())[3, 5] += 1e-6
-    with pytest.raises(SamplerError, match=rf"{first.name} has other weights than the trainer .*checksum [0-9a-f]{{16}}"):
+    with pytest.raises(
+        SamplerError, match=rf"{first.name} has other weights than the trainer .*checksum [0-9a-f]{{16}}"
+    ):
         draw(servers)
 
 
@@ -168,7 +168,9 @@ def test_weights_that_a_server_does_not_see(server, connected, policy, draw, tmp
     servers = connected(first, policy=policy, sampler_folder=tmp_path / "geteilt")
     assert servers.folder.parent == tmp_path / "geteilt"
     first.set_faults(blind=True)
-    with pytest.raises(SamplerError, match=r"could not load the weights in .*geteilt.*Cannot find any.*--sampler-folder"):
+    with pytest.raises(
+        SamplerError, match=r"could not load the weights in .*geteilt.*Cannot find any.*--sampler-folder"
+    ):
         draw(servers)
 
 

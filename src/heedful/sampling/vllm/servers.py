@@ -29,6 +29,8 @@ from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, 
 T = TypeVar("T")
 FIRST_PATIENCE = 10.0
 """Seconds for which servers are waited for at the start: an address may be wrong."""
+LAST_SECONDS = 10.0
+"""For which the end of what is on its way is waited for."""
 PROTOCOL = 1
 """What `heedful.sampling.vllm.extension` says of itself."""
 
@@ -89,7 +91,7 @@ class Servers:
         self.folder: Path | None = None
         self._loop = asyncio.new_event_loop()
         self._turn = asyncio.Lock()
-        thread = threading.Thread(target=self._loop.run_forever, name="heedful-sampler", daemon=True)
+        thread = threading.Thread(target=_run, args=(self._loop,), name="heedful-sampler", daemon=True)
         thread.start()
         self._close = weakref.finalize(self, _end, self._loop, thread, client)
 
@@ -321,14 +323,25 @@ def _token(variable: str | None) -> str | None:
     return token
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: httpx2.AsyncClient) -> None:
-    async def end() -> None:
-        for task in asyncio.all_tasks():
-            if task is not asyncio.current_task():
-                task.cancel()
-        await client.aclose()
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """What the thread of the requests does."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
-    asyncio.run_coroutine_threadsafe(end(), loop).result(5)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: httpx2.AsyncClient) -> None:
+    """End the requests that are on their way, and then their thread; also if called by that thread, in its garbage."""
+
+    async def end() -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await client.aclose()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(end(), loop)
+    if threading.current_thread() is not thread:
+        thread.join(LAST_SECONDS)
