@@ -86,9 +86,9 @@ def run(algorithm, seed, options, output, *, sampler=(), steps=20, reward=share_
         sampler=sampler,
         rollout_batch_size=options.batch,
         minibatch_size=options.batch,
-        ppo_epochs=2,
+        ppo_epochs=1,
         max_new_tokens=24,
-        learning_rate=3e-5,
+        learning_rate=1e-4,
         lr_schedule="constant",
         eval_fraction=0.0,
         sample_every=0,
@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--port", type=int, default=8791)
     parser.add_argument("--only", choices=["curves", "killed"])
     options = parser.parse_args()

@@ -98,7 +98,7 @@ class Server:
     def __init__(self, folder, max_model_len):
         self.faults = Faults()
         self.worker = Worker(folder, self.faults, max_model_len)
-        self.waiting = []
+        self.waiting, self.arrived = [], asyncio.Event()
         self.asleep = False
         self.count = 0
         self.answered = 0
@@ -123,6 +123,7 @@ class Server:
             return JSONResponse({"error": {"message": "maximum context length"}}, 400)
         done = asyncio.get_running_loop().create_future()
         self.waiting.append((asked, done))
+        self.arrived.set()
         ids, logprobs = await done
         self.answered += 1
         if self.answered == self.faults.die_after:
@@ -136,14 +137,11 @@ class Server:
 
     async def draw(self) -> None:
         """Draw what waits, together."""
-        parent = os.getppid()
         while True:
-            await asyncio.sleep(0.003)
-            if os.getppid() != parent:  # that has ended
-                os._exit(1)
+            await self.arrived.wait()
+            await asyncio.sleep(0.003)  # for others to come
+            self.arrived.clear()
             batch, self.waiting = self.waiting, []
-            if not batch:
-                continue
             try:
                 found = drawn(self.worker.policy, [asked for asked, _ in batch])
                 for (_, done), one in zip(batch, found, strict=True):
@@ -152,6 +150,13 @@ class Server:
             except Exception as error:
                 for _, done in batch:
                     done.set_exception(error)
+
+    async def watch(self) -> None:
+        """End with the process that started this one."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(0.5)
+        os._exit(1)
 
     async def rpc(self, request: Request) -> Response:
         asked = json.loads(await request.body())
@@ -201,9 +206,10 @@ class Server:
             Route("/seen", self.tell),
         ]
         config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
-        drawing = asyncio.create_task(self.draw())
+        tasks = [asyncio.create_task(self.draw()), asyncio.create_task(self.watch())]
         await uvicorn.Server(config).serve([listening])
-        drawing.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 def drawn(policy, requests):
