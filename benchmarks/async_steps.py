@@ -3,8 +3,8 @@
     python benchmarks/async_steps.py --output FOLDER
 
 It makes the demo's world, fine-tuned model and reward model for each seed, and trains from there with responses of a server
-(that of the tests, with heedful's sampler inside, so no vLLM is needed). Gold is the world's own judge on held-out prompts. What
-a run of it gave is in docs/results/vllm.md. Without the correction the settings are refused; here they are let through.
+(that of the tests, with heedful's sampler inside, so no vLLM is needed). Gold is the world's own judge on held-out prompts.
+What a run gave is in docs/results/vllm.md. Without the correction the settings are refused; here they are let through.
 """
 
 import argparse

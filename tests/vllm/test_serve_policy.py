@@ -43,7 +43,8 @@ def test_the_command_for_vllm(environment, capsys):
     assert line(capsys) == (
         f"VLLM_SERVER_DEV_MODE=1 PYTHONPATH={EXTENSION} '{python}' -m vllm.entrypoints.cli.main serve org/name "
         "--host 127.0.0.1 --port 8000 --dtype auto --logprobs-mode processed_logprobs --generation-config vllm "
-        "--worker-extension-cls heedful_vllm.HeedfulWorker --gpu-memory-utilization 0.4 --tensor-parallel-size 2 --enable-sleep-mode "
+        "--worker-extension-cls heedful_vllm.HeedfulWorker --gpu-memory-utilization 0.4 --tensor-parallel-size 2 "
+        "--enable-sleep-mode "
         """--weight-transfer-config '{"backend": "nccl"}' --max-num-seqs 512"""
     )
 
