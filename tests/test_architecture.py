@@ -64,6 +64,7 @@ MAY_IMPORT = {
         "models",
         "rewards",
         "planning",
+        "sampling",
     },
     "cli": {"commands", "parallel"},
     "__main__": {"cli"},

@@ -110,6 +110,11 @@ COMMANDS = {
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
     ),
+    "serve-policy": Command(
+        "configs.serve_policy:ServePolicyConfig",
+        "commands:serve_policy",
+        "start a vLLM server that samples for a trainer",
+    ),
     **{
         f"plan {name}": Command(
             f"configs.plan:Plan{config}", "commands:plan_memory", f"how much memory heedful {name} needs"

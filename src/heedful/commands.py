@@ -23,6 +23,7 @@ from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
+from heedful.configs.serve_policy import ServePolicyConfig
 from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.configs.tracking import TrackConfig
@@ -205,6 +206,13 @@ def serve_reward_model(config: ServeRewardConfig) -> None:
     from heedful.rewards.serve import serve_reward
 
     serve_reward(config, _print)
+
+
+def serve_policy(config: ServePolicyConfig) -> None:
+    """Print the command of a vLLM server and become it."""
+    from heedful.sampling.vllm import serve
+
+    serve.serve_policy(config, _print)
 
 
 def _print(text: str) -> None:

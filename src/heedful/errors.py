@@ -5,6 +5,7 @@
     ├── DataError        (also ValueError)     a data file or a record in it
     ├── CheckpointError  (also RuntimeError)   a model, tokenizer or run folder on disk
     ├── RewardError      (also RuntimeError)   a reward function or reward model that failed
+    ├── SamplerError     (also RuntimeError)   a server that samples: gone, or not with this policy's model or weights
     ├── TrainingError    (also RuntimeError)   losses or gradients that are no longer numbers, or a policy too far from home
     ├── MemoryFullError  (also MemoryError)    a model that does not fit into memory, even one row at a time
     ├── RankError        (also RuntimeError)   another process of the run has died, hangs or failed
@@ -38,6 +39,10 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 class RewardError(HeedfulError, RuntimeError):
     """A reward failed on more responses than may fail, or did not return one entry per response."""
+
+
+class SamplerError(HeedfulError, RuntimeError):
+    """A server that samples responses cannot be used: it is gone, is of another model or version, or has other weights."""
 
 
 class TrainingError(HeedfulError, RuntimeError):

@@ -9,6 +9,7 @@ from heedful.configs.importance import ImportanceOptions
 from heedful.configs.lora import ReferenceOptions
 from heedful.configs.options import SamplingOptions, TrainingOptions
 from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
+from heedful.configs.sampler import SamplerOptions
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
@@ -37,7 +38,7 @@ class BesideOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOptions, TrainingOptions):
+class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptions, SamplingOptions, TrainingOptions):
     """Where a policy starts, how rollout batches are made, and what becomes of their scores."""
 
     model: str
@@ -135,6 +136,11 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
         return True
 
     @property
+    def corrects(self) -> bool:
+        """Whether the objective weighs what something else than the policy drew."""
+        return False
+
+    @property
     def kl_price(self) -> float:
         """What a nat of KL to the reference costs in the comparison of models for ``best/``, in units of the reward."""
         return 0.0
@@ -154,6 +160,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
+        self._check_sampler()
         if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
             raise ConfigError("--missing-eos replace would score cut responses 0; add --missing-eos-penalty, such as 1")
         if self.missing_eos == "replace" and self.response_length != "stop":
@@ -189,6 +196,35 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
             raise ConfigError(
                 "--score-norm-running measures scores while it trains, --score-norm-samples before; leave out one of the two"
             )
+        if self.sampler:
+            self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        """Refuse what servers cannot draw, or what would be off-policy with nothing to correct for it. Raises ConfigError."""
+        remedy = "add --importance token-truncate (heedful ppo, a2c, grpo)"
+        if self.leaves_out and not self.corrects:
+            filtered = f"--top-k {self.top_k}" if self.top_k else f"--top-p {self.top_p:g}"
+            raise ConfigError(
+                f"--sampler with {filtered} draws from another distribution than the policy's, and nothing corrects for it; "
+                f"{remedy}, or leave {filtered} out"
+            )
+        if self.async_steps and not self.corrects:
+            raise ConfigError(
+                f"--async-steps {self.async_steps} learns from responses of older weights, and nothing corrects for it; "
+                f"{remedy}, or use --async-steps 0"
+            )
+        if self.async_steps and self.dynamic_sampling_rounds:
+            raise ConfigError(
+                f"--async-steps {self.async_steps} does not go with --dynamic-sampling-rounds, whose prompts are not known "
+                "ahead; leave out one of the two"
+            )
+        if self.quantize != "none":
+            raise ConfigError(
+                f"--sampler does not go with --quantize {self.quantize}: servers are given whole weights; leave out one of "
+                "the two"
+            )
+        if self.cuda_graphs:
+            raise ConfigError("--cuda-graphs is about sampling in this process, so not with --sampler; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +254,10 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
         has_value_head = self.estimator.critic and self.critic == "shared"
         reads_first = has_kl_in_reward or has_value_head or self.importance != "none" or self.mask_truncated
         return not self.makes_one_update or reads_first or self.critic_warmup_steps > 0
+
+    @property
+    def corrects(self) -> bool:
+        return self.importance != "none"
 
     @property
     def kl_price(self) -> float:

@@ -14,6 +14,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
 from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
 from heedful.rewards.returned import OfBeginning, OfRanks
 from heedful.rewards.rules import response_text
 from heedful.types import MicroBatch, Ranking, Text, plain_response

@@ -27,7 +27,10 @@ class Rollouts:
     (``--importance``), with ``kept_logprobs``."""
     kept_logprobs: Float[Tensor, "batch time"] | None = None
     """Log of the probability of all tokens that could be drawn at each place, after top-k and top-p (at temperature 0: of the
-    likeliest one); at most 0. None if every token could be."""
+    likeliest one); at most 0. None if every token could be, or if servers sampled: their ``sampler_logprobs`` are those of
+    what was drawn from."""
+    versions: Int[Tensor, " batch"] | None = None
+    """The weights that drew each response: how many rollout batches they had learned from. None if nobody counts."""
 
     @property
     def drawn_logprobs(self) -> Float[Tensor, "batch time"]:
@@ -43,14 +46,16 @@ class Rollouts:
     def select(self, rows: Tensor) -> "Rollouts":
         """Return the rows at these indices, in this order."""
         kept = None if self.kept_logprobs is None else self.kept_logprobs[rows]
+        versions = None if self.versions is None else self.versions[rows]
         batch, sampled = self.batch.select(rows), self.sampler_logprobs[rows]
-        return Rollouts(batch, self.lengths[rows], self.truncated[rows], sampled, kept)
+        return Rollouts(batch, self.lengths[rows], self.truncated[rows], sampled, kept, versions)
 
     def to(self, device: torch.device) -> "Rollouts":
         """Return the rollouts on another device."""
         kept = None if self.kept_logprobs is None else self.kept_logprobs.to(device)
+        versions = None if self.versions is None else self.versions.to(device)
         batch, sampled = self.batch.to(device), self.sampler_logprobs.to(device)
-        return Rollouts(batch, self.lengths.to(device), self.truncated.to(device), sampled, kept)
+        return Rollouts(batch, self.lengths.to(device), self.truncated.to(device), sampled, kept, versions)
 
 
 def joined(parts: Sequence[Rollouts], rows: Sequence[int], *, pad_id: int) -> Rollouts:
@@ -70,10 +75,12 @@ def joined(parts: Sequence[Rollouts], rows: Sequence[int], *, pad_id: int) -> Ro
         return torch.cat(same)[chosen]
 
     kept = [part.kept_logprobs for part in parts if part.kept_logprobs is not None]
+    versions = [part.versions for part in parts if part.versions is not None]
     return Rollouts(
         batch=batch.to(chosen.device),
         lengths=torch.cat([part.lengths for part in parts])[chosen],
         truncated=torch.cat([part.truncated for part in parts])[chosen],
         sampler_logprobs=padded([part.sampler_logprobs for part in parts]),
         kept_logprobs=padded(kept) if kept else None,
+        versions=torch.cat(versions)[chosen] if versions else None,
     )

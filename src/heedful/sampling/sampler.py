@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from heedful.sampling.generate import MICRO_BATCH, sample
 from heedful.sampling.probe import check_sampling
 from heedful.sampling.rollouts import Rollouts
 from heedful.types import Completion, MicroBatch
+
+if TYPE_CHECKING:
+    from heedful.sampling.vllm.servers import Pending, Servers
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,15 @@ class Sampler:
     """The most rows and tokens that are sampled at a time."""
     room: Room = field(default_factory=Room)
     """What memory has room for."""
+    servers: "Servers | None" = None
+    """What samples in the place of this process."""
 
     def respond(
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
     ) -> tuple[Rollouts, list[Completion]]:
         """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
+        if self.servers is not None:
+            return self.finish(self.begin(policy, prompts, generator), policy, prompts)
         rollouts = sample(
             policy,
             [prompt.ids for prompt in prompts],
@@ -43,8 +51,24 @@ class Sampler:
             micro_batch=self.micro_batch,
             room=self.room,
         )
+        return rollouts, self._completions(prompts, rollouts)
+
+    def begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> "Pending":
+        """Have servers sample, by the policy as it is now; `finish` waits for them."""
+        assert self.servers is not None
+        return self.servers.begin(policy, [prompt.ids for prompt in prompts], generator)
+
+    def finish(
+        self, pending: "Pending", policy: Policy, prompts: Sequence[EncodedPrompt]
+    ) -> tuple[Rollouts, list[Completion]]:
+        """What `respond` gives, of prompts for which `begin` was called. Raises SamplerError."""
+        assert self.servers is not None
+        rollouts = self.servers.finish(pending, policy.device)
+        return rollouts, self._completions(prompts, rollouts)
+
+    def _completions(self, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> list[Completion]:
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
-        return rollouts, [
+        return [
             Completion(p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt), ids, cut)
             for p, ids, cut in rows
         ]

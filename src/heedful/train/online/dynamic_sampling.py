@@ -36,7 +36,7 @@ class Drawn:
     sampled_tokens: int
     """Of all rounds, those of dropped prompts included."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What became of groups that tied; empty without dynamic sampling."""
+    """What became of groups that tied (`draw_untied`), and of servers that sampled (`of_servers`)."""
 
     @property
     def valid(self) -> torch.Tensor | None:
@@ -53,12 +53,31 @@ def draw(
 ) -> Drawn:
     """Sample a response to each prompt and score it, by other rewards than the learner's if given. Raises RewardError."""
     started = time.perf_counter()
-    rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+    if learner.ahead is None:
+        version = learner.schedule.done
+        rollouts, completions = learner.sampler.respond(learner.policy, prompts, learner.generator)
+    else:
+        rollouts, completions, version = learner.ahead.respond(learner, prompts)
+    rollouts = replace(rollouts, versions=torch.full_like(rollouts.lengths, version))
     hit("rollout")
     seconds = time.perf_counter() - started
     given = score_tokens(learner.rewards if rewards is None else rewards, completions)
     hit("reward")
-    return Drawn(rollouts, completions, given, seconds, int(rollouts.lengths.sum()))
+    tokens, metrics = int(rollouts.lengths.sum()), of_servers(learner, rollouts)
+    return Drawn(rollouts, completions, given, seconds, tokens, metrics)
+
+
+def of_servers(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str, float]:
+    """How old the weights were that drew each response, in steps, and how often servers were asked again."""
+    servers = learner.sampler.servers
+    if servers is None or rollouts.versions is None:
+        return {}
+    staleness = (learner.schedule.done - rollouts.versions).float()
+    return {
+        "rollout/staleness_mean": float(staleness.mean()),
+        "rollout/staleness_max": float(staleness.max()),
+        "rollout/sampler_retries": float(servers.take_retries()),
+    }
 
 
 def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Drawn:
@@ -88,7 +107,7 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
             filled = [new if at == open_places[0] else old for at, old in enumerate(place)]
             if _failed_frac(drawn, filled, config.samples_per_prompt) <= most_failed:
                 place, open_places = filled, open_places[1:]
-    metrics = {
+    metrics = first.metrics | {
         "rollout/refilled_frac": (len(places) - len(open_places)) / len(place),
         "rollout/unfilled_frac": len(open_places) / len(place),
         "rollout/sampled_responses": float(sum(len(part.completions) for part in drawn)),

@@ -45,7 +45,7 @@ class Scored:
     valid: Bool[Tensor, " sampled"] | None = None
     """Which of the responses that were sampled have a score, and so are here; None if all do."""
     refilled: dict[str, float] = field(default_factory=dict)
-    """Metrics of dynamic sampling."""
+    """Metrics of dynamic sampling, and of servers that sampled."""
 
     @property
     def scores(self) -> list[float]:

@@ -33,7 +33,8 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     ``logprobs`` (nats, of each of ``response_ids``, as sampling saw them: unfiltered, with the temperature), ``score`` (as
     the rewards gave it, combined), ``rewards`` (what each gave, by its name), ``shaped_score`` (as training counts it),
     ``kl`` (to the reference, nats per response), ``length`` (tokens), ``finish_reason`` (stop or length), ``source`` (where
-    the prompt was read). A number that there is not is null: the score and KL of a response on which a reward failed, what a
+    the prompt was read), ``weights_version`` (of the weights that drew it: steps that they had learned), ``staleness`` (steps
+    learned since). A number that there is not is null: the score and KL of a response on which a reward failed, what a
     reward gave that did not apply, the KL of a run that measures none.
 
     To be called before the step is logged: if it fails, the step is done again.
@@ -80,6 +81,10 @@ def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
         "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
     }
+    if rollouts.versions is not None:
+        versions = rollouts.versions.tolist()
+        columns["weights_version"] = pa.array(versions, pa.int32())
+        columns["staleness"] = pa.array([step - 1 - version for version in versions], pa.int32())
     return pa.table(columns)
 
 

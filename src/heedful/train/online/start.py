@@ -26,8 +26,10 @@ from heedful.rewards.judge.start import check_comparing, is_judge
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
+from heedful.sampling.vllm.servers import connect
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
+from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
 from heedful.train.online.learner import Learner, Prompts
@@ -113,8 +115,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
-    sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
+    sampler = _sampler(config, renderer, policy, longest)
     divide(config, device, policy, reference, critic)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
@@ -151,6 +152,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
         skips=Skips(config.output, config.max_skipped_steps),
+        ahead=Ahead(config.async_steps) if config.async_steps else None,
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
@@ -226,6 +228,16 @@ def _where(policy: Policy, config: RolloutConfig) -> Machine:
         "compute_dtype": policy.compute_dtype,
         "micro_batch": config.micro_batch,
     }
+
+
+def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int) -> Sampler:
+    """What draws responses, with its servers if the settings name some. ``longest``: tokens of the longest text."""
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
+    sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
+    if not config.sampler:
+        return sampler
+    servers = connect(config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest)
+    return replace(sampler, servers=servers)
 
 
 def _load_prompts(

@@ -1,0 +1,1 @@
+"""Responses drawn by vLLM servers, with weights that the trainer gives them (docs/vllm.md)."""

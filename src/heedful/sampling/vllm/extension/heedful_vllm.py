@@ -1,0 +1,143 @@
+"""What heedful adds to the worker process of a vLLM server: it loads weights from a folder and gives their checksum.
+
+This file is loaded by vLLM, in the server's environment, which need not have heedful:
+
+    PYTHONPATH=FOLDER_OF_THIS_FILE vllm serve MODEL --worker-extension-cls heedful_vllm.HeedfulWorker
+
+``heedful serve-policy`` prints the whole command. Nothing but torch is imported here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PROTOCOL = 1
+"""Raised whenever what the methods below take or return changes."""
+PART = 1 << 22
+"""Elements that are hashed at a time, to bound the memory."""
+_MASK, _FIRST, _SECOND = (1 << 63) - 1, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None = None) -> str:
+    """The 64-bit checksum of a set of weights, as 16 hexadecimal digits.
+
+        sum over all elements x of all tensors of h(bits of x), modulo 2^64
+
+    with h the finaliser of splitmix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators"; h(0) = 0).
+
+    It is the same for weights that are stored otherwise: matrices stacked or transposed, a vocabulary padded by zeros, other
+    names. So trainer and server can compare it. A changed, missing or doubled element changes it, but for one case in 2^64;
+    elements that change places do not.
+
+    Args:
+        tensors: floating-point weights.
+        dtype: what they are rounded to first; None leaves them. -0.0 counts as 0.0.
+    """
+    total = 0
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        for start in range(0, flat.numel(), PART):
+            part = flat[start : start + PART]
+            part = (part if dtype is None else part.to(dtype)) + 0.0
+            bits = part.contiguous().view(_BITS[part.element_size()]).to(torch.int64)
+            total += int(_mixed(bits).sum())
+    return f"{total & ((1 << 64) - 1):016x}"
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser of each element; int64 multiplies modulo 2^64, and shifts keep the sign, which is masked."""
+    x = (x ^ ((x >> 30) & (_MASK >> 29))) * _FIRST
+    x = (x ^ ((x >> 27) & (_MASK >> 26))) * _SECOND
+    return x ^ ((x >> 31) & (_MASK >> 30))
+
+
+class HeedfulWorker:
+    """Mixed into vLLM's worker class. Its methods are called over HTTP, by ``POST /collective_rpc``."""
+
+    def heedful_about(self) -> dict[str, Any]:
+        """What the server has loaded: ``{"vocab_size", "dtype", "max_model_len", "logprobs_mode", ...}``."""
+        config: Any = self.model_config  # type: ignore[attr-defined]  # the worker's
+        return {
+            "protocol": PROTOCOL,
+            "architecture": type(self._heedful_model()).__name__,
+            "vocab_size": int(config.get_vocab_size()),
+            "model_type": str(config.hf_text_config.model_type),
+            "hidden_size": int(config.get_hidden_size()),
+            "num_layers": int(config.get_total_num_hidden_layers()),
+            "max_model_len": int(config.max_model_len),
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "quantization": None if config.quantization is None else str(config.quantization),
+            "logprobs_mode": str(config.logprobs_mode),
+            "can_sleep": bool(getattr(config, "enable_sleep_mode", False)),
+            "has_nccl": getattr(self.vllm_config, "weight_transfer_config", None) is not None,  # type: ignore[attr-defined]
+        } | self.heedful_state()
+
+    def heedful_state(self) -> dict[str, Any]:
+        """``{"instance": of this process, "version": of the weights, None before the first, "loads": their number}``."""
+        if not hasattr(self, "_heedful_instance"):
+            self._heedful_instance, self._heedful_loads = uuid.uuid4().hex, 0
+            self._heedful_version: str | None = None
+        return {
+            "instance": self._heedful_instance,
+            "version": self._heedful_version,
+            "loads": self._heedful_loads,
+        }
+
+    def heedful_load(self, path: str, version: str) -> dict[str, Any]:
+        """Load the safetensors files of a folder in the place of the weights. Returns `heedful_state` and their checksum."""
+        self.heedful_state()
+        self._heedful_version = None  # until it is done, nobody may rely on them
+        self._heedful_loads += 1
+        self.reload_weights(weights_path=path)  # type: ignore[attr-defined]  # the worker's
+        _repack(self._heedful_model())
+        return self.heedful_checksum(version)
+
+    def heedful_checksum(self, version: str) -> dict[str, Any]:
+        """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model uses."""
+        self.heedful_state()
+        self._heedful_version = version
+        dtype = self.model_config.dtype  # type: ignore[attr-defined]
+        parts = {name: checksum([tensor], dtype) for name, tensor in _weights(self._heedful_model())}
+        return self.heedful_state() | {"parts": parts}
+
+    def _heedful_model(self) -> torch.nn.Module:
+        return self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's
+
+
+@torch.no_grad()
+def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights that a model in vLLM computes with, each once.
+
+    On a CPU vLLM repacks matrices, and may drop the originals. If a repacked one is not what its original is, both are given.
+    """
+    for name, parameter in model.named_parameters():
+        module: Any = model.get_submodule(name.rpartition(".")[0])
+        if parameter.numel() or not hasattr(module, "cpu_linear"):
+            yield name, parameter
+    for name, module in model.named_modules():
+        if hasattr(module, "cpu_linear"):
+            packed, original = _unpacked(module), module.weight
+            if not original.numel() or not torch.equal(packed, original):
+                yield f"{name} (packed)", packed
+
+
+def _unpacked(module: Any) -> torch.Tensor:
+    """A repacked matrix, read by what it does: its product with the identity, which is exact."""
+    width = int(getattr(module, "input_size_per_partition", 0) or module.weight.shape[1])
+    identity = torch.eye(width, dtype=module.weight.dtype, device=module.weight.device)
+    return module.cpu_linear(identity, module.weight, None).t()
+
+
+def _repack(model: torch.nn.Module) -> None:
+    """Repack what vLLM (0.32) does not when it loads again: an output head that is tied to the embeddings, on a CPU."""
+    for module in model.modules():
+        found: Any = module
+        if hasattr(found, "cpu_linear") and found.weight.numel():
+            found.quant_method.process_weights_after_loading(found)

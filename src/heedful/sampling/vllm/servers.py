@@ -1,0 +1,347 @@
+"""The servers that draw a run's responses, as the trainer sees them: it gives a policy and prompts, and gets rollouts."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import torch
+
+from heedful.configs.online import RolloutConfig
+from heedful.data.collate import collate
+from heedful.errors import ConfigError, SamplerError
+from heedful.models.policy import Policy
+from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.vllm.dispatch import FIRST_WAIT, Dispatch, check, together
+from heedful.sampling.vllm.nccl import Senders
+from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, Server
+from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
+
+T = TypeVar("T")
+FIRST_PATIENCE = 10.0
+"""Seconds for which servers are waited for at the start: an address may be wrong."""
+LAST_SECONDS = 10.0
+"""For which the end of what is on its way is waited for."""
+PROTOCOL = 1
+"""What `heedful.sampling.vllm.extension` says of itself."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A batch that is being drawn."""
+
+    prompts: list[list[int]]
+    drawn: "Future[tuple[list[Drawn], int]]"
+
+
+class Servers:
+    """vLLM servers with the weights of one policy at a time.
+
+    Before a batch they are given the policy's weights, if those are not the ones they have, and each proves it: the checksum
+    of what it computes with is the trainer's (`heedful.sampling.vllm.extension.heedful_vllm.checksum`). After the batch each
+    proves that nothing has replaced them meanwhile.
+
+    Requests are made in a thread of its own, one batch after the other, so that a batch can be on its way while the trainer
+    does something else.
+    """
+
+    def __init__(self, config: RolloutConfig, *, stop_ids: Sequence[int], pad_id: int) -> None:
+        self.config, self.stop_ids, self.pad_id = config, list(stop_ids), pad_id
+        self.run = secrets.token_hex(4)
+        self.number = 0
+        """Of the newest weights; each change has its own."""
+        self.retries = 0
+        self.dtype = torch.float32
+        self._seen = ""
+        self._weights: Weights | None = None
+        fixed = config.response_length != "stop"
+        sampling = {
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "ignore_eos": True,  # the tokens that end a response are named
+            "stop_token_ids": [] if fixed else self.stop_ids,
+            "logprobs": 0,  # of the token that was drawn, and no other
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        headers = {"Authorization": f"Bearer {token}"} if (token := _token(config.sampler_token_env)) else {}
+        most = config.sampler_concurrency * len(config.sampler_addresses) + 8
+        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
+        # servers of one's own are not behind the proxies of the environment
+        client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
+        self.servers = [
+            Server(address, client, sampling=sampling, timeout=config.sampler_timeout)
+            for address in config.sampler_addresses
+        ]
+        self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
+        self.folder: Path | None = None
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Lock()
+        thread = threading.Thread(target=_run, args=(self._loop,), name="heedful-sampler", daemon=True)
+        thread.start()
+        self._close = weakref.finalize(self, _end, self._loop, thread, client)
+
+    def connect(self, policy: Policy, *, longest: int) -> None:
+        """Check that every server is there and fits the policy. Raises SamplerError, ConfigError.
+
+        Args:
+            policy: what will be sampled from.
+            longest: the most tokens of a prompt and its response.
+        """
+        check_adapters(policy.lm)
+
+        async def look() -> None:
+            await together(self._look(server, policy, longest) for server in self.servers)
+
+        self._do(look())
+        kinds = {server.about["dtype"] for server in self.servers}
+        if len(kinds) > 1:
+            raise SamplerError(
+                f"--sampler: the servers compute in different precisions ({', '.join(sorted(kinds))}); start them with one "
+                "--dtype"
+            )
+        self.dtype = getattr(torch, kinds.pop())
+        if self.senders is None:
+            given = self.config.sampler_folder
+            if given is not None:
+                given.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix="heedful-weights-", dir=given))
+            self.folder.chmod(0o755)  # the servers may be another user's
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Pending:
+        """Have a batch drawn by the policy's weights as they are now. It is on its way when this returns.
+
+        Random numbers are taken now: a seed for each row, and its length if lengths are drawn.
+        """
+        config = self.config
+        seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
+        lengths = [config.max_new_tokens] * len(prompts)
+        if config.response_length == "drawn":
+            lengths = torch.randint(
+                config.min_new_tokens, config.max_new_tokens + 1, (len(prompts),), generator=generator
+            ).tolist()
+        weights = self._current(policy)
+        asked = [Request(list(p), most, seed) for p, most, seed in zip(prompts, lengths, seeds, strict=True)]
+        return Pending([list(p) for p in prompts], self._start(self._draw(weights, asked)))
+
+    def finish(self, pending: Pending, device: torch.device) -> Rollouts:
+        """Wait for a batch. Raises SamplerError."""
+        drawn, retries = self._wait(pending.drawn)
+        self.retries += retries
+        stops = [] if self.config.response_length != "stop" else self.stop_ids
+        batch = collate(pending.prompts, [one.ids for one in drawn], pad_id=self.pad_id)
+        logprobs = torch.zeros(batch.response_mask.shape)
+        logprobs[batch.response_mask] = torch.tensor([x for one in drawn for x in one.logprobs])
+        return Rollouts(
+            batch=batch.to(device),
+            lengths=torch.tensor([len(one.ids) for one in drawn], device=device),
+            truncated=torch.tensor([one.ids[-1] not in stops for one in drawn], device=device),
+            sampler_logprobs=logprobs.to(device),
+        )
+
+    def take_retries(self) -> int:
+        """How often a row or a server was asked again, since this was last called."""
+        taken, self.retries = self.retries, 0
+        return taken
+
+    def close(self) -> None:
+        """End all that is on its way."""
+        self._close()
+
+    def _current(self, policy: Policy) -> Weights:
+        """The policy's weights, written down or sent, unless they are the ones of the last batch."""
+        seen = fingerprint(policy.lm)
+        if seen == self._seen and self._weights is not None and (self.folder or self._all_hold(self._weights)):
+            return self._weights
+        self.number += 1
+        version, plain = f"{self.run}-{self.number}", plain_weights(policy.lm, self.dtype)
+        if self.senders is not None:
+            self._weights = self._sent(version, plain)
+        else:
+            assert self.folder is not None
+            folder = self.folder / f"v-{self.number:06d}"
+            self._weights = Weights(version, write_weights(policy.lm, plain, folder), folder)
+        self._seen = seen
+        return self._weights
+
+    def _all_hold(self, weights: Weights) -> bool:
+        return all(server.held is not None and server.held.version == weights.version for server in self.servers)
+
+    def _sent(self, version: str, plain: dict[str, torch.Tensor]) -> Weights:
+        """Weights that went to every server, from GPU to GPU."""
+        assert self.senders is not None
+
+        async def prove(weights: Weights) -> None:
+            await together(self._prove(server, weights) for server in self.servers)
+
+        weights = self.senders.send(version, plain, self._do)
+        self._do(prove(weights))
+        return weights
+
+    async def _prove(self, server: Server, weights: Weights) -> None:
+        check(server, await server.name_weights(weights.version), weights)
+
+    async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
+        async with self._turn:  # in the order in which they began
+            if self.config.sampler_sleep:
+                await together(self._order(server, "/wake_up") for server in self.servers)
+            dispatch = Dispatch(
+                self.servers,
+                weights,
+                requests,
+                concurrency=self.config.sampler_concurrency,
+                patience=60 * self.config.sampler_retry_minutes,
+            )
+            drawn = await dispatch.run()
+            if self.config.sampler_sleep:
+                await together(self._order(server, "/sleep?level=1") for server in self.servers)
+            self._forget(weights)
+            return drawn, dispatch.retries
+
+    def _forget(self, current: Weights) -> None:
+        """Remove the weights before those that were just used."""
+        if current.folder is not None:
+            for old in current.folder.parent.glob("v-*"):
+                if old.name < current.folder.name:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    async def _order(self, server: Server, path: str) -> None:
+        try:
+            await server.order(path)
+        except GoneError:
+            server.held = None  # it is looked at again before it draws
+
+    async def _look(self, server: Server, policy: Policy, longest: int) -> None:
+        """Check one server. Raises SamplerError, ConfigError."""
+        loop = asyncio.get_running_loop()
+        deadline, wait = loop.time() + min(FIRST_PATIENCE, 60 * self.config.sampler_retry_minutes), FIRST_WAIT
+        while True:
+            try:
+                await server.ask_version()
+                check_fits(server, await server.ask_about(), policy, self.config, longest)
+                return
+            except GoneError as problem:
+                if loop.time() + wait > deadline:
+                    raise server.error(
+                        f"cannot be reached: {problem}; tried for {FIRST_PATIENCE:g} s. Is it running, is that its address? "
+                        "A server takes a minute or more to start"
+                    ) from problem
+            await asyncio.sleep(wait)
+            wait *= 2
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._wait(self._start(coroutine))
+
+    def _wait(self, future: "Future[T]") -> T:
+        """What a future gives; what interrupts the wait, such as Ctrl-C, ends it too."""
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def connect(config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int) -> Servers:
+    """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError."""
+    servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
+    try:
+        servers.connect(policy, longest=longest)
+    except BaseException:
+        servers.close()
+        raise
+    return servers
+
+
+def check_fits(server: Server, about: dict[str, Any], policy: Policy, config: RolloutConfig, longest: int) -> None:
+    """Refuse a server whose model is not the policy's, or which cannot draw as it should. Raises SamplerError."""
+    if about.get("protocol") != PROTOCOL:
+        raise server.error(
+            f"has another version of heedful's extension ({about.get('protocol')}, not {PROTOCOL}); start it again with this "
+            "version of heedful"
+        )
+    trained = policy.lm.config.get_text_config()
+    ours = {
+        "model_type": trained.model_type,
+        "hidden_size": trained.hidden_size,
+        "num_layers": trained.num_hidden_layers,
+        "vocab_size": trained.vocab_size,
+    }
+    other = {name: about[name] for name, value in ours.items() if about[name] != value}
+    if other:
+        theirs, own = (", ".join(f"{name} {of[name]}" for name in other) for of in (about, ours))
+        raise server.error(
+            f"serves another model than the policy: {theirs}, the policy has {own}; start it with the policy"
+        )
+    if about["quantization"] is not None:
+        raise server.error(
+            f"quantises its weights ({about['quantization']}), so they can never be the policy's; {START}"
+        )
+    if about["max_model_len"] < longest:
+        raise server.error(
+            f"reads at most {about['max_model_len']} tokens, but the longest prompt and --max-new-tokens "
+            f"{config.max_new_tokens} make {longest}; start it with --max-model-len {longest}, or lower --max-prompt-tokens"
+        )
+    if about["logprobs_mode"] != "processed_logprobs":
+        raise server.error(
+            f"gives log-probs as {about['logprobs_mode']}, without temperature and filters; start it with --logprobs-mode "
+            "processed_logprobs"
+        )
+    if config.sampler_sleep and not about["can_sleep"]:
+        raise server.error(
+            "cannot sleep; start it with --sleep (vLLM's --enable-sleep-mode), or leave out --sampler-sleep"
+        )
+    if config.sampler_weights == "nccl" and not about["has_nccl"]:
+        raise server.error("takes no weights by NCCL; start it with --nccl, or use --sampler-weights folder")
+
+
+def _token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "")
+    if not token:
+        raise ConfigError(
+            f"--sampler-token-env {variable}: there is no such environment variable, or it is empty; set it"
+        )
+    return token
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """What the thread of the requests does."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: httpx2.AsyncClient) -> None:
+    """End the requests that are on their way, and then their thread; also if called by that thread, in its garbage."""
+
+    async def end() -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await client.aclose()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(end(), loop)
+    if threading.current_thread() is not thread:
+        thread.join(LAST_SECONDS)
