@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.redact import redact, redacted_argv
+from heedful.redact import holds_secret, redact, redacted_argv
 
 HF = "hf_" + "aB3" * 11
 OPENAI = "sk-proj-" + "aB3_x" * 6
@@ -21,6 +21,7 @@ OPENAI = "sk-proj-" + "aB3_x" * 6
         ("https://SECRET@h/x#access_token=SECRET", "https://***@h/x#access_token=***"),
         ("reward http://h/?t=SECRET refused", "reward http://h/?t=*** refused"),
         ("http://[::1]:80/?t=SECRET", "http://[::1]:80/?t=***"),
+        ("sqlite:///a.db?key=SECRET", "sqlite:///a.db?key=***"),
         ("http:?t=SECRET", "http://?t=***"),
         ("http://[?t=SECRET", "http://[?***"),
         (f"the token {HF} was refused", "the token *** was refused"),
@@ -39,13 +40,27 @@ def test_what_is_a_secret_by_its_form(text, kept):
     "text",
     [
         "runs/sft", "org/name", "modelscope:org/name", "model:runs/sk-learn-experiments-2026/final", "python:a.py:f",
-        "rule:regex:^hf_$", "http://127.0.0.1:8001/score", "你好：http", "C://", "http://[", "a?b=c", "1e-5", "", "***",
+        "rule:regex:^hf_$", "http://127.0.0.1:8001/score", "你好：http", "C://", "http://[", "sqlite:///运行.db",
+        "sqlite:////data/a.db", "file:///data", "a?b=c", "1e-5", "", "***",
         "task-1234567890123456789012345", "qwen2", "key", "token",
     ],
 )  # fmt: skip
 def test_what_is_none_stays(text):
     assert redact(text) == text
     assert redacted_argv([text]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("https://huggingface.co/docs/x?a=b#chat", False), ("see http://h/?email=a@b for 更多", False), ("a@b.org", False),
+        ("{{ raise_exception('eos_token') }}", False), ("", False), ("https://me:秘密@h/x", True), ("git+ssh://me@h/x", True),
+        (f"令牌{HF}".replace("牌", "牌 "), True), ("of the environment: plain-looking-value!", True),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_published(text, holds, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "plain-looking-value")
+    assert holds_secret(text) is holds
 
 
 def test_secrets_of_the_environment_go_wherever_they_stand(monkeypatch):

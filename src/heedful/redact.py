@@ -42,6 +42,13 @@ def redact(value: Any) -> Any:
     return value
 
 
+def holds_secret(text: str) -> bool:
+    """Whether a text that is to be published holds a token of a known shape, a URL with a user or password, or what a secret
+    variable of the environment holds. A query or a fragment by itself is none."""
+    users = any("@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0] for _, url in URL.findall(text))
+    return users or SHAPES.search(text) is not None or any(secret in text for secret in _in_environment())
+
+
 _command: list[str] = []
 
 
@@ -98,7 +105,11 @@ def _url(found: re.Match[str]) -> str:
     _, at, host = parts.netloc.rpartition("@")
     netloc = f"{HIDDEN}@{host}" if at else host
     fragment = parts.fragment if judge else _values(parts.fragment)
-    return judge + parts._replace(netloc=netloc, query=_values(parts.query), fragment=fragment).geturl()
+    query = _values(parts.query)
+    if not netloc and url[len(parts.scheme) :].startswith("://"):  # of which geturl makes sqlite:/x
+        end = "".join(sign + text for sign, text in (("?", query), ("#", fragment)) if text)
+        return f"{judge}{parts.scheme}://{parts.path}{end}"
+    return judge + parts._replace(netloc=netloc, query=query, fragment=fragment).geturl()
 
 
 def _values(query: str) -> str:

@@ -7,8 +7,9 @@ import pytest
 
 from heedful.cli import main
 from heedful.configs.evaluate import PerplexityConfig
+from heedful.configs.tasks import TasksConfig
 from heedful.errors import ConfigError
-from heedful.evaluate.output import LARGEST_RESULT, check_output
+from heedful.evaluate.output import LARGEST_RESULT, check_output, report
 
 
 @pytest.fixture
@@ -40,6 +41,16 @@ def test_an_earlier_result_is_replaced_only_if_told_to(measure, tmp_path):
     assert output.read_bytes() == before
     assert measure(output, "--seed", "7", "--overwrite") == (0, "")
     assert json.loads(output.read_bytes())["settings"]["seed"] == 7
+
+
+def test_settings_that_are_several_paths_are_written_as_text(tmp_path):
+    output, folders = tmp_path / "结果.json", (tmp_path / "任务", tmp_path)
+    folders[0].mkdir()
+    (folders[0] / "task.yaml").touch()
+    report({"任务/acc": 0.5}, TasksConfig(model="m", tasks=("任务",), task_folder=folders, output=output))
+    settings = json.loads(output.read_text("utf-8"))["settings"]
+    assert settings["task_folder"] == [str(folder) for folder in folders]
+    assert (settings["tasks"], settings["output"]) == (["任务"], str(output))
 
 
 @pytest.mark.parametrize("flags", [[], ["--overwrite"]])

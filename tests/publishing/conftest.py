@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from heedful.configs.dpo import DPOConfig
+from heedful.configs.kto import KTOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.train.dpo import train_dpo
+from heedful.train.kto import train_kto
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
@@ -25,7 +27,8 @@ def runs(tiny, tmp_path_factory):
         for i in range(9)
     ]
     pairs = [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(9)]
-    for name, records in (("demonstrations", chats), ("pairs", pairs)):
+    labelled = [{"prompt": f"第{i}问", "completion": f"好{i}", "label": i % 2 == 0} for i in range(9)]
+    for name, records in (("demonstrations", chats), ("pairs", pairs), ("labelled", labelled)):
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (root / f"{name}.jsonl").write_text(text, encoding="utf-8")
     common = {"max_steps": 3, "batch_size": 2, "eval_fraction": 0.3, "sample_every": 0, "dtype": "float32"}
@@ -42,6 +45,8 @@ def runs(tiny, tmp_path_factory):
             train_sft(SFTConfig(model=tiny("qwen3"), data=demonstrations, lora_rank=2, **settings))
         elif name == "dpo":
             train_dpo(DPOConfig(model=str(make("sft") / "final"), data=preferences, **settings))
+        elif name == "kto":
+            train_kto(KTOConfig(model=str(make("sft") / "final"), data=str(root / "labelled.jsonl"), **settings))
         elif name == "reward":
             train_reward(RewardConfig(model=tiny("qwen3"), data=preferences, **settings))
         elif name == "encoder":

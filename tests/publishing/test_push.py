@@ -136,6 +136,67 @@ def test_a_file_with_a_secret_is_refused(runs, tmp_path, capsys):
     assert not (tmp_path / "run-push").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("see https://huggingface.co/docs/x?a=b#chat", False),
+        ("{# https://me:secret@host/x #}", True),
+        ("{# " + "hf_" + "aB3" * 11 + " #}", True),
+        ("{# 秘密-秘密-秘密 #}", True),
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_what_is_a_secret_in_text_of_others(name, text, is_refused, runs, tmp_path, capsys, monkeypatch):
+    """An address with a fragment is none: a tokenizer's documentation may stand there."""
+    monkeypatch.setenv("MY_API_KEY", "秘密-秘密-秘密")
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    path = run / "final" / name
+    if name.endswith(".json"):
+        text = json.dumps({**json.loads(path.read_text("utf-8")), "note": text})
+    path.write_text(text, encoding="utf-8")
+    assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == (2 if is_refused else 0)
+    said = " ".join(capsys.readouterr().err.split())
+    assert (f"{name} holds what looks like a secret" in said) is is_refused
+
+
+def on(base, runs, folder, *, local=()):
+    """A run of adapters that lie on this, whose earlier runs are not here."""
+    shutil.copytree(runs("lora"), folder)
+    path = folder / "final" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "base_model_name_or_path": base}), "utf-8")
+    settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8")) | {"model": "away/final"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), "utf-8")
+    facts = json.loads((folder / "environment.json").read_text("utf-8"))
+    facts["models"] = dict.fromkeys(["away/final", *local], "a" * 64)
+    (folder / "environment.json").write_text(json.dumps(facts), "utf-8")
+    return folder
+
+
+def test_adapters_say_themselves_on_what_they_lie(runs, tmp_path):
+    run = on("Qwen/Qwen3-0.6B", runs, tmp_path / "run")
+    assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == 0
+    out = tmp_path / "run-push"
+    assert json.loads((out / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
+    metadata, text = card_of(out)
+    assert (metadata["base_model"], metadata["base_model_relation"]) == ("Qwen/Qwen3-0.6B", "adapter")
+    assert "made from [Qwen/Qwen3-0.6B]" in text
+
+
+@pytest.mark.parametrize("base", ["sft/base", "/here/sft/final"])
+def test_adapters_of_a_model_that_only_is_here(base, runs, tmp_path, capsys):
+    """Also if its name looks like ORG/NAME from another folder, and if training began with a model of the Hub, which is not
+    the one that the adapters lie on."""
+    run = on(base, runs, tmp_path / "run" / "lora", local=["sft/base"])
+    parent = tmp_path / "run" / "sft"
+    shutil.copytree(runs("sft"), parent)
+    for folder, model in ((parent, "Qwen/Qwen3-0.6B-Base"), (run, str(parent / "final"))):
+        settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8")) | {"model": model}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings), "utf-8")
+    assert main(["push", str(run), "org/name", "--dry-run", *MIT]) == 2
+    assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())
+
+
 def test_adapters_need_a_base_that_others_have(dry, runs, capsys):
     assert main(["push", str(runs("lora")), "org/name", "--dry-run", *MIT]) == 2
     assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())

@@ -128,6 +128,22 @@ def test_mlflow(twice):
     assert tracked.data.tags["summary/steps"] == "4"
 
 
+def test_mlflow_offline_and_then_on_a_server(twice, tmp_path, monkeypatch):
+    """The number that the run had in its own folder means nothing there; another server gets all of it, once."""
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run = twice("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "服务器").as_uri())
+    assert main(["track", str(run), "mlflow"]) == 0
+    assert main(["track", str(run), "mlflow"]) == 0
+    client = mlflow.MlflowClient()
+    (tracked,) = client.search_runs([client.get_experiment_by_name("项目-1").experiment_id])
+    for name in ("loss/sft", "eval/loss"):
+        steps = [point.step for point in client.get_metric_history(tracked.info.run_id, name)]
+        assert steps == [step for step, metric, _ in points(run) if metric == name]
+    assert (tracked.info.run_name, tracked.info.status) == ("运行", "FINISHED")
+
+
 def test_swanlab(twice):
     pytest.importorskip("swanlab", reason="swanlab is not installed: pip install swanlab")
     run = twice("swanlab", project="project-1")

@@ -33,7 +33,8 @@ class PushConfig(Settings):
     folder: Path | None = None
     """The folder of --dry-run. None is the run's with -push behind its name."""
     base_model: str | None = None
-    """The model on the Hub that training began with. None is what the run, and the runs that it continues, say."""
+    """The model on the Hub that training began with, or on which adapters lie. None is what the run, and the runs that it
+    continues, say; of adapters, what these say."""
     language: tuple[str, ...] = ()
     """Languages of the model, such as en zh."""
     results: tuple[Path, ...] = ()

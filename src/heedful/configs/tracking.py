@@ -25,7 +25,7 @@ class TrackingOptions(Settings):
     """Name of the run in trackers. None is the name of the output folder."""
     track_offline: bool = False
     """Write what the trackers would get to tracking/ in the output folder and send nothing, where there is no network or
-    login. (trackio keeps its own folder.) wandb sync and swanlab sync send it later."""
+    login. (trackio keeps its own folder.) wandb sync, swanlab sync or heedful track sends it later."""
     track_wait: Annotated[float, NOT_NEGATIVE] = 60.0
     """Longest wait for trackers at the end of a run, in seconds; what has not got out by then is said. A run that is
     interrupted waits 10 seconds at most."""
@@ -56,12 +56,13 @@ class TrackConfig(Settings):
     """Folder of the run."""
     to: Tracker
     """wandb, trackio, mlflow or swanlab."""
-    project: str = "heedful"
-    """Project that the run appears in."""
+    project: str | None = None
+    """Project that the run appears in. None is the one that it was sent to before, or else that of its settings."""
     name: str | None = None
-    """Name of the run there. None is the name of its folder."""
+    """Name of the run there. None is the one that it had before, or else that of its settings or its folder."""
     offline: bool = False
-    """Write what the tracker would get to tracking/ in the run's folder and send nothing."""
+    """Write what the tracker would get to tracking/ in the run's folder and send nothing. Without it the run is sent, all of
+    it if only offline files have it so far."""
     wait: Annotated[float, NOT_NEGATIVE] = 600.0
     """Seconds after which to give up."""
 
@@ -71,3 +72,6 @@ class TrackConfig(Settings):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "run", Path(self.run))
+        for name in ("project", "name"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"--{name} is empty; name one, or leave it out")

@@ -13,11 +13,20 @@ TITLES = {
     "sft": "supervised fine-tuning",
     "reward": "reward modelling",
     "dpo": "DPO",
+    "dpo robust": "robust DPO",
+    "dpo ipo": "IPO",
+    "dpo hinge": "SLiC",
+    "dpo simpo": "SimPO",
+    "dpo orpo": "ORPO",
+    "kto": "KTO",
     "ppo": "PPO",
     "a2c": "A2C",
     "grpo": "GRPO",
     "online-dpo": "online DPO",
+    "online-dpo ipo": "online IPO",
+    "online-dpo hinge": "online SLiC",
 }
+"""Of algorithms, with their loss if it is not the usual one."""
 OF_NO_INTEREST = ("track", "track_project", "track_name", "track_offline", "track_wait", "rollouts", "memory_check")
 """Settings on which nothing in a model depends."""
 LIMITS = {
@@ -25,6 +34,7 @@ LIMITS = {
     "reward": "Its scores compare responses to the same prompt, of the kind that it was trained on. A policy that is trained "
     "against it finds responses unlike those, and what it says of them was never checked.",
     "dpo": "It learned which of two responses was preferred, not why. It has seen no response of its own.",
+    "kto": "It learned which responses were called good and which bad, not why. It has seen no response of its own.",
 }
 ONLINE_LIMIT = (
     "It was trained to score high under {rewards}. What they do not see has not improved and may be worse: read samples "

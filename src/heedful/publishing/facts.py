@@ -2,20 +2,22 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from heedful.configs.paths import PATHS, REWARDS
 from heedful.configs.push import REPOSITORY
 from heedful.errors import CheckpointError, DataError
 from heedful.redact import redact
 
 MODEL_SETTINGS = ("model", "reference", "value_model")
 DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
-ABSOLUTE = re.compile(r"(?<![\w.~-])(?:/[^/\s:'\",]+)+")
+ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
+"""An absolute path in a text, or a URL, which is none though it has parts like one."""
 MOST_GENERATIONS = 20
 """Runs that are followed back to where training began, at most."""
 
@@ -44,37 +46,68 @@ class RunFacts:
     base_model: str | None
     """The model on the Hub that training began with; None if it began with a model that is not there."""
     stages: tuple[str, ...]
-    """The algorithms of the runs that led here, this one last, as far as they are on this machine."""
+    """The algorithms of the runs that led here, this one last, as far as they are on this machine; with the loss behind it
+    if that is not the usual one (``dpo simpo``)."""
 
 
 def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
     """Read a finished run. Raises CheckpointError if the folder is none, DataError for a result that is none."""
     settings = _settings(run)
     environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
+    measured = {path.name: _result(path) for path in results}
     hashes = {kind: environment.get(kind, {}) for kind in ("models", "data")}
+    used = [path for given in (settings, *(one["settings"] for one in measured.values())) for path in paths_in(given)]
+    paths = [*used, *hashes["models"], *hashes["data"]]
     stages, base = _lineage(run)
     return RunFacts(
         algorithm=str(environment.get("command", "")).removeprefix("heedful ") or summary.get("algorithm", "unknown"),
-        settings=public(settings),
-        environment=public(environment),
-        summary=public(summary),
-        results={path.name: public(_result(path)) for path in results},
-        models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS]),
-        data=_sources(hashes["data"], [settings.get(name) for name in DATA_SETTINGS]),
+        settings=public(settings, paths),
+        environment=public(environment, paths),
+        summary=public(summary, paths),
+        results={name: public(one, paths) for name, one in measured.items()},
+        models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS], paths),
+        data=_sources(hashes["data"], [settings.get(name) for name in DATA_SETTINGS], paths),
         base_model=base,
         stages=stages,
     )
 
 
-def public(content: Any) -> Any:
-    """Content without secrets, and with the last two parts of an absolute path instead of all of it."""
+def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The absolute paths that settings name, whole: there may be spaces in them. Those in ``model:PATH`` too."""
+    for name, value in settings.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            kind, _, rest = str(one).partition(":")
+            if name in REWARDS and kind in ("model", "python"):
+                path = rest if kind == "model" else rest.rpartition(":")[0]
+            else:
+                path = str(one) if name in PATHS else ""
+            if path.startswith("/"):
+                yield path
+
+
+def public(content: Any, paths: Sequence[str] = ()) -> Any:
+    """Content without secrets, and with the last two parts of an absolute path instead of all of it.
+
+    Args:
+        content: text, or lists and mappings of it.
+        paths: those that are known. Others are found in the text, where a path ends at a space. A URL is none.
+    """
     if isinstance(content, Mapping):
-        return {public(key): public(value) for key, value in redact(content).items()}
+        return {public(key, paths): public(value, paths) for key, value in redact(content).items()}
     if isinstance(content, list | tuple):
-        return [public(one) for one in content]
+        return [public(one, paths) for one in content]
     if isinstance(content, str):
-        return ABSOLUTE.sub(lambda found: "/".join(found.group().split("/")[-2:]).lstrip("/"), redact(content))
+        text = redact(content)
+        for path in sorted({redact(path) for path in paths if path.count("/") > 1}, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.~/-]){re.escape(path)}(?![\w-])", lambda found: _end_of(found[0]), text)
+        return ABSOLUTE.sub(lambda found: _end_of(found[0]), text)
     return content
+
+
+def _end_of(path: str) -> str:
+    """The last two parts of a path; a URL as it is."""
+    path = path.removeprefix("file://")
+    return path if "://" in path else "/".join(path.rstrip("/").split("/")[-2:]).lstrip("/")
 
 
 def is_on_hub(name: Any) -> bool:
@@ -87,8 +120,11 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
     stages: list[str] = []
     for _ in range(MOST_GENERATIONS):
         environment = _object(run / "environment.json")
-        stages.insert(0, str(environment.get("command", "")).removeprefix("heedful "))
-        model = _settings(run).get("model")
+        settings = _settings(run)
+        model = settings.get("model")
+        command = str(environment.get("command", "")).removeprefix("heedful ")
+        loss = settings.get("loss", "sigmoid")
+        stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
         if is_on_hub(model) and model not in environment.get("models", {}):
             return tuple(stages), model
         parent = Path(str(model)).parent
@@ -98,9 +134,9 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
     return tuple(stages), None
 
 
-def _sources(hashes: Mapping[str, str], names: list[Any]) -> tuple[Source, ...]:
+def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) -> tuple[Source, ...]:
     named = {name: hashes.get(name) for name in [*names, *hashes] if name}
-    return tuple(Source(public(str(name)), digest) for name, digest in named.items())
+    return tuple(Source(public(str(name), paths), digest) for name, digest in named.items())
 
 
 def _settings(run: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.curves import figure_of, read_run
 from heedful.files import blocking_file, complete_or_absent, to_json
 from heedful.publishing.card import card, has_chat_template
-from heedful.publishing.facts import is_on_hub, read_facts
+from heedful.publishing.facts import RunFacts, is_on_hub, read_facts
 from heedful.publishing.usage import Form
-from heedful.redact import redact
+from heedful.redact import holds_secret
 
 ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 """Of the files that a model consists of."""
@@ -26,6 +27,8 @@ READ_BY_PEOPLE = (
     "heedful.json",
 )
 """Files that may hold names of this machine, which are taken out, or secrets, which are refused."""
+TEMPLATES = ".jinja"
+"""The ending of text that people write, which may hold secrets too."""
 
 Files = Mapping[str, Path | bytes]
 
@@ -46,10 +49,14 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
             files[path.name] = path
         else:
             stays.append(path.name + "/" * path.is_dir())
-    base = config.base_model or facts.base_model
+    if "adapter_config.json" in files:
+        facts = replace(facts, base_model=config.base_model or _base_of_adapters(folder, facts))
     for name in READ_BY_PEOPLE:
         if name in files:
-            files[name] = _cleaned(folder / name, base)
+            files[name] = _cleaned(folder / name, facts.base_model)
+    for name in files:
+        if name.endswith(TEMPLATES):
+            _refuse_secrets(folder / name, [(folder / name).read_text(encoding="utf-8", errors="replace")])
     curves = _curves(config.run)
     if curves is not None:
         files["curves.png"] = curves
@@ -92,26 +99,46 @@ def _why_not(config: PushConfig) -> str:
     return f"{folder} holds no model: the run is not finished, or kept none{there}"
 
 
-def _cleaned(path: Path, base: str | None) -> bytes:
-    """A JSON file without names of this machine. Raises ConfigError if it holds a secret, or adapters without a base."""
+def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
+    """The model on the Hub that adapters lie on, as they say themselves. Raises ConfigError if it is not there.
+
+    The model with which training began may be another: a run between may have changed all of its weights.
+    """
+    base = _read(folder / "adapter_config.json").get("base_model_name_or_path")
+    local = {source.name for source in facts.models if source.sha256 is not None}
+    if not is_on_hub(base) or base in local:
+        raise ConfigError(
+            f"{folder} holds adapters of a model that is not on the Hub, so nobody could load them; name it with "
+            "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
+        )
+    return str(base)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises DataError."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: it holds no JSON object")
+    return content
+
+
+def _cleaned(path: Path, base: str | None) -> bytes:
+    """A JSON file without names of this machine, and with the base of adapters. Raises ConfigError if it holds a secret."""
+    content = _read(path)
     for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
         content.pop(name, None)
-    if "base_model_name_or_path" in content:
-        if not is_on_hub(content["base_model_name_or_path"]) or base:
-            content["base_model_name_or_path"] = base
-        if base is None:
-            raise ConfigError(
-                f"{path.parent} holds adapters of a model that is not on the Hub, so nobody could load them; name it with "
-                "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
-            )
-    texts = list(_texts(content))  # not by their names: a tokenizer has an eos_token
-    if redact(texts) != texts:
-        raise ConfigError(f"{path} holds what looks like a secret, so nothing is pushed; take it out")
+    if path.name == "adapter_config.json":
+        content["base_model_name_or_path"] = base
+    _refuse_secrets(path, _texts(content))  # not by their names: a tokenizer has an eos_token
     return (to_json(content, indent=2) + "\n").encode()
+
+
+def _refuse_secrets(path: Path, texts: Iterable[str]) -> None:
+    if any(map(holds_secret, texts)):
+        raise ConfigError(f"{path} holds what looks like a secret, so nothing is pushed; take it out")
 
 
 def _texts(content: Any) -> Iterator[str]:

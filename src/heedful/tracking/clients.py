@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 from heedful.redact import redact
 from heedful.tracking.records import Record
+
+HERE = "this machine"
+"""The destination of what is sent nowhere."""
 
 
 class NotReadyError(Exception):
@@ -49,6 +53,10 @@ class Client(Protocol):
     later: str | None
     """The command that sends what has not got out; None if ``heedful track`` does."""
 
+    @staticmethod
+    def destination(*, offline: bool) -> str:
+        """Return where runs go, as the environment says it, without secrets. What was sent elsewhere is not there."""
+
     def check(self, *, offline: bool) -> None:
         """Raise NotReadyError if runs cannot be sent: nobody is logged in, or a part is not installed."""
 
@@ -68,6 +76,12 @@ class Wandb:
     most: ClassVar = 1
     known = where = ""
     later: str | None = None
+
+    @staticmethod
+    def destination(*, offline: bool) -> str:
+        """See `Client`."""
+        server = (os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").rstrip("/")
+        return _address("WANDB_MODE", server, os.environ.get("WANDB_ENTITY", ""), offline=offline)
 
     def check(self, *, offline: bool) -> None:
         """See `Client`."""
@@ -96,7 +110,7 @@ class Wandb:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         files = os.path.relpath(Path(self._run.dir).parent)
-        self.known, self.where, self.later = about.identity, self._run.url or files, f"wandb sync {files}"
+        self.known, self.where, self.later = about.identity, self._run.url or files, f"wandb sync {shlex.quote(files)}"
 
     def send(self, records: Sequence[Record]) -> None:
         """See `Client`."""
@@ -115,6 +129,13 @@ class Trackio:
     most: ClassVar = 1
     known = where = ""
     later: str | None = None
+
+    @staticmethod
+    def destination(*, offline: bool) -> str:
+        """See `Client`. Without a Space or a server it is the same folder of this machine, online and offline."""
+        there = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
+        folder = os.environ.get("TRACKIO_DIR")
+        return redact(there) if there and not offline else str(Path(folder).resolve()) if folder else HERE
 
     def check(self, *, offline: bool) -> None:
         """See `Client`."""
@@ -166,6 +187,14 @@ class MLflow:
     most: ClassVar = 8  # a request each; a server takes 1000 numbers at a time
     known = where = ""
     later: str | None = None
+
+    @staticmethod
+    def destination(*, offline: bool) -> str:
+        """See `Client`. A store may be named by a path below the working folder."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        path = uri.removeprefix("sqlite:///").removeprefix("file://").removeprefix("file:")
+        is_relative = re.match(r"/|[\w+.-]+://|databricks|uc:", path) is None
+        return HERE if offline else redact(uri) + f" in {Path.cwd()}" * is_relative
 
     def check(self, *, offline: bool) -> None:
         """See `Client`."""
@@ -248,6 +277,12 @@ class SwanLab:
     known = where = ""
     later: str | None = None
 
+    @staticmethod
+    def destination(*, offline: bool) -> str:
+        """See `Client`."""
+        server = (os.environ.get("SWANLAB_API_HOST") or "https://api.swanlab.cn").rstrip("/")
+        return _address("SWANLAB_MODE", server, os.environ.get("SWANLAB_WORKSPACE", ""), offline=offline)
+
     def check(self, *, offline: bool) -> None:
         """See `Client`."""
         import swanlab
@@ -272,7 +307,7 @@ class SwanLab:
             reinit=True,  # an earlier try may have come half the way
         )
         newest = max(files.glob("run-*"), default=files)
-        self.known, self.later = about.identity[:21], f"swanlab sync {os.path.relpath(newest)}"
+        self.known, self.later = about.identity[:21], f"swanlab sync {shlex.quote(os.path.relpath(newest))}"
         self.where = os.path.relpath(newest)
         with contextlib.suppress(ValueError):  # there is no address offline
             self.where = self._run.url or self.where
@@ -290,6 +325,14 @@ class SwanLab:
 
 CLIENTS: Mapping[str, type[Client]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": MLflow, "swanlab": SwanLab}
 """By the name of the tracker, which is that of its package."""
+
+
+def _address(mode: str, server: str, owner: str, *, offline: bool) -> str:
+    """A server and who has the project there, unless the environment says by a mode that nothing is sent."""
+    chosen = os.environ.get(mode) or "online"
+    return (
+        HERE if offline else redact(f"{server} {owner}".strip()) if chosen == "online" else f"{HERE}, {mode}={chosen}"
+    )
 
 
 def flat(prefix: str, content: Any) -> Iterator[tuple[str, Any]]:

@@ -4,18 +4,25 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from heedful.configs.tracking import TrackConfig, Tracker, TrackingOptions
 from heedful.display import say
 from heedful.errors import ConfigError, MachineError
+from heedful.redact import redact
+from heedful.tracking.clients import CLIENTS
+from heedful.tracking.progress import Destination, Progress, identity_of
 from heedful.tracking.records import count
-from heedful.tracking.worker import Orders, Progress
+from heedful.tracking.worker import Orders
 
 START = """
 import json, sys
@@ -34,7 +41,7 @@ def check_trackers(config: TrackingOptions) -> None:
     """Refuse trackers that are not installed or not logged in, before anything is loaded. Raises ConfigError."""
     for name in config.track:
         check_installed(name)
-    started = [(name, _start(Orders(name, "", "", "", config.track_offline, 0.0))) for name in config.track]
+    started = [(name, _start(Orders(name, "", Destination(), "", config.track_offline, 0.0))) for name in config.track]
     deadline = time.monotonic() + LONGEST_CHECK
     refused = None
     for name, process in started:
@@ -47,7 +54,8 @@ def check_trackers(config: TrackingOptions) -> None:
             continue
         if process.returncode:
             reason = (log.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-            refused = refused or f"--track {name}: it is installed, but cannot be used: {reason:.300}; install it again"
+            reason = f"it is installed, but cannot be used: {redact(reason):.300}; install it again"
+            refused = refused or f"--track {name}: {reason}"
         elif answer:
             why = json.loads(answer)["refused"]
             refused = refused or f"--track {name}: {why}; or add --track-offline to send nothing"
@@ -66,7 +74,7 @@ def check_installed(name: Tracker) -> None:
 
 @dataclass
 class _Followed:
-    name: Tracker
+    orders: Orders
     process: "subprocess.Popen[bytes]"
     unread: bytes = b""
 
@@ -77,7 +85,7 @@ class _Followed:
             while piece := os.read(self.process.stdout.fileno(), 1 << 16):
                 self.unread += piece
         *lines, self.unread = self.unread.split(b"\n")
-        return [f"{self.name}: {line.decode('utf-8', 'replace')}" for line in lines]
+        return [f"{self.orders.tracker}: {line.decode('utf-8', 'replace')}" for line in lines]
 
 
 class Trackers:
@@ -93,6 +101,9 @@ class Trackers:
     def __init__(self, config: TrackingOptions, run: Path) -> None:
         self._config, self._run = config, run
         self._followed: list[_Followed] | None = None
+        self._identity = identity_of(run) if config.track else ""  # now, while the run holds its folder
+        self.complete = True
+        """False once `close` has found that not everything got out."""
 
     def follow(self) -> list[str]:
         """Have trackers follow the run, if they do not yet. Returns what they have to say since the last call."""
@@ -112,21 +123,23 @@ class Trackers:
         assert followed is not None
         name = config.track_name or self._run.resolve().name
         for tracker in config.track:
-            orders = Orders(
-                tracker, str(self._run), config.track_project, name, config.track_offline, config.track_wait
-            )
-            followed.append(_Followed(tracker, _start(orders)))
+            address = CLIENTS[tracker].destination(offline=config.track_offline)
+            to = Destination(self._identity, address, config.track_project)
+            orders = Orders(tracker, str(self._run), to, name, config.track_offline, config.track_wait)
+            followed.append(_Followed(orders, _start(orders)))
 
-    def close(self, *, finished: bool) -> list[str]:
+    def close(self, *, finished: bool, wait: float | None = None) -> list[str]:
         """Wait, in bounds, until trackers have everything. Returns what they said, and what has not got out.
 
         Args:
             finished: whether the run is complete; if not, it may go on later, and so does what is in the trackers.
+            wait: seconds; None is what the settings say, but little for a run that was interrupted.
         """
         said = self.follow() if finished else []  # a run that went on after its last step has not started them yet
         if not self._followed:
             return said
-        wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
+        if wait is None:
+            wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
         deadline = time.monotonic() + wait
         try:
             for followed in self._followed:
@@ -141,23 +154,37 @@ class Trackers:
         for followed in self._followed:
             assert followed.process.stdout is not None
             followed.process.stdout.close()
-        return said + [line for followed in self._followed if (line := self._rest(followed, wait))]
+        lacking = [line for followed in self._followed if (line := self._rest(followed, wait))]
+        self.complete = not lacking
+        return said + lacking
 
     def _rest(self, followed: _Followed, wait: float) -> str:
         """What has not got out, and how to send it; nothing if all has."""
-        progress = Progress.read(self._run / "tracking" / f"{followed.name}.json")
-        if progress.complete:
+        if followed.process.returncode == 0:
             return ""
-        path = self._run / "metrics.jsonl"
+        orders, path = followed.orders, self._run / "metrics.jsonl"
+        if identity_of(self._run) != orders.to.run:
+            return f"{orders.tracker}: what it lacks is lost, as {self._run} holds another run now"
+        progress = Progress.read(self._run / "tracking" / f"{orders.tracker}.json")
+        if progress.to != orders.to:  # its process never came to write it
+            progress = Progress()
         total, sent = count(path), count(path, progress.sent)
-        how = progress.later if sent == total and progress.later else f"heedful track {self._run} {followed.name}"
+        how = progress.later if sent == total and progress.later else _again(orders)
         what = f"it has {sent} of {total} records" if sent < total else "its last records may not have got out"
         failed = f", after {progress.failures} failed tries" if progress.failures else f" after {wait:.0f} s"
-        return f"{followed.name}: {what}{failed}; the run's own files have all. Send the rest: {how}"
+        return f"{orders.tracker}: {what}{failed}; the run's own files have all. Send the rest: {how}"
+
+
+def _again(orders: Orders) -> str:
+    """The command that sends to the same place what a tracker lacks of a run."""
+    words = ["heedful", "track", orders.run, orders.tracker, "--project", orders.to.project, "--name", orders.name]
+    return shlex.join([*words, *(["--offline"] if orders.offline else [])])
 
 
 def send_run(config: TrackConfig) -> list[str]:
     """Send a run's metrics to a tracker: what it lacks. Returns what the tracker says, such as where to look.
+
+    Project and name that are not given are those to which the tracker was sent last, or else those of the run's settings.
 
     Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything has got out in
     time.
@@ -166,18 +193,41 @@ def send_run(config: TrackConfig) -> list[str]:
         raise ConfigError(
             f"{config.run} is no run: it has no metrics.jsonl with a config.yaml; name the folder of a run"
         )
+    settings = _settings(config.run)
+    last = Progress.read(config.run / "tracking" / f"{config.to}.json")
+    if last.to.run != identity_of(config.run):
+        last = Progress()
     options = TrackingOptions(
         track=(config.to,),
-        track_project=config.project,
-        track_name=config.name,
+        track_project=config.project
+        or last.to.project
+        or settings.get("track_project")
+        or TrackingOptions.track_project,
+        track_name=config.name or last.name or settings.get("track_name"),
         track_offline=config.offline,
         track_wait=config.wait,
     )
     check_trackers(options)
-    said = Trackers(options, config.run).close(finished=True)
-    if not Progress.read(config.run / "tracking" / f"{config.to}.json").complete:
+    trackers = Trackers(options, config.run)
+    said = trackers.follow()
+    said += trackers.close(finished=(config.run / "summary.json").is_file(), wait=config.wait)
+    if not trackers.complete:
         raise MachineError("; ".join(said))
     return said
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The settings of a run. Raises ConfigError."""
+    path = run / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); bring it back, or name the folder of another run"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no settings; bring it back, or name the folder of another run")
+    return content
 
 
 def _start(orders: Orders) -> "subprocess.Popen[bytes]":

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from typing import IO, Any
 
 import yaml
 
-from heedful.files import to_json, write_json
+from heedful.files import to_json
 from heedful.redact import redact
 from heedful.tracking.clients import CLIENTS, About, NotReadyError
-from heedful.tracking.records import START, Place, Records
+from heedful.tracking.progress import Destination, Progress, identity_of
+from heedful.tracking.records import Records
 
 try:
     import fcntl
@@ -48,43 +48,25 @@ class Orders:
     tracker: str
     run: str
     """The run's folder; empty only to ask whether the tracker can be used."""
-    project: str
+    to: Destination
     name: str
     offline: bool
     wait: float
     """Seconds that the worker has once the run has ended."""
+
+    @classmethod
+    def from_json(cls, text: str) -> "Orders":
+        """What `to_json` wrote."""
+        content = json.loads(text)
+        return cls(**{**content, "to": Destination(**content["to"])})
 
     def to_json(self) -> str:
         """As the command line has it."""
         return json.dumps(asdict(self))
 
 
-@dataclass
-class Progress:
-    """What a tracker has, in ``tracking/NAME.json``, so that a run which goes on sends nothing twice."""
-
-    known: str | None = None
-    """What the tracker calls the run."""
-    sent: Place = START
-    where: str = ""
-    later: str | None = None
-    failures: int = 0
-    complete: bool = False
-    """True once the client has said that all has got out."""
-
-    @classmethod
-    def read(cls, path: Path) -> "Progress":
-        """What a file says; of a run that no process has followed, nothing."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**content, "sent": Place(*content["sent"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            return cls()
-
-    def write(self, path: Path) -> None:
-        """Write the file; a full disk is no reason to send nothing."""
-        with contextlib.suppress(OSError):
-            write_json(path, asdict(self))
+class ReplacedError(Exception):
+    """The run's folder holds another run."""
 
 
 class Worker:
@@ -103,9 +85,8 @@ class Worker:
         """Feed the tracker. Returns the exit status: 0 if it has everything."""
         threading.Thread(target=self._watch, daemon=True).start()
         self._take_over()
-        self._progress = Progress.read(self._path)
-        self._progress.complete, self._progress.failures = False, 0
-        self._progress.write(self._path)
+        self._progress = Progress.at(self._path, self._orders.to, self._orders.name)
+        self._note_progress()
         failed = 0
         is_open = False
         while True:
@@ -121,6 +102,8 @@ class Worker:
                     return 0
                 failed = 0
             except Exception as error:
+                if self._is_replaced():
+                    return self._leave(is_open=is_open)
                 failed += 1
                 self._fail(error)
                 if has_ended and failed >= TRIES_AT_THE_END:
@@ -142,23 +125,40 @@ class Worker:
         self._lock = (self._folder / f".{self._orders.tracker}.lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
+    def _is_replaced(self) -> bool:
+        """Whether the folder holds another run by now, as after --overwrite."""
+        try:
+            return identity_of(self._run) != self._orders.to.run
+        except OSError:  # of a network disk, say
+            return False
+
+    def _check_replaced(self) -> None:
+        """Between what is read of the run and what becomes of it. Raises ReplacedError."""
+        if self._is_replaced():
+            raise ReplacedError
+
+    def _leave(self, *, is_open: bool) -> int:
+        """End without touching the run that has taken the folder."""
+        self._say("the folder holds another run now, so nothing more of this one is sent")
+        if is_open:
+            with contextlib.suppress(Exception):
+                self._client.close({}, self._progress.sent.step, finished=False)
+        return 1
+
+    def _note_progress(self) -> None:
+        if not self._is_replaced():
+            self._progress.write(self._path)
+
     def _open(self) -> None:
-        progress = self._progress
-        identity = (
-            _json(self._run / "run.json").get("run") or uuid.uuid5(uuid.NAMESPACE_URL, self._run.resolve().as_uri()).hex
-        )
+        progress, orders = self._progress, self._orders
+        config = config_of(self._run)
+        self._check_replaced()
         about = About(
-            self._folder,
-            str(identity),
-            self._orders.project,
-            self._orders.name,
-            self._orders.offline,
-            config_of(self._run),
-            progress.known,
+            self._folder, orders.to.run, orders.to.project, orders.name, orders.offline, config, progress.known
         )
         self._client.open(about)
         progress.known, progress.where, progress.later = self._client.known, self._client.where, self._client.later
-        progress.write(self._path)
+        self._note_progress()
         self._records = Records(self._run / "metrics.jsonl", progress.sent)
         self._unsent = self._records.read(0)
         self._say(progress.where)
@@ -166,25 +166,30 @@ class Worker:
     def _send(self) -> bool:
         """Send what is new, a part of it at a time. Returns whether there was anything."""
         self._unsent = self._unsent or self._records.read(self._client.most)
+        self._check_replaced()
         if not self._unsent:
             return False
         self._client.send(self._unsent)
         self._progress.sent, self._unsent = self._unsent[-1].place, []
-        self._progress.write(self._path)
+        self._note_progress()
         return True
 
     def _close(self) -> None:
         summary = redact(_json(self._run / "summary.json")) if self._finished else {}
+        self._check_replaced()
         self._client.close(summary, self._progress.sent.step, finished=self._finished)
         self._progress.complete = True
-        self._progress.write(self._path)
+        self._note_progress()
 
     def _fail(self, error: Exception) -> None:
         self._progress.failures += 1
-        self._progress.write(self._path)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        kind = type(error).__name__
+        self._note_progress()
+        kind, text = (
+            type(error).__name__,
+            redact(str(error)),
+        )  # a client's error may repeat an address with its password
+        print(f"{kind}: {text}", file=sys.stderr, flush=True)
+        reason = " ".join(text.split()) or kind
         if kind not in self._said:
             self._said.add(kind)
             self._say(
@@ -233,7 +238,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def main() -> None:
     """Do what the last argument says, and exit."""
-    orders = Orders(**json.loads(sys.argv[-1]))
+    orders = Orders.from_json(sys.argv[-1])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, after which this process ends by itself
     with contextlib.suppress(OSError):

@@ -1,0 +1,140 @@
+"""What a model card says of paths, addresses and algorithms."""
+
+import json
+import shutil
+import typing
+
+import pytest
+import yaml
+
+from heedful.cli import main
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.publishing.card import LIMITS, TITLES
+from heedful.publishing.facts import paths_in, public, read_facts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "judge:http://host:8000/v1#Qwen/Qwen3-8B",
+        "https://huggingface.co/a/b/c",
+        "see https://huggingface.co/docs/a/b, 或 http://h/数据/x/y",
+        "s3://bucket/a/b/c",
+        "org/name",
+        "数据/家/我.jsonl",
+        "and/or, 1/2/3",
+        "/no_think",
+    ],
+)
+def test_what_is_no_absolute_path_stays(text):
+    assert public(text) == text
+    assert public({"a": [text]}, ["/v1/x", "/docs/a"]) == {"a": [text]}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("/家/我/x.jsonl", "我/x.jsonl"),
+        ("model:/home/me/runs/rm/final", "model:rm/final"),
+        ("python:/home/me/奖励.py:分", "python:me/奖励.py:分"),
+        ("file:///home/me/mlruns", "me/mlruns"),
+        ("sqlite:////home/me/a.db", "sqlite:///me/a.db"),
+        ("at '/home/me/a/b', '/c/d/e'", "at 'a/b', 'd/e'"),
+    ],
+)
+def test_an_absolute_path_is_cut_to_its_last_two_parts(text, kept):
+    assert public(text) == kept
+
+
+def test_a_path_with_spaces_is_known_from_the_settings():
+    settings = {
+        "model": "/home/John Smith/runs/sft/final/",
+        "data": "/home/John Smith/数据/x y.jsonl",
+        "eval_data": "/home/John Smith/数据/x y.jsonl.gz",
+        "rewards": [
+            "model:/home/John Smith/runs/rm/final",
+            "python:/home/J S/奖 励.py:f",
+            "http://h/a/b",
+            "rule:/a/b/c",
+        ],
+        "results": ["/home/John Smith/a.json"],
+        "output": None,
+        "system_prompt": "/think step by step about a/b/c",
+        "seed": 1,
+    }
+    paths = list(paths_in(settings))
+    kept = public(settings | {"metrics": {"reward/model:/home/John Smith/runs/rm/final": 0.5}}, paths)
+    assert kept == {
+        "model": "sft/final",
+        "data": "数据/x y.jsonl",
+        "eval_data": "数据/x y.jsonl.gz",
+        "rewards": ["model:rm/final", "python:J S/奖 励.py:f", "http://h/a/b", "rule:b/c"],
+        "results": ["John Smith/a.json"],
+        "output": None,
+        "system_prompt": "/think step by step about a/b/c",
+        "seed": 1,
+        "metrics": {"reward/model:rm/final": 0.5},
+    }
+
+
+def test_no_part_of_a_path_with_spaces_is_in_a_card(runs, tmp_path):
+    """In the settings, the tables of models and data, the limits, and the results of an evaluation."""
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    data, model, reward = (
+        "/home/John Smith/数据/x y.jsonl",
+        "/home/John Smith/runs/sft/final",
+        "/home/John Smith/rm/final",
+    )
+    config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+    config |= {"data": data, "model": model, "rewards": [f"model:{reward}", "judge:http://host:8000/v1#Qwen/Qwen3-8B"]}
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    facts = json.loads((run / "environment.json").read_text("utf-8"))
+    facts |= {"command": "heedful grpo", "data": {data: "a" * 64}, "models": {model: "b" * 64}}
+    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
+    summary = json.loads((run / "summary.json").read_text("utf-8")) | {"rewards": config["rewards"]}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    result = tmp_path / "评测.json"
+    result.write_text(json.dumps({"a": 0.5, "settings": {"data": "/home/John Smith/eval set.jsonl", "output": ""}}))
+    words = ["push", str(run), "org/name", "--license", "mit", "--dry-run", "--results", str(result)]
+    assert main(words) == 0
+    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
+    assert "/home" not in text
+    assert "home/" not in text
+    assert "| `数据/x y.jsonl` |" in text
+    assert "`model:rm/final`, `judge:http://host:8000/v1#Qwen/Qwen3-8B`" in text
+    assert "measured with heedful evaluate on John Smith/eval set.jsonl" in text
+
+
+def test_every_algorithm_and_loss_has_a_title_and_says_its_limits():
+    losses = {
+        "dpo": typing.get_args(typing.get_type_hints(DPOConfig)["loss"]),
+        "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
+    }
+    for algorithm in ("sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"):
+        assert algorithm in TITLES
+        assert algorithm in LIMITS or algorithm in ("ppo", "a2c", "grpo", "online-dpo"), "whose rewards are their limit"
+        assert {f"{algorithm} {loss}" for loss in losses.get(algorithm, ()) if loss != "sigmoid"} <= TITLES.keys()
+
+
+@pytest.mark.parametrize(("loss", "title"), [("simpo", "SimPO"), ("orpo", "ORPO"), ("sigmoid", "DPO"), (None, "DPO")])
+def test_the_loss_is_named(loss, title, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    facts = json.loads((run / "environment.json").read_text("utf-8")) | {"command": "heedful dpo"}
+    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
+    config = yaml.safe_load((run / "config.yaml").read_text("utf-8")) | ({"loss": loss} if loss else {})
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert main(["push", str(run), "org/name", "--license", "mit", "--dry-run"]) == 0
+    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
+    assert f"made from a model that is not on the Hub by {title}, with heedful" in text
+    assert read_facts(run, ()).algorithm == "dpo"
+
+
+def test_the_card_of_kto(runs, tmp_path):
+    out = tmp_path / "out"
+    assert main(["push", str(runs("kto")), "org/name", "--license", "mit", "--dry-run", "--folder", str(out)]) == 0
+    text = (out / "README.md").read_text("utf-8")
+    assert "by supervised fine-tuning and then KTO, with heedful" in text
+    assert LIMITS["kto"] in text

@@ -1,0 +1,282 @@
+"""Where the points of a run go: all of them to each place, none twice, and none of another run that takes its folder."""
+
+import json
+import shlex
+import threading
+import time
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.tracking import TrackConfig, TrackingOptions
+from heedful.errors import ConfigError
+from heedful.tracking.clients import CLIENTS
+from heedful.tracking.progress import Destination, Progress, identity_of
+from heedful.tracking.trackers import Trackers, check_trackers
+
+A, B = "a" * 32, "b" * 32
+
+
+def make_run(folder, identity=A, steps=4, *, finished=True, **settings):
+    """The folder of a run as heedful leaves it, as far as trackers look at it."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps({"model": "模型", **settings}), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"run": identity}), encoding="utf-8")
+    lines = [json.dumps({"step": step, "损失": step / 2}) + "\n" for step in range(steps)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    if finished:
+        (folder / "summary.json").write_text('{"steps": 3}', encoding="utf-8")
+    return folder
+
+
+def follow(run, *, finished=True, **options):
+    """What trackers say of a run that they follow to its end."""
+    trackers = Trackers(TrackingOptions(track=("wandb",), **{"track_wait": 20.0, **options}), run)
+    return trackers.follow() + trackers.close(finished=finished)
+
+
+def steps(notes):
+    return [record["step"] for record in notes("log")]
+
+
+def wait_for(true):
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def told(capsys):
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+@pytest.fixture
+def away(tmp_path):
+    """A file: while it is there, the planted tracker does not take the points from step 2 on."""
+    path = tmp_path / "away"
+    path.touch()
+    return path
+
+
+def failing(away):
+    return f"if os.path.exists({str(away)!r}) and metrics['step'] > 1: raise OSError('away')"
+
+
+def waiting(away):
+    return f"while os.path.exists({str(away)!r}) and metrics['step'] > 1: time.sleep(0.05)"
+
+
+def test_the_command_that_is_said_sends_the_rest_to_the_same_place(plant, tmp_path, away, capsys):
+    notes = plant(log=failing(away))
+    run = make_run(tmp_path / "运行 1")
+    *_, said = follow(run, track_project="项目 1", track_name="exp7")
+    command = shlex.split(said.partition("Send the rest: ")[2])
+    assert command == ["heedful", "track", str(run), "wandb", "--project", "项目 1", "--name", "exp7"]
+    away.unlink()
+    assert main(command[1:]) == 0
+    assert steps(notes) == [0, 1, 2, 3]
+    assert [init[1:3] for init in notes("init")] == [["exp7", "项目 1"]] * 2
+
+
+def test_the_command_without_flags_goes_where_the_run_was_sent(plant, tmp_path, away):
+    notes = plant(log=failing(away))
+    run = make_run(tmp_path / "run")
+    follow(run, track_project="项目", track_name="exp7")
+    away.unlink()
+    assert main(["track", str(run), "wandb"]) == 0
+    assert steps(notes) == [0, 1, 2, 3]
+    assert [init[1:3] for init in notes("init")] == [["exp7", "项目"]] * 2
+
+
+def test_the_command_without_flags_goes_where_the_settings_say(plant, tmp_path):
+    """A run whose tracker never came to write anything, or that named another tracker."""
+    notes = plant()
+    run = make_run(tmp_path / "run", track_project="项目", track_name="exp7")
+    assert main(["track", str(run), "wandb"]) == 0
+    assert main(["track", str(make_run(tmp_path / "other", B)), "wandb"]) == 0
+    assert [init[1:3] for init in notes("init")] == [["exp7", "项目"], ["other", "heedful"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ({"track_offline": True}, []),
+        ({}, ["--offline"]),
+        ({}, ["--project", "other"]),
+    ],
+)
+def test_another_place_gets_the_whole_run(first, words, plant, tmp_path):
+    notes = plant()
+    run = make_run(tmp_path / "run")
+    follow(run, **first)
+    assert main(["track", str(run), "wandb", *words]) == 0
+    assert steps(notes) == [0, 1, 2, 3] * 2
+    assert main(["track", str(run), "wandb", *words]) == 0
+    assert steps(notes) == [0, 1, 2, 3] * 2, "nothing is sent twice"
+
+
+def test_another_server_gets_the_whole_run(plant, tmp_path, monkeypatch):
+    notes = plant()
+    run = make_run(tmp_path / "run")
+    for server in ("https://one", "https://two", "https://one"):
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+        assert main(["track", str(run), "wandb"]) == 0
+    assert steps(notes) == [0, 1, 2, 3] * 2, "the first server has all of it already"
+
+
+def test_what_a_tracker_calls_the_run_is_not_said_to_another(tmp_path):
+    """MLflow's numbers of runs mean nothing to another server."""
+    path, first, second = tmp_path / "mlflow.json", Destination(A, "this machine", "p"), Destination(A, "http://h", "p")
+    progress = Progress.at(path, first, "一")
+    progress.known, progress.sent, progress.complete = "0123", progress.sent._replace(step=7), True
+    progress.write(path)
+    moved = Progress.at(path, second, "二")
+    assert (moved.known, moved.sent.step, moved.name) == (None, -1, "二")
+    moved.known = "4567"
+    moved.write(path)
+    back = Progress.at(path, first, "一")
+    assert (back.known, back.sent.step, back.complete) == ("0123", 7, False)
+    back.write(path)
+    assert Progress.at(path, second, "二").known == "4567"
+    assert Progress.at(path, Destination(B, "this machine", "p"), "一") == Progress(
+        Destination(B, "this machine", "p"), "一"
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"sent": [1, 0]}', '{"to": {}, "sent": 3}', '{"to": {"x": 1}}'])
+def test_progress_that_cannot_be_read_is_none(content, tmp_path):
+    (tmp_path / "wandb.json").write_text(content, encoding="utf-8")
+    assert Progress.read(tmp_path / "wandb.json") == Progress()
+
+
+@pytest.mark.parametrize(
+    ("tracker", "variables", "online", "offline"),
+    [
+        ("wandb", {}, "https://api.wandb.ai", "this machine"),
+        ("wandb", {"WANDB_BASE_URL": "https://我:秘@h/", "WANDB_ENTITY": "队"}, "https://***@h 队", "this machine"),
+        ("wandb", {"WANDB_MODE": "offline"}, "this machine, WANDB_MODE=offline", "this machine"),
+        ("trackio", {}, "this machine", "this machine"),
+        ("trackio", {"TRACKIO_DIR": "/data/轨"}, "/data/轨", "/data/轨"),
+        ("trackio", {"TRACKIO_SPACE_ID": "org/space"}, "org/space", "this machine"),
+        ("mlflow", {}, " in HERE", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "http://u:p@h:5000"}, "http://***@h:5000", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "mlruns"}, "mlruns in HERE", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "sqlite:///m.db"}, "sqlite:///m.db in HERE", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "sqlite:////m.db"}, "sqlite:////m.db", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "file:///data/库"}, "file:///data/库", "this machine"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "databricks"}, "databricks", "this machine"),
+        ("swanlab", {}, "https://api.swanlab.cn", "this machine"),
+        ("swanlab", {"SWANLAB_API_HOST": "https://h"}, "https://h", "this machine"),
+        ("swanlab", {"SWANLAB_MODE": "local"}, "this machine, SWANLAB_MODE=local", "this machine"),
+    ],
+)
+def test_the_environment_says_where_a_tracker_sends(tracker, variables, online, offline, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_MODE", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_DIR",
+                 "MLFLOW_TRACKING_URI", "SWANLAB_API_HOST", "SWANLAB_WORKSPACE", "SWANLAB_MODE"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    client = CLIENTS[tracker]
+    assert client.destination(offline=False) == online.replace("HERE", str(tmp_path))
+    assert client.destination(offline=True) == offline
+
+
+@pytest.mark.parametrize("ends", ["killed", "waits"])
+def test_no_line_of_a_run_that_replaces_another_is_sent_as_the_others(ends, plant, tmp_path, away):
+    """Killed: its process is gone, and only its tracker's is left. Waits: it has ended, and waits for its tracker."""
+    notes = plant(log=waiting(away))
+    run = make_run(tmp_path / "run")
+    trackers = Trackers(TrackingOptions(track=("wandb",), track_wait=30.0), run)
+    trackers.follow()
+    wait_for(lambda: steps(notes) == [0, 1])
+    said = []
+    if ends == "killed":
+        trackers._followed[0].process.stdin.close()
+    else:
+        closing = threading.Thread(target=lambda: said.extend(trackers.close(finished=True)))
+        closing.start()
+    time.sleep(1)
+    run.rename(tmp_path / "aside")  # what --overwrite does
+    make_run(run, B, steps=9)
+    (run / "tracking").mkdir()
+    away.unlink()
+    assert trackers._followed[0].process.wait(30) == 1
+    assert steps(notes) == [0, 1, 2], "the third was on its way"
+    assert list((run / "tracking").iterdir()) == []
+    assert [how["exit_code"] for how, *_ in notes("finish")] == [1]
+    if ends == "waits":
+        closing.join()
+        assert said[-2:] == [
+            "wandb: the folder holds another run now, so nothing more of this one is sent",
+            f"wandb: what it lacks is lost, as {run} holds another run now",
+        ]
+    else:
+        trackers._followed[0].process.stdout.close()
+    assert follow(run) == ["wandb: http://tracker/run"]
+    assert steps(notes) == [0, 1, 2, *range(9)]
+
+
+def test_progress_of_a_run_that_was_replaced_is_no_progress(plant, tmp_path):
+    notes = plant()
+    run = make_run(tmp_path / "run")
+    follow(run)
+    (run / "run.json").write_text(json.dumps({"run": B}), encoding="utf-8")
+    assert main(["track", str(run), "wandb"]) == 0
+    assert steps(notes) == [0, 1, 2, 3] * 2
+    assert [init[0] for init in notes("init")] == [A, B]
+
+
+def test_a_run_without_a_name_of_its_own_has_that_of_its_folder(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert identity_of(run) == A
+    (run / "run.json").unlink()
+    assert identity_of(run) == identity_of(run) != identity_of(tmp_path / "other")
+    assert len(identity_of(run)) == 32
+
+
+@pytest.mark.parametrize(("finished", "status"), [(True, 0), (False, 1)])
+def test_a_run_that_is_not_finished_is_not_marked_so(finished, status, plant, tmp_path, away):
+    """Nor has it less time than was asked for."""
+    notes = plant(log="time.sleep(3)")
+    run = make_run(tmp_path / "run", finished=finished)
+    assert main(["track", str(run), "wandb"]) == 0
+    assert steps(notes) == [0, 1, 2, 3]
+    ((how, summary, _),) = notes("finish")
+    assert how == {"exit_code": status}
+    assert summary == ({"summary/steps": 3} if finished else {})
+
+
+SERVER = "postgresql://me:秘密-word@server/db"
+
+
+def test_no_password_in_the_log_and_in_what_is_said(plant, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
+    plant(init="raise OSError('cannot reach ' + 'x' * 270 + ' ' + os.environ['MLFLOW_TRACKING_URI'])")
+    run = make_run(tmp_path / "run")
+    said = " ".join(follow(run))
+    log = (run / "tracking" / "wandb.log").read_text("utf-8")
+    assert "cannot reach" in said
+    assert "postgresql://***@server/db" in log
+    assert "秘密" not in said + log
+    assert "me:" not in said + log
+
+
+def test_no_password_in_why_a_tracker_cannot_be_used(plant, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
+    plant(login="raise ImportError('no driver for ' + os.environ['MLFLOW_TRACKING_URI'])")
+    with pytest.raises(ConfigError, match=r"no driver for postgresql://\*\*\*@server/db") as refused:
+        check_trackers(TrackingOptions(track=("wandb",)))
+    assert "秘密" not in str(refused.value)
+
+
+def test_settings_that_make_no_sense(tmp_path, capsys):
+    for name in ("project", "name"):
+        with pytest.raises(ConfigError, match=f"--{name} is empty; name one, or leave it out"):
+            TrackConfig(run=tmp_path, to="wandb", **{name: ""})
+    run = make_run(tmp_path / "run")
+    for content, reason in (("- 1", "holds no settings"), ("a: [", "cannot be read")):
+        (run / "config.yaml").write_text(content, encoding="utf-8")
+        assert main(["track", str(run), "wandb"]) == 2
+        assert f"config.yaml {reason}" in told(capsys)
