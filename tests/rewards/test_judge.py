@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from heedful.configs.scoring import RewardOptions
-from heedful.errors import ConfigError, RewardError
+from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
-from heedful.rewards import Completion, Ensemble, score, score_tokens
+from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards.judge import cache
 from heedful.rewards.judge.cache import Cache, check_cache, question_key
 from heedful.rewards.judge.modes import Pairwise, Ranking
 from heedful.rewards.judge.verdicts import TIE, read_better, read_ranking, read_score
 from heedful.rewards.judge.words import RUBRIC, Case, case_of, messages
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
-from heedful.rewards.returned import Problem
+from heedful.rewards.returned import OfGroups, Problem
 from heedful.types import Message, Prompt
 
 
@@ -398,6 +399,44 @@ def test_nothing_is_paid_for_twice(answering, judge, completions, tmp_path):
     other = judge(server, judge_cache=path, judge_scale=(0.0, 5.0))
     score([other], completions[:2])
     assert len(server.requests) == count + 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_failed_response(answering, judge, completions, tmp_path, monkeypatch):
+    """Another process holds it: the machine's fault, said at once, not by halves and not as responses without a score."""
+    path = tmp_path / "缓存.sqlite"
+    server = answering(lambda count: chat("Score: 3"))
+    reward = judge(server, judge_cache=path, reward_concurrency=1)
+    assert score([reward], completions[:1])[0] == [3.0]
+    monkeypatch.setattr(cache, "PATIENCE", 0.05)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(MachineError, match=r"--judge-cache .*sqlite cannot be used: database is locked"):
+            score_tokens(Ensemble((reward,), max_failed=1.0), completions)
+        assert len(server.requests) <= 1 + len(completions)
+    finally:
+        other.close()
+    assert score([reward], completions)[0] == [3.0] * 3
+
+
+def test_calls_in_parts_keep_groups_whole(completions):
+    """A function that compares two in a row, and fails on one group of five: the others keep their scores."""
+
+    class Compares(OfGroups):
+        group_size = 2
+
+        def __call__(self, completions):
+            calls.append(list(completions))
+            if "4" in completions:
+                raise ValueError("此组不行")
+            return [float(int(one) % 2) for one in completions]
+
+    calls = []
+    asked = [Completion(Prompt("问", "d:1"), str(i)) for i in range(10)]
+    found = score_tokens(Ensemble((Reward("pairs", Compares()),), max_failed=0.2), asked)
+    assert found.failed == (4, 5)
+    assert found.without_failed().totals == [0.0, 1.0] * 4
+    assert all(len(call) % 2 == 0 and int(call[0]) % 2 == 0 for call in calls)
 
 
 def test_files_that_are_no_cache(tmp_path):

@@ -11,14 +11,19 @@ from heedful.checkpoints.save import save_reward_model
 from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import ConfigError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
 from heedful.rewards import Reward
 from heedful.rewards.resolve import load_model_reward
+from heedful.rewards.returned import OfBeginning
 from heedful.rewards.room import check_room
 from heedful.train.online.engine import train_ppo
+from heedful.train.online.metrics import score_metrics
+from heedful.train.online.respond import respond
+from heedful.train.online.start import start
 from heedful.types import Message, MicroBatch, Prompt
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -138,15 +143,36 @@ def test_what_is_longer_all_the_same_is_counted_and_ends_nothing(settings, tmp_p
     assert "reward/unread_frac" not in short["last_step"]
 
 
+def test_of_a_batch_that_was_refilled_the_share_is_its_own(settings, tmp_path):
+    """Not that of the last round, whose responses were mostly dropped."""
+    sizes = {"samples_per_prompt": 4, "rollout_batch_size": 12, "minibatch_size": 12, "dynamic_sampling_rounds": 1}
+    sampled = settings(max_new_tokens=62, response_length="fixed", reward_weights=(0.0, 1.0))
+    config = GRPOConfig(**sampled | RUN | sizes, output=tmp_path / "run")
+
+    def some_tie(prompts):
+        return [float(i) if prompt < "say gh" else 0.0 for i, prompt in enumerate(prompts)]
+
+    learner, found = start(config, [some_tie]).learner, []
+    for _ in range(2):
+        scored = respond(learner, next(learner.prompts))
+        model = learner.rewards[0].function
+        rows = [
+            model.inputs.encode(one.prompt.prompt, one.response, truncated=True)["input_ids"]
+            for one in scored.completions
+        ]
+        found.append(sum(len(row) > model.model.max_length for row in rows))
+        assert scored.drawn.metrics["rollout/sampled_responses"] > 12
+        assert score_metrics(scored, config).get("reward/unread_frac", 0.0) == found[-1] / 12
+    assert 0 < found[-1] < 12
+
+
 def test_the_beginning_of_a_response_is_scored_as_if_it_was_cut(rewards):
     (reward,) = rewards
     function = reward.function
     function.reads_beginnings = True
     try:
         long, same, short = function(["问"] * 3, ["长" * 50, "长" * 42, "好"], [False, True, False])
-        assert function.beginnings == 2
-        function(["问"], ["好"], [False])
-        assert function.beginnings == 0
+        assert [isinstance(one, OfBeginning) for one in (long, same, short)] == [True, True, False]
     finally:
         function.reads_beginnings = False
     cut = function(["问"], ["长" * 41], [True])

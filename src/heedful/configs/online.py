@@ -61,7 +61,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     ppo_epochs: Annotated[int, POSITIVE] = 4
     """Passes over a rollout batch. More squeeze it harder; policy/approx_kl shows when too hard."""
     minibatch_size: Annotated[int, POSITIVE] = 64
-    """Responses per optimizer step."""
+    """Most responses per optimizer step. What failed or is masked leaves all steps of a rollout batch smaller by the same."""
     missing_eos_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
     """Taken off the score of a response that was cut by length, or put in its place (see missing-eos)."""
     missing_eos: Literal["subtract", "replace"] = "subtract"
@@ -73,7 +73,8 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplingOpti
     """Taken off the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
     dynamic_sampling_rounds: Annotated[int, NOT_NEGATIVE] = 0
     """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
-    (DAPO). What still ties after that stays (rollout/unfilled_frac). Each round costs sampling and scoring. 0 is off."""
+    (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
+    than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
     max_kl: Annotated[float | None, POSITIVE] = None
@@ -195,8 +196,9 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
 
     mask_truncated: bool = False
-    """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, and
-    rollout/masked_frac says how many there were. Use it if a cut response says nothing about how good the policy is."""
+    """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, as do
+    their KL and entropy, which cost a pass before the update; rollout/masked_frac says how many there were. Use it if a cut
+    response says nothing about how good the policy is."""
 
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
@@ -208,10 +210,13 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
 
     @property
     def needs_old_pass(self) -> bool:
-        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights."""
+        """In more than one update the ratio is to the policy before the first; advantages may need KL, values or weights.
+
+        With ``mask_truncated`` the update reads only some responses, and KL and entropy are those of all.
+        """
         has_kl_in_reward = self.kl_in == "reward" and self.kl_coef > 0
         has_value_head = self.estimator.critic and self.critic == "shared"
-        reads_first = has_kl_in_reward or has_value_head or self.importance != "none"
+        reads_first = has_kl_in_reward or has_value_head or self.importance != "none" or self.mask_truncated
         return not self.makes_one_update or reads_first or self.critic_warmup_steps > 0
 
     @property

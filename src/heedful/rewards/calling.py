@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from heedful.data.messages import as_dict
-from heedful.errors import MemoryFullError, RewardError
+from heedful.errors import HeedfulError, RewardError
 from heedful.faults import hit
 from heedful.rewards.background import Background
 from heedful.rewards.process import LONGEST_END, CallError, FunctionProcess
-from heedful.rewards.returned import Elsewhere, OneScore, Problem, ResultError, RewardFunction, read_scores
+from heedful.rewards.returned import Elsewhere, OfGroups, OneScore, Problem, ResultError, RewardFunction, read_scores
 from heedful.types import Completion, Text
 
 RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
@@ -61,7 +61,8 @@ def call_reward(
     """Score responses with one function.
 
     If the call fails (an exception, a timeout, a crash), the function is called again on halves of the responses, on halves
-    of the halves that fail, and so on, at most `MOST_CALLS` times. What then still fails together has the same problem.
+    of the halves that fail, and so on, at most `MOST_CALLS` times. What then still fails together has the same problem. Of a
+    function that compares responses (`OfGroups`), a group stays whole.
 
     Args:
         name: of the reward, for messages.
@@ -69,8 +70,10 @@ def call_reward(
         completions: the responses.
         is_over: set by another thread when nobody wants the scores any more, so that parts are not called.
 
-    Raises RewardError if it is called wrongly, or returns something that is not one entry per response.
+    Raises RewardError if it is called wrongly, or returns something that is not one entry per response; and what heedful
+    itself raises in it, such as MachineError for a judge's cache that cannot be written.
     """
+    size = function.group_size if isinstance(function, OfGroups) else 1
     arguments = _arguments(name, function, completions)
     parts: deque[tuple[range, Problem]] = deque()
     scores: list[OneScore | Problem] = [None] * len(completions)
@@ -97,9 +100,9 @@ def call_reward(
     calls = 0
     while parts:
         rows, problem = parts.popleft()  # the largest
-        if len(rows) > 1 and calls + 2 <= MOST_CALLS:
+        if len(rows) > size and calls + 2 <= MOST_CALLS:
             calls += 2
-            middle = len(rows) // 2
+            middle = max(1, len(rows) // size // 2) * size
             attempt(rows[:middle])
             attempt(rows[middle:])
         else:
@@ -130,7 +133,7 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
     try:
         found = function(**arguments)
         return read_scores(Background().finish(found) if inspect.iscoroutine(found) else found)
-    except (RewardError, CallError, ResultError, MemoryFullError):
+    except (HeedfulError, CallError, ResultError):  # the first says what to do, and it is not to call again
         raise
     except (Exception, SystemExit) as error:
         raise CallError(f"raised {type(error).__name__}: {error}") from error

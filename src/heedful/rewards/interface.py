@@ -17,7 +17,7 @@ from heedful.configs.scoring import Combination
 from heedful.errors import RewardError
 from heedful.rewards.calling import as_messages, call_rewards, sample
 from heedful.rewards.combine import combine_scores, shares
-from heedful.rewards.returned import Measured, OneScore, Problem, RewardFunction
+from heedful.rewards.returned import Measured, OfBeginning, OneScore, Problem, RewardFunction
 from heedful.types import Completion
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "as_messages", "score", "score_tokens"]
@@ -70,6 +70,8 @@ class Scores:
     """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
     failed: tuple[int, ...] = ()
     """The responses without a score, because a reward failed on them. They have no part in ``means``."""
+    unread: tuple[int, ...] = ()
+    """The responses of which a reward model could read only the beginning."""
     note: str | None = None
     """What went wrong, if anything that was not reported before."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
@@ -88,7 +90,8 @@ class Scores:
         tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
         totals = [self.totals[row] for row in self.scored]
         parts = {name: [column[row] for row in self.scored] for name, column in self.parts.items()}
-        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=())
+        unread = tuple(at for at, row in enumerate(self.scored) if row in self.unread)
+        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=(), unread=unread)
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
@@ -149,7 +152,14 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
                     placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
             tokens.append(placed)
     return Scores(
-        totals, tokens if is_dense else None, means, tuple(failures), note, parts=parts, measured=_measured(rewards)
+        totals,
+        tokens if is_dense else None,
+        means,
+        tuple(failures),
+        tuple(row for row in range(len(completions)) if any(isinstance(c[row], OfBeginning) for c in columns)),
+        note,
+        parts=parts,
+        measured=_measured(rewards),
     )
 
 
@@ -227,4 +237,4 @@ def _ensemble(rewards: Sequence[Reward]) -> Ensemble:
 
 def _total(one: OneScore) -> float:
     assert one is not None
-    return float(sum(one)) if isinstance(one, list) else one
+    return float(sum(one)) if isinstance(one, list) else float(one)

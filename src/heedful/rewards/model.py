@@ -13,6 +13,7 @@ from heedful.data.micro_batches import in_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
+from heedful.rewards.returned import OfBeginning
 from heedful.rewards.rules import response_text
 from heedful.types import MicroBatch, Ranking, Text, plain_response
 
@@ -79,7 +80,7 @@ class ModelReward:
     """A frozen reward model as a reward function; the arguments are those of `score_texts`.
 
     With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
-    cut by length; without it, such a response is an error.
+    cut by length, and the score is marked as `OfBeginning`; without it, such a response is an error.
     """
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
@@ -89,8 +90,6 @@ class ModelReward:
         self.room = Room()
         """What memory has room for."""
         self.reads_beginnings = False
-        self.beginnings = 0
-        """How many responses of the latest call were too long to be read to their end."""
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
@@ -103,14 +102,15 @@ class ModelReward:
             return score_texts(
                 self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch, room=self.room
             )
-        rows, self.beginnings, limit = [], 0, self.model.max_length
+        rows, of_beginnings, limit = [], list[bool](), self.model.max_length
         for prompt, response, cut in zip(texts, responses, truncated, strict=True):
             row = self.inputs.encode(prompt, response, truncated=cut)
-            if len(row["input_ids"]) > limit:
+            of_beginnings.append(len(row["input_ids"]) > limit)
+            if of_beginnings[-1]:
                 row = self.inputs.encode_beginning(prompt, response, max_length=limit)
-                self.beginnings += 1
             rows.append(row)
-        return score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
+        scores = score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
+        return [OfBeginning(one) if marked else one for one, marked in zip(scores, of_beginnings, strict=True)]
 
 
 def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -22,6 +22,10 @@ class Problem(str):
         return problem
 
 
+class OfBeginning(float):
+    """The score of a response of which a reward model could read only the beginning."""
+
+
 RewardFunction = Callable[..., Sequence[OneScore | Problem]]
 
 
@@ -33,12 +37,35 @@ class Elsewhere(ABC):
         """End a call that another thread waits for."""
 
 
+class OfGroups:
+    """A reward function that compares responses with each other."""
+
+    group_size: int
+    """How many responses in a row are compared."""
+
+
+class Share(float):
+    """A share of so many things; shares of several calls are put together by what they are of."""
+
+    __slots__ = ("count", "of")
+    count: int
+    of: int
+
+    def __new__(cls, count: int, of: int) -> "Share":
+        share = super().__new__(cls, count / of)
+        share.count, share.of = count, of
+        return share
+
+    def __reduce__(self) -> tuple[type["Share"], tuple[int, int]]:
+        return Share, (self.count, self.of)
+
+
 class Measured:
     """A reward function that measures its own calls."""
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
-        """Metrics of the last call, by their names in docs/metrics.md."""
+        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`."""
 
 
 class ResultError(Exception):
@@ -76,7 +103,7 @@ def _number(value: Any) -> float | Problem:
             f"returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None if the reward does "
             "not apply"
         )
-    return float(number)
+    return number if isinstance(number, OfBeginning) else float(number)
 
 
 def _holds_one(value: Any) -> bool:

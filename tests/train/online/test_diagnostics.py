@@ -145,11 +145,12 @@ def test_the_norm_of_a_value_head(config, make_learner, experience_of):
 
 
 def test_speed_of_each_phase():
-    found = performance({"time/rollout": 2.0, "time/score": 1.0, "time/update": 5.0}, 80.0, torch.device("cpu"))
+    seconds = {"time/rollout": 2.0, "time/score": 1.0, "time/update": 5.0}
+    found = performance(seconds, 80.0, torch.device("cpu"), sampled_tokens=240.0)
     assert found.pop("perf/memory_gb") > 0.05
     assert found == {
         "perf/tokens_per_second": 10.0,
-        "perf/rollout_tokens_per_second": 40.0,
+        "perf/rollout_tokens_per_second": 120.0,
         "perf/score_tokens_per_second": 80.0,
         "perf/update_tokens_per_second": 16.0,
     }

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,19 @@ def test_one_high_estimate_is_noise_and_the_count_is_part_of_the_state():
     free = Health()
     for step in range(1, 2 * KL_STEPS):
         free.watch(step, metrics(1e9), max_kl=None)
+
+
+def test_a_step_that_measured_no_kl_does_not_end_the_row():
+    """Its only update was left out, say. Nor does it count; NaN is no measurement either."""
+    health = Health()
+    nothing = {"reward/score_mean": 1.0, "reward/score_std": 0.0}
+    for step, seen in enumerate([metrics(9.0), nothing, metrics(9.0), metrics(math.nan), nothing], start=1):
+        health.watch(step, seen, max_kl=5.0)
+    with pytest.raises(TrainingError, match="at step 6"):
+        health.watch(6, metrics(9.0), max_kl=5.0)
+    health.watch(7, nothing, max_kl=5.0)
+    health.watch(8, metrics(1.0), max_kl=5.0)
+    assert health.kl_above == 0
 
 
 def test_a_limit_of_what_is_not_measured_is_refused(config):

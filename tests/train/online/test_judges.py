@@ -206,6 +206,41 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(settings, chat_ser
     assert chat_server.seen()["requests"] == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eval_fraction": 0.0, "score_norm_samples": 8}, "--score-norm-samples takes one response .*-norm-running"),
+        ({}, r"held-out prompts have one response each.*--eval-fraction 0.*, or choose best/ by another .*--best-by"),
+        ({"score_norm_samples": 8, "best_by": ("rule:digits",)}, "--score-norm-samples takes one response"),
+    ],
+    ids=["a norm", "held-out prompts", "a norm and --best-by"],
+)
+def test_beside_another_reward_a_judge_that_compares_is_not_left_out(settings, chat_server, tmp_path, changes, said):
+    """What is measured without it is not what is trained on: neither the scale of scores, nor the model that is best."""
+    chat_server.faults()
+    settings |= {"judge_mode": "pairwise", "samples_per_prompt": 2} | changes
+    with pytest.raises(ConfigError, match=said):
+        train_ppo(PPOConfig(**settings, rewards=(chat_server.judge,)), rewards=[gold_judge])
+    assert chat_server.seen()["requests"] == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_judge_that_compares_goes_with_another_choice_of_the_best(settings, chat_server, capsys):
+    """Held-out scores are those of the other reward, and it is said."""
+    chat_server.faults(by_hash=True)
+    settings |= {"judge_mode": "ranking", "samples_per_prompt": 2, "steps": 1, "ppo_epochs": 1}
+    settings |= {"rollout_batch_size": 8, "minibatch_size": 8, "best_by": ("rule:digits",)}
+
+    def three(completions):
+        return [3.0] * len(completions)
+
+    found = train_ppo(PPOConfig(**settings, rewards=(chat_server.judge,)), rewards=[three])
+    assert found["last_evaluation"]["eval/score_mean"] == 3.0
+    assert 3.0 < found["last_step"]["reward/score_mean"] < 4.0
+    assert "eval/judge_mean" in found["best"]
+    assert capsys.readouterr().err.count("a judge that compares has no part in eval/score_mean") == 1
+
+
 def test_a_judge_that_compares_does_not_choose_the_best(settings, chat_server):
     settings |= {"samples_per_prompt": 2, "judge_mode": "ranking", "best_by": (chat_server.judge,)}
     with pytest.raises(ConfigError, match="--best-by judges held-out responses one by one"):

@@ -1,6 +1,7 @@
 """Responses that come near the limit or are cut there: the soft penalty, and learning nothing from what was cut."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -67,12 +68,19 @@ def test_evaluations_count_it_as_training_does(config, kind):
     assert lines(settings.output)[0]["reward/shaped_mean"] == -2.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class GRPOReadingFirst(GRPOConfig):
+    """GRPO that reads the rollout batch before its update, as --mask-truncated does."""
+
+    needs_old_pass = True
+
+
 CASES = {
     "ppo": (PPOConfig, {}),
     "separate": (PPOConfig, {"critic": "separate"}),
     "in minibatches": (PPOConfig, {"minibatch_size": 4, "ppo_epochs": 2, "approx_kl_limit": 100.0}),
-    "grpo, one update": (GRPOConfig, {"ppo_epochs": 1}),
-    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "kl_coef": 0.0}),
+    "grpo, one update": (GRPOConfig, {"ppo_epochs": 1, "samples_per_prompt": 4}),
+    "gspo": (GRPOConfig, {"ratio": "sequence-mean", "kl_coef": 0.0, "samples_per_prompt": 4}),
 }
 
 
@@ -80,7 +88,8 @@ CASES = {
 def test_nothing_is_learned_from_what_was_cut(some_are_cut, experience_of, gradient, case):
     """The rest has the advantages that it would have had; the gradient does not see the others at all."""
     kind, changes = CASES[case]
-    whole = experience_of(some_are_cut(kind, **changes))
+    reads_first = GRPOReadingFirst if kind is GRPOConfig else kind
+    whole = experience_of(some_are_cut(reads_first, **changes))
     learner = some_are_cut(kind, **changes, mask_truncated=True)
     part = experience_of(learner)
     kept = torch.tensor([not completion.truncated for completion in whole.completions])
@@ -94,7 +103,7 @@ def test_nothing_is_learned_from_what_was_cut(some_are_cut, experience_of, gradi
     before = [p.detach().clone() for p in learner.policy.parameters()]
     found, _, _ = gradient(learner, part)
     assert float(found.norm()) > 0
-    same = experience_of(some_are_cut(kind, **changes)).only(kept)
+    same = experience_of(some_are_cut(reads_first, **changes)).only(kept)
     again, _, _ = gradient(learner, same)
     assert torch.equal(found, again)
     learn(learner, part)

@@ -82,8 +82,9 @@ def trained(settings, passes):
             batch = respond(learner, prompts)
             lines.append(online_dpo.learn(learner, batch))
         else:
-            batch = collect(learner, prompts)
-            lines.append(engine.learn(learner, batch))
+            experience = collect(learner, prompts)
+            lines.append(engine.learn(learner, experience))
+            batch = experience.scored
         kl += [row["kl"] for row in sample_rows(batch, settings) if "kl" in row]
     weights = torch.cat(
         [parameter.detach().flatten() for module in learner.trained for parameter in module.parameters()]

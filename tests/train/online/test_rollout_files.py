@@ -1,6 +1,7 @@
 """Every rollout as Parquet: what is in it, what is left of it after a kill, and that nothing is there twice."""
 
 import os
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -106,8 +107,39 @@ def test_nothing_is_kept_unasked_and_no_number_changes(config, length, numbers, 
     assert not (tmp_path / "samples" / "rollouts").exists()
 
 
+def test_names_that_are_not_utf8_are_escaped(config, prompts, length, tmp_path):
+    """As everywhere else: a file's name in another encoding, and a reward's."""
+    named = tmp_path / os.fsdecode(b"\xb4\xf0\xc7\xe3.jsonl")
+    named.write_bytes(Path(prompts).read_bytes())
+    length.__name__ = "gr\udcf6sse"
+    settings = config(GRPOConfig, data=str(named), rollouts="all", steps=1, eval_fraction=0.0)
+    train_grpo(settings, [length])
+    for row in rows_of(settings.output):
+        assert r"\udcb4\udcf0\udcc7\udce3.jsonl:" in row["source"]
+        assert list(row["rewards"]) == [r"gr\udcf6sse"]
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, OnlineDPOConfig], ids=lambda kind: kind.__name__)
+def test_a_step_whose_file_could_not_be_written_is_done_again(config, length, tmp_path, kind):
+    """Something stands in its place; without it the run goes on, and has every file."""
+    obstacle = tmp_path / "run" / "rollouts" / "step-000002.parquet"
+
+    def stumbles(completions):
+        if (tmp_path / "run" / "rollouts" / "step-000001.parquet").exists():
+            obstacle.mkdir(exist_ok=True)
+        return length(completions)
+
+    stumbles.__name__ = "length"
+    settings = config(kind, steps=3, save_every=1, rollouts="all", eval_fraction=0.0)
+    with pytest.raises(IsADirectoryError):
+        TRAINERS[kind](settings, [stumbles])
+    obstacle.rmdir()
+    TRAINERS[kind](settings, [length])
+    assert [row["step"] for row in rows_of(settings.output)] == [1] * 8 + [2] * 8 + [3] * 8
+
+
 def test_a_run_that_was_killed_has_every_response_once(config, length, tmp_path):
-    """Killed in step 3, with a checkpoint of step 2 and a file of step 3 that was half-written."""
+    """Killed in step 4, with a checkpoint of step 2, whole files of all steps, and one that was half-written."""
     changes = {"steps": 4, "save_every": 2, "rollouts": "all"}
     train_ppo(config(output=tmp_path / "whole", **changes), [length])
     cut = config(output=tmp_path / "cut", **changes)
@@ -120,7 +152,7 @@ def test_a_run_that_was_killed_has_every_response_once(config, length, tmp_path)
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 9
     folder = tmp_path / "cut" / "rollouts"
-    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}.parquet" for step in (1, 2, 3)]
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}.parquet" for step in (1, 2, 3, 4)]
     (folder / ".step-000004.parquet.heedful-partial").write_bytes(b"PAR1")
     (folder / "step-000009.parquet").write_bytes((folder / "step-000003.parquet").read_bytes())
     train_ppo(cut, [length])

@@ -82,7 +82,7 @@ def test_running_norm_in_training(settings, length):
 def test_metrics_of_clipping(settings):
     def metrics(scores, norm, clip):
         nothing = torch.zeros(len(scores))
-        scored = Scored(None, [], Scores(scores, None, {"one": 0.0}), norm, nothing, None, nothing, nothing, 0, {})
+        scored = Scored(None, [], Scores(scores, None, {"one": 0.0}), norm, nothing, None, nothing, nothing, {}, None)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 
     assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from heedful.configs.judging import JudgeMode
 from heedful.rewards.judge.verdicts import TIE, read_better, read_ranking, read_score
 from heedful.rewards.judge.words import Case, messages
-from heedful.rewards.returned import OneScore, Problem
+from heedful.rewards.returned import OneScore, Problem, Share
 
 
 class Question(NamedTuple):
@@ -103,7 +103,7 @@ class Pairwise(Mode):
     def metrics(self, verdicts: Sequence[Any]) -> dict[str, float]:
         pairs = [pair for pair in zip(*_halves(verdicts), strict=True) if not any(isinstance(v, Problem) for v in pair)]
         disagreed = sum(second != (first and 3 - first) for first, second in pairs)
-        return {"judge/disagreed_frac": disagreed / len(pairs)} if pairs else {}
+        return {"judge/disagreed_frac": Share(disagreed, len(pairs))} if pairs else {}
 
     @staticmethod
     def _pairs(cases: Sequence[Case]) -> list[tuple[int, int]]:

@@ -14,13 +14,13 @@ from heedful.rewards.judge.api import ChatAPI
 from heedful.rewards.judge.cache import Cache, question_key
 from heedful.rewards.judge.modes import Mode, Question
 from heedful.rewards.judge.words import Case, case_of
-from heedful.rewards.returned import Elsewhere, Measured, OneScore, Problem
+from heedful.rewards.returned import Elsewhere, Measured, OfGroups, OneScore, Problem, Share
 
 TRIES = 3
 """How often a judge is asked for a verdict that it does not give."""
 
 
-class JudgeReward(Measured, Elsewhere):
+class JudgeReward(Measured, Elsewhere, OfGroups):
     """A reward function that asks a language model for its verdict on responses.
 
     Every question that the mode asks about a batch is in flight at a time, up to the endpoint's concurrency; equal questions
@@ -149,7 +149,7 @@ class _Batch:
             "time/judge_slowest": self.requests.slowest,
         }
         if counts["answers"]:
-            found["judge/unusable_frac"] = counts["unusable"] / counts["answers"]
+            found["judge/unusable_frac"] = Share(counts["unusable"], counts["answers"])
         if self.cache is not None and counts["questions"]:
-            found["judge/cached_frac"] = counts["cached"] / counts["questions"]
+            found["judge/cached_frac"] = Share(counts["cached"], counts["questions"])
         return found

@@ -71,24 +71,43 @@ def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
 
 
 def check_comparing(
-    wanted: Sequence[object], best_by: Sequence[str], options: RewardOptions, *, alone: dict[str, str]
+    wanted: Sequence[object],
+    best_by: Sequence[str],
+    options: RewardOptions,
+    *,
+    holds_out: bool,
+    score_norm_samples: int,
 ) -> None:
-    """Refuse a training run that has nothing but comparing judges for responses that stand alone. Raises ConfigError.
+    """Refuse a training run that needs a comparing judge's score of responses that stand alone. Raises ConfigError.
+
+    Samples for a score norm without the judge would set the scale of something else than what is trained on. Held-out
+    responses without it do not say which model is best; sampled in groups they would not either, as the places within a
+    group have the same mean whatever the model.
 
     Args:
         wanted: the rewards.
         best_by: what judges held-out responses.
         options: the settings.
-        alone: what has one response to each prompt in this run, with what to do about it.
+        holds_out: whether prompts are held out.
+        score_norm_samples: how many responses are scored before training.
     """
     if not options.judge_compares:
         return
+    has_judge = any(map(is_judge, wanted))
     because = f"--judge-mode {options.judge_mode} compares responses to the same prompt"
     if any(map(is_judge, best_by)):
         raise ConfigError(f"{because}, and --best-by judges held-out responses one by one; name another reward there")
-    if all(map(is_judge, wanted)):
-        for what, remedy in alone.items():
-            raise ConfigError(f"{because}, and {what}, of which no score is left; {remedy}, or add another reward")
+    if has_judge and score_norm_samples:
+        raise ConfigError(
+            f"{because}, and --score-norm-samples takes one response to each prompt, of which it says nothing; leave it out, "
+            "or use --score-norm-running"
+        )
+    if has_judge and holds_out and (not best_by or all(map(is_judge, wanted))):
+        named = "" if all(map(is_judge, wanted)) else ", or choose best/ by another reward (--best-by)"
+        raise ConfigError(
+            f"{because}, and held-out prompts have one response each, of which it says nothing; hold none out "
+            f"(--eval-fraction 0, no --eval-data){named}"
+        )
 
 
 def load_judge(reward: str, options: RewardOptions) -> JudgeReward:

@@ -17,6 +17,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.rewards import Reward
 from heedful.rewards.interface import Ensemble, Scores, score_tokens
+from heedful.rewards.returned import Share
 from heedful.sampling.rollouts import Rollouts, joined
 from heedful.train.online.learner import Learner
 from heedful.train.online.shaping import shape
@@ -32,6 +33,8 @@ class Drawn:
     given: Scores
     seconds: float
     """That sampling took."""
+    sampled_tokens: int
+    """Of all rounds, those of dropped prompts included."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What became of groups that tied; empty without dynamic sampling."""
 
@@ -55,7 +58,7 @@ def draw(
     seconds = time.perf_counter() - started
     given = score_tokens(learner.rewards if rewards is None else rewards, completions)
     hit("reward")
-    return Drawn(rollouts, completions, given, seconds)
+    return Drawn(rollouts, completions, given, seconds, int(rollouts.lengths.sum()))
 
 
 def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Drawn:
@@ -63,7 +66,8 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
 
     A round samples one new prompt for each place that is still open; what ties of these is dropped. A place that stays open
     keeps the prompt that it had. Each round takes its prompts and random numbers from the run's own, in order, so the run
-    goes on from a checkpoint bit for bit. A reward that fails on new responses ends nothing: it costs a round.
+    goes on from a checkpoint bit for bit. A reward that fails on new responses ends nothing: what fails costs its place in a
+    round, and so does a prompt with which more of the batch would have no score than may.
 
     Raises RewardError if too many of the first responses have no score.
     """
@@ -72,24 +76,31 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
         return first
     rewards = _lenient(learner.rewards)
     drawn, tied = [first], _tied(learner, first)
+    most_failed = learner.rewards.max_failed if isinstance(learner.rewards, Ensemble) else 0.0
     place = [(0, group) for group in range(len(tied))]
     places = open_places = [group for group, is_tied in enumerate(tied) if is_tied]
     for _ in range(config.dynamic_sampling_rounds):
         if not open_places:
             break
         drawn.append(draw(learner, learner.prompts.take(len(open_places)), rewards))
-        found = [group for group, is_tied in enumerate(_tied(learner, drawn[-1])) if not is_tied]
-        for at, group in zip(open_places, found, strict=False):
-            place[at] = (len(drawn) - 1, group)
-        open_places = open_places[len(found) :]
+        found = [(len(drawn) - 1, group) for group, is_tied in enumerate(_tied(learner, drawn[-1])) if not is_tied]
+        for new in found:
+            filled = [new if at == open_places[0] else old for at, old in enumerate(place)]
+            if _failed_frac(drawn, filled, config.samples_per_prompt) <= most_failed:
+                place, open_places = filled, open_places[1:]
     metrics = {
         "rollout/refilled_frac": (len(places) - len(open_places)) / len(place),
         "rollout/unfilled_frac": len(open_places) / len(place),
         "rollout/sampled_responses": float(sum(len(part.completions) for part in drawn)),
     }
-    is_first = len(places) == len(open_places)
-    whole = first if is_first else _chosen(drawn, place, learner)
-    return replace(whole, seconds=sum(part.seconds for part in drawn), metrics=metrics)
+    whole = _chosen(drawn, place, learner) if any(part for part, _ in place) else first
+    return replace(
+        whole,
+        given=replace(whole.given, means=_means(drawn), measured=_measured(drawn), note=_notes(drawn)),
+        seconds=sum(part.seconds for part in drawn),
+        sampled_tokens=sum(part.sampled_tokens for part in drawn),
+        metrics=metrics,
+    )
 
 
 def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
@@ -104,8 +115,14 @@ def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
     return tied
 
 
+def _failed_frac(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], size: int) -> float:
+    """Share of the responses without a score, in a batch of the groups that ``place`` names."""
+    failed = sum(row // size == group for part, group in place for row in drawn[part].given.failed)
+    return failed / (len(place) * size)
+
+
 def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]) -> Drawn:
-    """One batch of groups, each from the round and group that ``place`` names. Means of rewards are over all rounds."""
+    """One batch of groups, each from the round and group that ``place`` names."""
     firsts, size = [0], learner.config.samples_per_prompt
     for part in drawn:
         firsts.append(firsts[-1] + len(part.completions))
@@ -126,39 +143,48 @@ def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: L
         for name in names
     }
     failed = {first + row for first, part in zip(firsts, drawn, strict=False) for row in part.given.failed}
-    notes = [part.given.note for part in drawn if part.given.note]
+    unread = {first + row for first, part in zip(firsts, drawn, strict=False) for row in part.given.unread}
     given = Scores(
         totals=[totals[row] for row in rows],
         tokens=tokens,
-        means=_means(drawn),
+        means={},
         failed=tuple(at for at, row in enumerate(rows) if row in failed),
-        note=notes[0] if notes else None,
+        unread=tuple(at for at, row in enumerate(rows) if row in unread),
         parts={name: [column[row] for row in rows] for name, column in parts.items()},
-        measured=_measured(drawn),
     )
-    return Drawn(rollouts, [completions[row] for row in rows], given, 0.0)
+    return Drawn(rollouts, [completions[row] for row in rows], given, seconds=0.0, sampled_tokens=0)
 
 
 def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
-    """Mean of each reward over the responses of all rounds."""
-    names = dict.fromkeys(name for part in drawn for name in part.given.means)
-    means = {}
-    for name in names:
-        parts = [(part.given.means[name], len(part.given.scored)) for part in drawn if name in part.given.means]
-        means[name] = sum(mean * count for mean, count in parts) / sum(count for _, count in parts)
-    return means
+    """Mean of each reward over the responses of all rounds to which it applies."""
+    found: dict[str, list[float]] = {}
+    for part in drawn:
+        scored = part.given.scored
+        for name, column in part.given.parts.items():
+            found.setdefault(name, []).extend(score for row in scored if (score := column[row]) is not None)
+    return {name: sum(scores) / len(scores) for name, scores in found.items() if scores}
 
 
 def _measured(drawn: Sequence[Drawn]) -> dict[str, float]:
-    """What rewards measured of their calls: counts of all rounds, the slowest of times, and mean shares."""
+    """What rewards measured of their calls: counts of all rounds, the slowest of times, and shares of all."""
     found: dict[str, list[float]] = {}
     for part in drawn:
         for name, value in part.given.measured.items():
             found.setdefault(name, []).append(value)
-    return {
-        name: max(values) if name.startswith("time/") else sum(values) / (len(values) if "_frac" in name else 1)
-        for name, values in found.items()
-    }
+    merged: dict[str, float] = {}
+    for name, values in found.items():
+        shares = [value for value in values if isinstance(value, Share)]
+        if shares:
+            merged[name] = Share(sum(share.count for share in shares), sum(share.of for share in shares))
+        else:
+            merged[name] = max(values) if name.startswith("time/") else sum(values)
+    return merged
+
+
+def _notes(drawn: Sequence[Drawn]) -> str | None:
+    """What went wrong in any round, if it was not reported before."""
+    said = [(number, part.given.note) for number, part in enumerate(drawn) if part.given.note]
+    return "; ".join(f"in place of ties: {note}" if number else note for number, note in said) or None
 
 
 def _lenient(rewards: Sequence[Reward]) -> Sequence[Reward]:

@@ -49,10 +49,10 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
                 experience = collect(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, experience)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
                     write_rollouts(config, step, experience.scored)
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, experience.problem))
                     if run.samples_due(step):
-                        run.show_samples(step, sample_rows(experience, config))
+                        run.show_samples(step, sample_rows(experience.scored, config))
                     learner.check(metrics)
             if run.evaluation_due(step):
                 run.evaluate(step, evaluate(learner, held_out))

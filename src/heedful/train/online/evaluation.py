@@ -12,7 +12,6 @@ from heedful.data.loading import EncodedPrompt
 from heedful.rewards import score_tokens
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.average import averaged
-from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.respond import Scored
 from heedful.train.online.shaping import shape
@@ -76,14 +75,18 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
     }
 
 
-def sample_rows(experience: Scored | Experience, config: RolloutConfig) -> list[dict[str, Any]]:
-    """Rows for the table of samples: one of the responses to each of the first prompts of a rollout batch."""
+def sample_rows(scored: Scored, config: RolloutConfig) -> list[dict[str, Any]]:
+    """Rows for the table of samples: the first response that has a score to each of the first prompts of a rollout batch."""
+    places = range(len(scored.completions)) if scored.valid is None else scored.valid.nonzero().squeeze(1).tolist()
+    firsts: dict[int, int] = {}
+    for row, place in enumerate(places):
+        firsts.setdefault(place // config.samples_per_prompt, row)
     return [
         {
-            "prompt": plain_text(experience.completions[row].prompt.prompt),
-            "response": experience.completions[row].response,
-            "score": experience.scores[row],
-            **({"kl": float(experience.kl[row])} if config.needs_reference else {}),
+            "prompt": plain_text(scored.completions[row].prompt.prompt),
+            "response": scored.completions[row].response,
+            "score": scored.scores[row],
+            **({"kl": float(scored.kl[row])} if config.needs_reference else {}),
         }
-        for row in range(0, len(experience.completions), config.samples_per_prompt)[: config.num_samples]
+        for row in list(firsts.values())[: config.num_samples]
     ]

@@ -49,12 +49,12 @@ class Experience:
     """What the rewards had, if it is new."""
     states: Float[Tensor, "batch time hidden"] | None
     """What the policy's value head read; None if it has none."""
+    scored: Scored
+    """What it was made from, masked responses included. ``scored.kl`` is ``kl``, unless responses are masked."""
     sampler_logprobs: Float[Tensor, "batch time"] | None = None
     """What sampling saw; only for metrics, and only without ``old_logprobs``."""
     is_finite: Bool[Tensor, " batch"] | None = None
     """False where a response's rewards, log-probs or values are not finite; for messages."""
-    scored: Scored | None = None
-    """What it was made from, to be written down; ``kl`` is the same tensor."""
 
     def sources(self, rows: Tensor) -> list[str]:
         """Where the prompts of rows were read; of those that are not finite in their place, if there are any.
@@ -81,7 +81,6 @@ class Experience:
             states=_rows(self.states, rows),
             sampler_logprobs=_rows(self.sampler_logprobs, rows),
             is_finite=None,
-            scored=None,
         )
 
     def only(self, marked: Tensor) -> "Experience":
@@ -158,8 +157,8 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         metrics=metrics,
         problem=scored.given.note,
         states=None if old is None else old.states,
+        scored=scored,
         sampler_logprobs=sampler_logprobs if old is None else None,
         is_finite=_finite_rows(rewards.per_token, logprobs, ref_logprobs, values),
-        scored=scored,
     )
     return experience.only(~scored.rollouts.truncated) if config.mask_truncated else experience

@@ -23,7 +23,10 @@ class Health:
     """The largest root mean square of a step's scores."""
 
     def watch(self, step: int, metrics: Mapping[str, float], *, max_kl: float | None) -> None:
-        """Look at a step's metrics. Raises TrainingError if KL has been above ``max_kl`` in `KL_STEPS` steps in a row."""
+        """Look at a step's metrics. Raises TrainingError if KL has been above ``max_kl`` in `KL_STEPS` steps in a row.
+
+        A step that measured no KL neither counts nor ends the row.
+        """
         size = math.hypot(metrics["reward/score_mean"], metrics["reward/score_std"])
         if step > SETTLED and 0 < JUMP * self.largest_scores < size:
             say(
@@ -31,9 +34,11 @@ class Health:
                 f"(root mean square {size:.3g}); if the reward did not change its scale on purpose, look at samples.jsonl"
             )
         self.largest_scores = max(self.largest_scores, size)
-        kl = metrics.get("reference/kl", 0.0)
-        self.kl_above = self.kl_above + 1 if max_kl is not None and kl > max_kl else 0
-        if self.kl_above >= KL_STEPS:
+        kl = metrics.get("reference/kl", math.nan)  # none in a step whose only update was left out
+        is_above = max_kl is not None and kl > max_kl
+        if not math.isnan(kl):
+            self.kl_above = self.kl_above + 1 if is_above else 0
+        if is_above and self.kl_above >= KL_STEPS:
             raise TrainingError(
                 f"reference/kl, {kl:.4g} nats per response at step {step}, has been above --max-kl {max_kl:g} in {KL_STEPS} "
                 "steps in a row: the policy has left its reference behind. Raise --kl-coef or lower --learning-rate; "

@@ -20,6 +20,10 @@ def weigh(advantages: Tensor, scored: Scored, config: OnlineConfig) -> tuple[Ten
         return advantages, {}
     assert scored.old is not None
     mask = scored.rollouts.batch.response_mask
+    if config.mask_truncated:  # the weights are those of what is learned from
+        mask = mask & ~scored.rollouts.truncated.unsqueeze(1)
+        if not mask.any():
+            return advantages, {}
     level: Literal["token", "sequence"] = "token" if config.importance.startswith("token") else "sequence"
     found = core.importance_weights(
         scored.old.logprobs,

@@ -122,8 +122,8 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
     """Mean of each of several rewards, and what normalisation and clipping did if they are on."""
     given, norm, clip = scored.given, scored.norm, config.score_clip
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
-    if scored.unread:
-        metrics["reward/unread_frac"] = scored.unread / len(given.totals)
+    if given.unread:
+        metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
     if scored.valid is not None:
         metrics["reward/failed_frac"] = 1 - len(given.totals) / len(scored.valid)
     metrics |= given.measured

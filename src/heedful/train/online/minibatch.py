@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from heedful.configs.online import RolloutConfig
@@ -15,6 +16,15 @@ from heedful.types import MicroBatch
 MOST_APPROX_KL = 10.0
 """An update is left out if its approx_kl per token is above this: its probability ratios have exploded. (A mean ratio of 10
 alone makes 6.7; a policy that learns stays below about 0.05.)"""
+
+
+def shuffled(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+    """Numbers of rows in random order, in as few minibatches of at most ``size`` as there can be; none if there are no rows.
+
+    Their sizes differ by one at most, so that none is a small rest, whose step would be as large as that of a whole one.
+    """
+    order = torch.randperm(count, generator=generator)
+    return order.tensor_split(math.ceil(count / size)) if count else ()
 
 
 def gradients(

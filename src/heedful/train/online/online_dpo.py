@@ -23,7 +23,7 @@ from heedful.train.metric_sums import MetricSums
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
-from heedful.train.online.minibatch import gradients, take_step
+from heedful.train.online.minibatch import gradients, shuffled, take_step
 from heedful.train.online.performance import performance
 from heedful.train.online.respond import Scored, respond, response_kl
 from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
@@ -60,8 +60,8 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
                 scored = respond(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, scored)
-                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
                     write_rollouts(config, step, scored)
+                    run.log(step, metrics, note=note_of(metrics, config.samples_per_prompt, scored.given.note))
                     if run.samples_due(step):
                         run.show_samples(step, sample_rows(scored, config))
                     learner.check(metrics)
@@ -115,7 +115,8 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics |= step_metrics([step.norm for step in taken])
     metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt, scored.valid)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
-    return metrics | performance(metrics, float(scored.rollouts.lengths.sum()), learner.policy.device)
+    learned, sampled = float(scored.rollouts.lengths.sum()), scored.drawn.sampled_tokens
+    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(
@@ -205,9 +206,8 @@ def _measure(outputs: TokenOutputs, scored: Scored, rows: Tensor, sums: MetricSu
 def _minibatches(
     pairs: Sequence[tuple[int, int]], config: OnlineDPOConfig, generator: torch.Generator
 ) -> Iterator[list[tuple[int, int]]]:
-    """The pairs of every minibatch of every epoch; ties leave the last of an epoch smaller."""
+    """The pairs of every minibatch of every epoch; ties leave all of them smaller."""
     size = config.minibatch_size // config.samples_per_prompt
     for _ in range(config.ppo_epochs):
-        order = torch.randperm(len(pairs), generator=generator).tolist()
-        for start_at in range(0, len(order), size):
-            yield [pairs[i] for i in order[start_at : start_at + size]]
+        for rows in shuffled(len(pairs), size, generator):
+            yield [pairs[i] for i in rows.tolist()]

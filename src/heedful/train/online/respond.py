@@ -14,7 +14,6 @@ from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.interface import Scores
-from heedful.rewards.room import model_rewards
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.dynamic_sampling import Drawn, draw_untied
@@ -40,15 +39,13 @@ class Scored:
     """None if the reference is not needed."""
     kl: Float[Tensor, " batch"]
     """KL to the reference of each response (`response_kl`), 0 if it is not needed. Without ``old`` the update fills it in."""
-    unread: int
-    """Responses too long to be read to their end by a reward model."""
     seconds: dict[str, float]
+    drawn: Drawn
+    """All that was sampled, those without a score included, to be written down."""
     valid: Bool[Tensor, " sampled"] | None = None
     """Which of the responses that were sampled have a score, and so are here; None if all do."""
     refilled: dict[str, float] = field(default_factory=dict)
     """Metrics of dynamic sampling."""
-    drawn: Drawn | None = None
-    """All that was sampled, those without a score included, to be written down."""
 
     @property
     def scores(self) -> list[float]:
@@ -68,7 +65,6 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     if valid is not None:
         rollouts, completions = rollouts.select(valid.nonzero().squeeze(1)), [completions[row] for row in given.scored]
         given = given.without_failed()
-    unread = max((reward.beginnings for _, reward in model_rewards(learner.rewards)), default=0)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     old = ref_logprobs = None
@@ -98,7 +94,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     hit("pass")
     seconds = {"time/rollout": drawn.seconds, "time/score": time.perf_counter() - started - drawn.seconds}
     return Scored(
-        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, unread, seconds, valid, drawn.metrics, drawn
+        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds, drawn, valid, drawn.metrics
     )
 
 

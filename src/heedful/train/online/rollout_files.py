@@ -1,5 +1,7 @@
 """Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,7 +23,7 @@ def forget_rollouts(config: RolloutConfig, *, after: int) -> None:
             path.unlink()
 
 
-def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> None:
+def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
 
     Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
@@ -31,9 +33,11 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> N
     the prompt was read). A number that there is not is null: the score and KL of a response on which a reward failed, what a
     reward gave that did not apply, the KL of a run that measures none.
 
+    To be called before the step is logged: if it fails, the step is done again.
+
     Raises OSError, such as for a full disk.
     """
-    if config.rollouts != "all" or scored is None or scored.drawn is None:
+    if config.rollouts != "all":
         return
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)
@@ -43,7 +47,6 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored | None) -> N
 
 
 def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
-    assert scored.drawn is not None
     rollouts, completions, given = scored.drawn.rollouts, scored.drawn.completions, scored.drawn.given
     responses, batch = rollouts.responses(with_stop=True), rollouts.batch
     width = batch.ids.shape[1] - batch.response_mask.shape[1]
@@ -55,8 +58,8 @@ def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
     texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
     columns = {
         "step": pa.array([step] * len(completions), pa.int32()),
-        "prompt": pa.array([plain_text(one.prompt.prompt) for one in completions], pa.string()),
-        "response": pa.array([one.response for one in completions], pa.string()),
+        "prompt": _strings(plain_text(one.prompt.prompt) for one in completions),
+        "response": _strings(one.response for one in completions),
         "prompt_ids": pa.array(
             [[i for i, real in zip(ids, mask, strict=True) if real] for ids, mask in prompts], texts
         ),
@@ -66,15 +69,20 @@ def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
         ),
         "score": pa.array(scores, pa.float64()),
         "rewards": pa.StructArray.from_arrays(
-            [pa.array(column, pa.float64()) for column in given.parts.values()], names=list(given.parts)
+            [pa.array(column, pa.float64()) for column in given.parts.values()], names=_strings(given.parts).to_pylist()
         ),
         "shaped_score": pa.array([None if one is None else next(shaped) for one in scores], pa.float64()),
         "kl": pa.array([None if one is None or not has_kl else next(kl) for one in scores], pa.float64()),
         "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
         "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
-        "source": pa.array([one.prompt.source for one in completions], pa.string()),
+        "source": _strings(one.prompt.source for one in completions),
     }
     return pa.table(columns)
+
+
+def _strings(texts: Iterable[str]) -> pa.Array:
+    """Texts in UTF-8; what it has no form for, such as the name of a file in another encoding, is escaped."""
+    return pa.array([text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())
 
 
 def _name(step: int) -> str:

@@ -22,7 +22,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
-from heedful.rewards.judge.start import check_comparing
+from heedful.rewards.judge.start import check_comparing, is_judge
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
@@ -47,6 +47,10 @@ CORRECTED = (
     "bias stays (rollout/kept_mass)"
 )
 ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
+WITHOUT_JUDGE = (
+    "a judge that compares has no part in eval/score_mean and eval/objective, whose prompts have one response each; best/ is "
+    "chosen by --best-by"
+)
 C = TypeVar("C", bound=RolloutConfig)
 
 
@@ -205,12 +209,8 @@ def _wanted_rewards(
     wanted = [*config.rewards, *rewards]
     check_wanted(wanted, config)
     check_reward_options([*wanted, *config.best_by], config)
-    alone = {}
-    if config.eval_data is not None or config.eval_fraction > 0:
-        alone["held-out prompts have one response each"] = "hold none out (--eval-fraction 0, no --eval-data)"
-    if config.score_norm_samples:
-        alone["--score-norm-samples takes one response to each prompt"] = "leave it out"
-    check_comparing(wanted, config.best_by, config, alone=alone)
+    holds_out = config.eval_data is not None or config.eval_fraction > 0
+    check_comparing(wanted, config.best_by, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
 
 
@@ -296,7 +296,8 @@ def _notes(config: RolloutConfig) -> list[str]:
     is_only_measured = config.reference is not None and not config.needs_reference
     is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
     filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
-    return filtered + ([ONLY_MEASURED] if is_only_measured else [])
+    without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.best_by)
+    return filtered + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
 
 
 def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:

@@ -21,7 +21,7 @@ from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import pass_metrics
-from heedful.train.online.minibatch import MOST_APPROX_KL, critic_norm, gradients, take_step
+from heedful.train.online.minibatch import MOST_APPROX_KL, critic_norm, gradients, shuffled, take_step
 from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.respond import response_kl
@@ -86,7 +86,8 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
         minibatches = math.ceil(max(1, len(experience.kl)) / config.minibatch_size)
         made = sum(not step.is_left_out for step in taken)
         metrics["policy/update_frac"] = made / (config.ppo_epochs * minibatches)
-    return metrics | performance(metrics, float(experience.batch.response_mask.sum()), learner.policy.device)
+    learned, sampled = float(experience.batch.response_mask.sum()), experience.scored.drawn.sampled_tokens
+    return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)
 
 
 def _gradients(
@@ -130,10 +131,10 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
 def _minibatches(
     experience: Experience, epochs: int, config: OnlineConfig, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Rows of every minibatch of every epoch."""
+    """Rows of every minibatch of every epoch; masked and failed responses leave all of them smaller."""
     for _ in range(epochs):
-        order = torch.randperm(len(experience.kl), generator=generator).to(experience.kl.device)
-        yield from order.split(config.minibatch_size) if len(order) else ()
+        for rows in shuffled(len(experience.kl), config.minibatch_size, generator):
+            yield rows.to(experience.kl.device)
 
 
 def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: MetricSums) -> Tensor:
