@@ -88,13 +88,6 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
         console.print(f"written to {output}", highlight=False, markup=False)
 
 
-def _plain(setting: Any) -> Any:
-    """A setting as JSON can hold it: paths, also several, become text."""
-    if isinstance(setting, tuple | list):
-        return [_plain(one) for one in setting]
-    return str(setting) if isinstance(setting, Path) else setting
-
-
 def _written(value: Any) -> str:
     """A number, or the two of an interval."""
     if isinstance(value, tuple):

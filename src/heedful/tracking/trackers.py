@@ -37,7 +37,7 @@ AFTER_AN_INTERRUPTION = 10.0
 """Seconds to wait for trackers at the end of a run that was interrupted: who ended it may not wait longer."""
 
 
-def check_trackers(config: TrackingOptions) -> None:
+def check_trackers(config: TrackingOptions, *, offline_flag: str = "--track-offline") -> None:
     """Refuse trackers that are not installed or not logged in, before anything is loaded. Raises ConfigError."""
     for name in config.track:
         check_installed(name)
@@ -58,7 +58,7 @@ def check_trackers(config: TrackingOptions) -> None:
             refused = refused or f"--track {name}: {reason}"
         elif answer:
             why = json.loads(answer)["refused"]
-            refused = refused or f"--track {name}: {why}; or add --track-offline to send nothing"
+            refused = refused or f"--track {name}: {why}; or add {offline_flag} to send nothing"
     if refused is not None:
         raise ConfigError(refused)
 
@@ -207,7 +207,7 @@ def send_run(config: TrackConfig) -> list[str]:
         track_offline=config.offline,
         track_wait=config.wait,
     )
-    check_trackers(options)
+    check_trackers(options, offline_flag="--offline")
     trackers = Trackers(options, config.run)
     said = trackers.follow()
     said += trackers.close(finished=(config.run / "summary.json").is_file(), wait=config.wait)
