@@ -22,7 +22,8 @@ class JudgeOptions(Settings):
     judge_mode: JudgeMode = "score"
     """What a judge is asked. score: a number for each response. pairwise: which of two responses to a prompt is better, each
     two asked in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a prompt, in one
-    request. The last two need several responses to a prompt (samples-per-prompt), and give scores from 0 to 1."""
+    request. The last two need several responses to a prompt (samples-per-prompt), and give scores from 0 to 1; training with
+    them holds nothing out, or has best-by."""
     judge_rubric: Path | None = None
     """Text file that says what a good response is, in any language, sent to the judge as it stands. None is a general one:
     right, complete, clear, and no longer than needed."""

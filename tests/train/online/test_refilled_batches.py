@@ -94,7 +94,8 @@ def test_what_was_said_in_each_round_is_said(config):
     learner = start(config(GRPOConfig, **SIZES | {"score_clip": 1.0}), [ways]).learner
     note = draw_untied(learner, next(learner.prompts)).given.note
     assert "returned nan" in note
-    assert "no reward applies" in note
+    assert "in place of ties: " in note
+    assert "no reward applies" in note.partition("in place of ties: ")[2]
 
 
 def test_means_are_over_the_responses_that_a_reward_applies_to(config):

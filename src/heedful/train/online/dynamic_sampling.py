@@ -202,7 +202,8 @@ def _measured(drawn: Sequence[Drawn]) -> dict[str, float]:
 
 def _notes(drawn: Sequence[Drawn]) -> str | None:
     """What went wrong in any round, if it was not reported before."""
-    return "; ".join(part.given.note for part in drawn if part.given.note) or None
+    said = [(number, part.given.note) for number, part in enumerate(drawn) if part.given.note]
+    return "; ".join(f"in place of ties: {note}" if number else note for number, note in said) or None
 
 
 def _lenient(rewards: Sequence[Reward]) -> Sequence[Reward]:
