@@ -184,6 +184,9 @@ def our_ppo(
         kl_coef=KL_COEF,
         metrics={},
         states=None,
+        entropy_coef=0.0,
+        problem=None,
+        scored=None,
     )
     sums, critic_sums = MetricSums(), MetricSums()
     accumulate(learner, experience, sums)
@@ -244,6 +247,9 @@ def our_grpo(
         scores=[],
         metrics={},
         states=None,
+        entropy_coef=0.0,
+        problem=None,
+        scored=None,
     )
     sums = MetricSums()
     learner = learner_of(config, policy, policy, None, renderer=Renderer(load_tokenizer(case.policy)))
