@@ -73,7 +73,9 @@ def lines(folder):
 
 
 def run(algorithm, seed, options, output, *, sampler=(), steps=20, reward=share_of_the, **more):
-    """One run. Returns the metrics of its steps."""
+    """One run. Returns the metrics of its steps; of a run that is there, without doing it again."""
+    if (output / "summary.json").is_file():
+        return [line for line in lines(output) if "reward/score_mean" in line]
     kind, train = (GRPOConfig, train_grpo) if algorithm == "grpo" else (PPOConfig, train_ppo)
     settings = {"samples_per_prompt": 4} if algorithm == "grpo" else {"value_learning_rate": 1e-3}
     config = kind(
@@ -98,7 +100,7 @@ def run(algorithm, seed, options, output, *, sampler=(), steps=20, reward=share_
         **settings | more,
     )
     train(config, [reward])
-    return [line for line in lines(output) if line["step"]]
+    return [line for line in lines(output) if "reward/score_mean" in line]
 
 
 def summary(runs):

@@ -35,6 +35,7 @@ from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.runs import RunsConfig
 from heedful.configs.scoring import ServeRewardConfig
+from heedful.configs.serve_policy import ServePolicyConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
@@ -51,6 +52,7 @@ LEAST = {
     KTOConfig: RUN,
     GRPOConfig: RUN,
     OnlineDPOConfig: RUN,
+    ServePolicyConfig: {"model": "模型"},
     TinyConfig: {"output": "tiny"},
     MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},

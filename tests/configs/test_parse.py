@@ -124,7 +124,10 @@ def _company(config_class, name):
         "dynamic_sampling_rounds": {"advantage": "group-mean", "samples_per_prompt": 8, "rollout_batch_size": 64},
         "importance_high": {"importance": "token-truncate"},
         "importance_normalise": {"importance": "token-truncate"},
+        "async_steps": {"importance": "token-truncate", "sampler": ("vllm:http://h:1",)},
     }
+    if name.startswith("sampler_"):
+        return {"sampler": ("vllm:http://h:1",)}
     if issubclass(config_class, A2CConfig):
         others |= {"ppo_epochs": {"policy_loss": "clip"}, "clip_range": {"policy_loss": "clip"}}
     if issubclass(config_class, GRPOConfig):

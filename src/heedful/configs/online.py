@@ -16,6 +16,8 @@ from heedful.errors import ConfigError
 from heedful.redact import redact
 from heedful.types import MicroBatch
 
+CORRECT = "add --importance token-truncate"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BesideOptions(Settings):
@@ -160,7 +162,6 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
             )
         multiple(self, "rollout_batch_size", "minibatch_size")
         multiple(self, "rollout_batch_size", "samples_per_prompt")
-        self._check_sampler()
         if self.missing_eos == "replace" and self.missing_eos_penalty == 0:
             raise ConfigError("--missing-eos replace would score cut responses 0; add --missing-eos-penalty, such as 1")
         if self.missing_eos == "replace" and self.response_length != "stop":
@@ -201,22 +202,11 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
 
     def _check_sampler(self) -> None:
         """Refuse what servers cannot draw, or what would be off-policy with nothing to correct for it. Raises ConfigError."""
-        remedy = "add --importance token-truncate (heedful ppo, a2c, grpo)"
         if self.leaves_out and not self.corrects:
             filtered = f"--top-k {self.top_k}" if self.top_k else f"--top-p {self.top_p:g}"
             raise ConfigError(
                 f"--sampler with {filtered} draws from another distribution than the policy's, and nothing corrects for it; "
-                f"{remedy}, or leave {filtered} out"
-            )
-        if self.async_steps and not self.corrects:
-            raise ConfigError(
-                f"--async-steps {self.async_steps} learns from responses of older weights, and nothing corrects for it; "
-                f"{remedy}, or use --async-steps 0"
-            )
-        if self.async_steps and self.dynamic_sampling_rounds:
-            raise ConfigError(
-                f"--async-steps {self.async_steps} does not go with --dynamic-sampling-rounds, whose prompts are not known "
-                "ahead; leave out one of the two"
+                f"{CORRECT} (heedful ppo, a2c, grpo), or leave {filtered} out"
             )
         if self.quantize != "none":
             raise ConfigError(
@@ -230,6 +220,10 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
 @dataclass(frozen=True, kw_only=True)
 class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
     """Improve a policy against a reward: sample, score, estimate advantages, maximise a surrogate."""
+
+    async_steps: Annotated[int, NOT_NEGATIVE] = 0
+    """Rollout batches that the sampler is ahead of the update, so that the two go on at the same time: responses are drawn by
+    weights this many steps old, which importance must correct for. 0: sampling and update take turns."""
 
     mask_truncated: bool = False
     """Learn nothing from responses that were cut at max-new-tokens. Their scores still count in baselines and means, as do
@@ -311,10 +305,41 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
                 "in; lower it, or raise --steps"
             )
         self._check_reference()
+        if self.async_steps:
+            self._check_async()
         if self.quantize != "none" and self.estimator.critic and self.critic == "reward":
             raise ConfigError(
                 f"--quantize {self.quantize} does not reach a critic that starts as a reward model; use --critic shared or "
                 "--critic separate"
+            )
+
+    def _check_async(self) -> None:
+        """Refuse to sample ahead where that cannot be. Raises ConfigError."""
+        ahead = f"--async-steps {self.async_steps}"
+        if not self.sampler:
+            raise ConfigError(
+                f"{ahead} belongs to --sampler, which is not set: this process cannot sample while it learns; add --sampler "
+                "vllm:http://HOST:PORT, or leave it out"
+            )
+        if not self.corrects:
+            raise ConfigError(
+                f"{ahead} learns from responses of older weights, and nothing corrects for it; {CORRECT}, or use "
+                "--async-steps 0"
+            )
+        if self.dynamic_sampling_rounds:
+            raise ConfigError(
+                f"{ahead} does not go with --dynamic-sampling-rounds, whose prompts are not known ahead; leave out one of "
+                "the two"
+            )
+        if self.sampler_sleep:
+            raise ConfigError(
+                f"{ahead} samples while the update goes on, and --sampler-sleep has servers sleep then; leave out one of the "
+                "two"
+            )
+        if self.async_steps > 1 and self.sampler_weights == "nccl":
+            raise ConfigError(
+                f"{ahead} needs several versions of the weights at a time, which only a folder keeps; use --sampler-weights "
+                "folder, or --async-steps 1"
             )
 
     def _check_reference(self) -> None:

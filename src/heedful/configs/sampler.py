@@ -38,9 +38,6 @@ class SamplerOptions(Settings):
     by the others meanwhile. At the start it is 10 seconds."""
     sampler_token_env: str | None = None
     """Environment variable with a token that is sent to the servers (vLLM's --api-key)."""
-    async_steps: Annotated[int, NOT_NEGATIVE] = 0
-    """Rollout batches that the sampler is ahead of the update, which then go on at the same time: responses are drawn by
-    weights this many steps old, which importance corrects for. 0: sample and update take turns."""
 
     @property
     def sampler_addresses(self) -> tuple[str, ...]:
@@ -55,7 +52,7 @@ class SamplerOptions(Settings):
             refuse(
                 self,
                 *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_concurrency", "sampler_timeout"),
-                *("sampler_retry_minutes", "sampler_token_env", "async_steps"),
+                *("sampler_retry_minutes", "sampler_token_env"),
                 because="belongs to --sampler, which is not set; add --sampler vllm:http://HOST:PORT, or leave it out",
             )
             return
@@ -68,16 +65,6 @@ class SamplerOptions(Settings):
             object.__setattr__(self, "sampler_folder", Path(self.sampler_folder))
             if self.sampler_weights == "nccl":
                 raise ConfigError("--sampler-folder belongs to --sampler-weights folder; leave out one of the two")
-        if self.async_steps and self.sampler_sleep:
-            raise ConfigError(
-                f"--async-steps {self.async_steps} samples while the update goes on, and --sampler-sleep has servers sleep "
-                "then; leave out one of the two"
-            )
-        if self.async_steps > 1 and self.sampler_weights == "nccl":
-            raise ConfigError(
-                f"--async-steps {self.async_steps} needs several versions of the weights at a time, which only a folder "
-                "keeps; use --sampler-weights folder, or --async-steps 1"
-            )
         if self.sampler_token_env is not None and (not self.sampler_token_env or "=" in self.sampler_token_env):
             raise ConfigError(
                 f"--sampler-token-env must be the name of an environment variable, got {self.sampler_token_env!r}"

@@ -69,4 +69,4 @@ class ServePolicyConfig(Settings):
     @property
     def interpreter(self) -> str:
         """The Python to run vLLM with."""
-        return str(Path(self.python or os.environ.get(VARIABLE, "") or sys.executable).expanduser())
+        return self.python or str(Path(os.environ.get(VARIABLE, "") or sys.executable).expanduser())

@@ -20,7 +20,7 @@ from heedful.train.online.online_dpo import train_online_dpo
 TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 COLUMNS = [
     "step", "prompt", "response", "prompt_ids", "response_ids", "logprobs", "score", "rewards", "shaped_score", "kl",
-    "length", "finish_reason", "source",
+    "length", "finish_reason", "source", "weights_version", "staleness",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 
 from heedful.errors import SamplerError
-from heedful.sampling.vllm.server import BusyError, Drawn, GoneError, Request, Server
+from heedful.sampling.vllm.server import BusyError, Drawn, FailedError, GoneError, Request, Server
 from heedful.sampling.vllm.weights import Weights
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
@@ -143,7 +143,7 @@ async def prepare(server: Server, weights: Weights) -> None:
         raise GoneError("it has lost the weights that were sent to it; it gets new ones after the next step")
     try:
         found = await server.load(str(weights.folder), weights.version)
-    except GoneError as problem:
+    except FailedError as problem:
         await server.ask_state()  # it may be gone: then that is the problem
         raise server.error(
             f"could not load the weights in {weights.folder}: {problem}. Does it see that folder under this path? If it is "

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 
 from heedful.errors import SamplerError
+from heedful.sampling.vllm.extension.heedful_vllm import added
 
 SUPPORTED = ("0.32", "0.33")
 """Versions of vLLM whose answers are known (docs/vllm.md says what was tried on which)."""
@@ -22,6 +23,10 @@ START = "start it with `heedful serve-policy`, or as docs/vllm.md says"
 
 class GoneError(Exception):
     """A server did not answer, or has other weights than it should: what it was asked is to be asked again, or elsewhere."""
+
+
+class FailedError(GoneError):
+    """A server answered that it failed (status 5xx)."""
 
 
 class BusyError(GoneError):
@@ -142,13 +147,9 @@ class Server:
         reset = await self._ask("/reset_prefix_cache", {}, self.timeout)
         if isinstance(reset, dict) and reset.get("success") is False:
             raise GoneError("the cache of prompts could not be emptied: other requests are using it")
-        total = 0
-        for name in {name for answer in answers for name in answer["parts"]}:
-            # a matrix is split among workers, anything else is the same on all
-            parts = {answer["parts"][name] for answer in answers if name in answer["parts"]}
-            total += sum(int(part, 16) for part in parts)
         self.held = _held(answers[0])
-        return f"{total % (1 << 64):016x}"
+        # a matrix may be split among workers; what is the same on all counts once
+        return added(part for _, part in {(name, part) for one in answers for name, part in one["parts"].items()})
 
     async def _ask_workers(self, method: str, arguments: Mapping[str, str], timeout: float) -> list[dict[str, Any]]:
         answer = await self._ask("/collective_rpc", {"method": method, "kwargs": arguments}, timeout)
@@ -170,7 +171,7 @@ class Server:
         if answer.status_code == 429:
             raise BusyError(_seconds(answer.headers.get("Retry-After")))
         if answer.status_code == 408 or answer.status_code >= 500:
-            raise GoneError(f"{path}: status {answer.status_code}: {said}")
+            raise FailedError(f"{path}: status {answer.status_code}: {said}")
         if answer.status_code == 404 and path != "/v1/completions":
             raise self.error(f"does not know {path}: was it started with VLLM_SERVER_DEV_MODE=1? {START}")
         if answer.status_code != 200:

@@ -29,6 +29,8 @@ from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, 
 T = TypeVar("T")
 FIRST_PATIENCE = 10.0
 """Seconds for which servers are waited for at the start: an address may be wrong."""
+LONGEST_IDLE = 2.0
+"""Seconds that a connection is kept for the next request. vLLM closes one after 5, maybe just as a request is sent on it."""
 LAST_SECONDS = 10.0
 """For which the end of what is on its way is waited for."""
 PROTOCOL = 1
@@ -80,7 +82,7 @@ class Servers:
         }
         headers = {"Authorization": f"Bearer {token}"} if (token := _token(config.sampler_token_env)) else {}
         most = config.sampler_concurrency * len(config.sampler_addresses) + 8
-        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
+        limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=LONGEST_IDLE)
         # servers of one's own are not behind the proxies of the environment
         client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
@@ -169,13 +171,13 @@ class Servers:
         if seen == self._seen and self._weights is not None and (self.folder or self._all_hold(self._weights)):
             return self._weights
         self.number += 1
-        version, plain = f"{self.run}-{self.number}", plain_weights(policy.lm, self.dtype)
+        version = f"{self.run}-{self.number}"
         if self.senders is not None:
-            self._weights = self._sent(version, plain)
+            self._weights = self._sent(version, dict(plain_weights(policy.lm, self.dtype)))
         else:
             assert self.folder is not None
             folder = self.folder / f"v-{self.number:06d}"
-            self._weights = Weights(version, write_weights(policy.lm, plain, folder), folder)
+            self._weights = Weights(version, write_weights(policy.lm, self.dtype, folder), folder)
         self._seen = seen
         return self._weights
 

@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from heedful.errors import SamplerError
-from heedful.sampling.vllm.extension.heedful_vllm import checksum
+from heedful.sampling.vllm.extension.heedful_vllm import added, checksum
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,24 @@ def fingerprint(lm: PreTrainedModel) -> str:
 
 
 @torch.no_grad()
-def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+def plain_weights(lm: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The weights under their names in the model without adapters, which are merged: ``W + alpha / rank * B A``.
 
-    Tied weights are there once. What is floating point is rounded to ``dtype``.
+    Tied weights are there once. What is floating point is rounded to ``dtype``. Each is made when it is asked for.
     """
-    weights: dict[str, Tensor] = {}
+    adapted = {
+        f"{name}.base_layer.weight": module for name, module in lm.named_modules() if isinstance(module, LoraLayer)
+    }
     seen: set[int] = set()
-    merged = _merged(lm)
     for name, tensor in lm.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        value = merged.get(name, tensor.detach())
-        weights[name.replace(".base_layer.", ".")] = value.to(dtype) if value.is_floating_point() else value
-    return weights
+        value: Tensor = tensor.detach()
+        if name in adapted:
+            module = adapted[name]
+            value = value + sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+        yield name.replace(".base_layer.", "."), value.to(dtype) if value.is_floating_point() else value
 
 
 def check_adapters(lm: PreTrainedModel) -> None:
@@ -61,23 +64,19 @@ def check_adapters(lm: PreTrainedModel) -> None:
         )
 
 
-def _merged(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """The matrices that adapters change, with the change."""
-    merged = {}
-    for name, module in lm.named_modules():
-        if isinstance(module, LoraLayer):
-            weight: Tensor = module.get_base_layer().weight
-            change = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
-            merged[f"{name}.base_layer.weight"] = weight.detach() + change
-    return merged
+def write_weights(lm: PreTrainedModel, dtype: torch.dtype, folder: Path) -> str:
+    """Write a model's plain weights in Hugging Face format; the folder is whole or not there. Returns their checksum.
 
-
-def write_weights(lm: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> str:
-    """Write weights as a model in Hugging Face format; the folder is whole or not there. Returns their checksum."""
+    They are rounded and added up where they are, and wait in the CPU's memory.
+    """
     partial = folder.with_name(f".{folder.name}.heedful-partial")
     shutil.rmtree(partial, ignore_errors=True)
+    weights, parts = {}, []
+    for name, tensor in plain_weights(lm, dtype):
+        parts.append(checksum([tensor]))
+        weights[name] = tensor.cpu()
     shell = copy.copy(lm)  # without the adapters, of which save_pretrained must not know
     shell.__dict__.pop("peft_config", None)
-    shell.save_pretrained(partial, state_dict=dict(weights))
+    shell.save_pretrained(partial, state_dict=weights)
     partial.replace(folder)
-    return checksum(weights.values())
+    return added(parts)

@@ -1,5 +1,6 @@
 """Asynchronous sampling: servers draw the next rollout batches while the policy learns from this one (``--async-steps``)."""
 
+import copy
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.vllm.servers import Pending
-from heedful.train.online.learner import Learner
+from heedful.train.online.learner import Learner, Prompts
 from heedful.types import Completion
 
 
@@ -24,6 +25,12 @@ class Waiting:
     version: int
     """The weights that draw it: how many rollout batches they had learned from."""
     pending: Pending
+
+
+def prompts_ahead(prompts: Prompts, batches: int) -> list[EncodedPrompt]:
+    """The prompts of a batch to come: 1 is the one that is next. None is taken."""
+    looked_at = Prompts(prompts.prompts, copy.copy(prompts.order), prompts.samples_per_prompt)
+    return [next(looked_at) for _ in range(batches)][-1]
 
 
 class Ahead:
@@ -56,7 +63,7 @@ class Ahead:
         rollouts, completions = learner.sampler.finish(taken.pending, learner.policy, prompts)
         last = min(step + self.steps, learner.config.steps)
         for later in range(step + 1 + len(self._waiting), last + 1):
-            self._begin(learner, later, learner.prompts.ahead(later - step))
+            self._begin(learner, later, prompts_ahead(learner.prompts, later - step))
         return rollouts, completions, taken.version
 
     def _begin(self, learner: Learner[RolloutConfig], step: int, prompts: Sequence[EncodedPrompt]) -> None:

@@ -1,6 +1,5 @@
 """Everything that changes while a policy learns from rewards, and what it is compared with."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,13 +57,6 @@ class Prompts(Iterator[list[EncodedPrompt]]):
         """The next ``count`` prompts, each as often as it is to be answered."""
         return self._repeated(self.order.take(count))
 
-    def ahead(self, batches: int) -> list[EncodedPrompt]:
-        """The prompts of a batch to come: 1 is the one that is next. It is not taken."""
-        order = copy.copy(self.order)
-        for _ in range(batches - 1):
-            next(order)
-        return self._repeated(next(order))
-
     def _repeated(self, rows: Sequence[int]) -> list[EncodedPrompt]:
         return [self.prompts[row] for row in rows for _ in range(self.samples_per_prompt)]
 
@@ -73,8 +65,8 @@ class Prompts(Iterator[list[EncodedPrompt]]):
 class Learner(Generic[C_co]):
     """A policy with its critic, reference, optimizer, controllers and random numbers.
 
-    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` stay as they are; all else is in `state_dict`, but for
-    what servers are drawing (``ahead``): a run that goes on has it drawn anew, from the same prompts with the same seeds.
+    ``config``, ``rewards``, ``judges``, ``sampler`` and ``reference`` stay as they are; all else but ``ahead`` is in
+    `state_dict`.
     """
 
     config: C_co
@@ -100,7 +92,7 @@ class Learner(Generic[C_co]):
     health: Health = field(default_factory=Health)
     skips: Skips = field(default_factory=lambda: Skips(None, 0))
     ahead: "Ahead | None" = None
-    """Rollout batches that servers are drawing while the update goes on; None if sampling and update take turns."""
+    """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
     room: Room = field(default_factory=Room)
     """What memory has room for, but for sampling and reward models, which have their own."""
 

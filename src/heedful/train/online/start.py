@@ -152,7 +152,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
         skips=Skips(config.output, config.max_skipped_steps),
-        ahead=Ahead(config.async_steps) if config.async_steps else None,
+        ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
     facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})

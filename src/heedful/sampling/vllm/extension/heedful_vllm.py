@@ -51,6 +51,11 @@ def checksum(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None = None) 
     return f"{total & ((1 << 64) - 1):016x}"
 
 
+def added(checksums: Iterable[str]) -> str:
+    """The checksum of several sets of weights together."""
+    return f"{sum(int(one, 16) for one in checksums) & ((1 << 64) - 1):016x}"
+
+
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     """splitmix64's finaliser of each element; int64 multiplies modulo 2^64, and shifts keep the sign, which is masked."""
     x = (x ^ ((x >> 30) & (_MASK >> 29))) * _FIRST
