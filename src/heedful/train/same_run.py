@@ -12,8 +12,8 @@ from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError, TrainingError
 from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
-from heedful.parallel.sharding import is_divided
 from heedful.parallel.own import own_device
+from heedful.parallel.sharding import is_divided
 from heedful.train.environment import LIBRARIES, digest, sums
 from heedful.train.output_folder import inputs, settings_of
 
