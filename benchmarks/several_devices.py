@@ -3,13 +3,14 @@
 OMP_NUM_THREADS=1 python benchmarks/several_devices.py FOLDER/policy FOLDER/prompts.jsonl
 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/several_devices.py FOLDER/policy FOLDER/prompts.jsonl
 
-benchmarks/scaling_point.py makes such a folder; any model and prompts do. It trains GRPO and SFT on responses of one length and
-prints, for each: median seconds of a step and their spread, sequences per second, the share of the time that rank 0 spent
+benchmarks/scaling_point.py makes such a folder; any model and prompts do. It trains GRPO and SFT on responses of one length
+and prints, for each: median seconds of a step and their spread, sequences per second, the share of the time that rank 0 spent
 in exchanges (with waiting for the others), and the megabytes that it added up.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import time
@@ -72,8 +73,8 @@ def measure(name: str, options: argparse.Namespace, output: Path) -> dict[str, A
         train_sft(
             SFTConfig(**common, data=options.demonstrations, batch_size=options.rows, max_steps=options.steps + 1)
         )
-    seconds = [after[0] - before[0] for before, after in zip(steps, steps[1:], strict=False)]
-    exchanged = [after[1] - before[1] for before, after in zip(steps, steps[1:], strict=False)]
+    seconds = [after[0] - before[0] for before, after in itertools.pairwise(steps)]
+    exchanged = [after[1] - before[1] for before, after in itertools.pairwise(steps)]
     return {
         "case": name,
         "ranks": ranks.size(),
