@@ -20,6 +20,8 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.collate import collate
 from heedful.errors import ConfigError, SamplerError
 from heedful.models.policy import Policy
+from heedful.parallel import ranks
+from heedful.parallel.sharding import gathered_on_first
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.vllm.dispatch import FIRST_WAIT, Dispatch, check, together
 from heedful.sampling.vllm.nccl import Senders
@@ -37,12 +39,13 @@ PROTOCOL = 1
 """What `heedful.sampling.vllm.extension` says of itself."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pending:
     """A batch that is being drawn."""
 
     prompts: list[list[int]]
-    drawn: "Future[tuple[list[Drawn], int]]"
+    drawn: "Future[tuple[list[Drawn], int]] | None" = None
+    """None on ranks that wait for the first."""
 
 
 class Servers:
@@ -51,6 +54,8 @@ class Servers:
     Before a batch they are given the policy's weights, if those are not the ones they have, and each proves it: the checksum
     of what it computes with is the trainer's (`heedful.sampling.vllm.extension.heedful_vllm.checksum`). After the batch each
     proves that nothing has replaced them meanwhile.
+
+    Of several ranks the first talks to the servers, and shares what they draw.
 
     Requests are made in a thread of its own, one batch after the other, so that a batch can be on its way while the trainer
     does something else.
@@ -137,14 +142,26 @@ class Servers:
             lengths = torch.randint(
                 config.min_new_tokens, config.max_new_tokens + 1, (len(prompts),), generator=generator
             ).tolist()
-        weights = self._current(policy)
         asked = [Request(list(p), most, seed) for p, most, seed in zip(prompts, lengths, seeds, strict=True)]
-        return Pending([list(p) for p in prompts], self._start(self._draw(weights, asked)))
+        pending, whole = Pending([list(p) for p in prompts]), gathered_on_first(policy)
+
+        def start() -> None:
+            assert whole is not None
+            pending.drawn = self._start(self._draw(self._current(whole), asked))
+
+        ranks.by_first(start)
+        return pending
 
     def finish(self, pending: Pending, device: torch.device) -> Rollouts:
         """Wait for a batch. Raises SamplerError."""
-        drawn, retries = self._wait(pending.drawn)
-        self.retries += retries
+
+        def wait() -> list[Drawn]:
+            assert pending.drawn is not None
+            drawn, retries = self._wait(pending.drawn)
+            self.retries += retries
+            return drawn
+
+        drawn = ranks.by_first(wait)
         stops = [] if self.config.response_length != "stop" else self.stop_ids
         batch = collate(pending.prompts, [one.ids for one in drawn], pad_id=self.pad_id)
         logprobs = torch.zeros(batch.response_mask.shape)
@@ -265,7 +282,7 @@ def connect(config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], p
     """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError."""
     servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
     try:
-        servers.connect(policy, longest=longest)
+        ranks.by_first(lambda: servers.connect(policy, longest=longest))
     except BaseException:
         servers.close()
         raise

@@ -1,0 +1,80 @@
+"""Several ranks that sample on servers: the first talks to them, and all learn from what they draw as one process would."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from heedful.configs.grpo import GRPOConfig
+from heedful.configs.parse import to_yaml
+from heedful.train.online.engine import train_grpo
+
+CORRECTED = {"importance": "token-truncate"}
+
+
+def numbers(folder):
+    """The lines of metrics.jsonl, but for times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in one.items() if not name.startswith(("time/", "perf/"))} for one in lines]
+
+
+@pytest.fixture
+def in_ranks(tmp_path):
+    """``in_ranks(config)`` trains in two ranks."""
+
+    def run(config):
+        path = tmp_path / "einstellungen.yaml"
+        path.write_text(to_yaml(config), encoding="utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        common = os.environ | {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "heedful", "grpo", str(path)],
+                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        said = [process.communicate(timeout=300)[1] for process in started]
+        return [process.returncode for process in started], said
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"shard": "full"}, marks=pytest.mark.exhaustive), {"async_steps": 1, **CORRECTED}],
+    ids=["whole", "divided", "ahead"],
+)
+def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp_path, changes):
+    first = server()
+    alone = {name: value for name, value in changes.items() if name != "shard"}
+    train_grpo(settings(GRPOConfig, first, **alone))
+    first.seen()
+    status, said = in_ranks(settings(GRPOConfig, first, output=tmp_path / "zwei", **changes))
+    assert status == [0, 0], said
+    found, expected = numbers(tmp_path / "zwei"), numbers(tmp_path / "run")
+    assert len(found) == len(expected) > 3
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+
+
+def test_a_server_that_is_gone_ends_all_ranks(server, settings, in_ranks, tmp_path):
+    first = server()
+    first.set_faults(die_after=40)
+    status, said = in_ranks(settings(GRPOConfig, first, output=tmp_path / "zwei"))
+    assert status == [4, 4]
+    assert "cannot be reached" in said[0]
+    assert "Traceback" not in said[0] + said[1]
