@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from heedful.checkpoints.load import load_policy, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
@@ -16,6 +17,7 @@ from heedful.checkpoints.save import save_policy
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
+from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.parallel import ranks
@@ -31,10 +33,11 @@ from heedful.parallel.sharding import (
     whole_tensor,
 )
 from heedful.sampling.generate import sample
+from heedful.train.division import divide
 from heedful.train.online.average import WeightAverage
 from heedful.train.optimization import make_optimizer, optimizer_step
 from heedful.train.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
-from heedful.train.state_file import read_state, write_divided, write_state
+from heedful.train.state_file import DIVIDED, read_state, write_divided, write_state
 
 MODELS, FOLDER = (Path(word) for word in sys.argv[1:])
 CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
@@ -125,7 +128,7 @@ def compared(make, mine=None, **options):
     one = make()
     losses, norms, _ = train(one, [list(range(ROWS))])
     several = make()
-    shard(several, make_mesh(CPU, options.pop("replicas", 1)))
+    options.pop("divide", shard)(several, make_mesh(CPU, options.pop("replicas", 1)))
     rows = mine[ranks.rank()]
     found = train(several, rows if not rows or isinstance(rows[0], list) else [rows], **options)
     theirs = dict(several.named_parameters())
@@ -145,9 +148,9 @@ def compared(make, mine=None, **options):
 def memory():
     """Bytes that this rank holds of a divided model in training, and of the same one whole."""
     found = []
-    for divide in (False, True):
+    for is_divided in (False, True):
         model = policy("qwen3")
-        if divide:
+        if is_divided:
             shard(model, make_mesh(CPU))
         optimizer = make_optimizer([(model, 1e-3)], CONFIG)
         batch = next(batches())
@@ -229,7 +232,7 @@ def states():
     if ranks.is_first():
         write_state(folder, state)
     ranks.share(None)
-    write_divided(folder, state)
+    write_divided(folder / DIVIDED, state)
     ranks.share(None)
     read = read_state(folder)
     names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
@@ -269,6 +272,37 @@ def states():
     }
 
 
+def averaged():
+    """Five steps whose gradients are averaged over the ranks, as FSDP2 does if nobody says otherwise."""
+
+    def divide(model, mesh):
+        shard(model, mesh)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(float(ranks.size()))
+
+    return compared(policy, divide=divide)
+
+
+def refused():
+    """What is said of what cannot be divided."""
+    mixture = policy()
+    mixture.lm.config.num_experts = 4
+    config = replace(CONFIG, shard="full")
+    return [
+        message_of(lambda: make_mesh(CPU, 3)),
+        message_of(lambda: shard(torch.nn.Linear(2, 2), make_mesh(CPU))),
+        message_of(lambda: divide(config, CPU, mixture)),
+    ]
+
+
+def message_of(work):
+    try:
+        return work()
+    except ConfigError as error:
+        return str(error)
+
+
 EVERY = {
     "tied, with a value head": lambda: compared(policy),
     "untied": lambda: compared(lambda: policy("qwen3")),
@@ -281,6 +315,8 @@ EVERY = {
     "encoder": lambda: compared(lambda: reward_model("deberta-v2"), [[[0, 1], [2], [3]], [[4]]]),
     "value model": lambda: compared(value_model),
     "in float64": lambda: compared(lambda: policy().double()),
+    "averaged": averaged,
+    "refused": refused,
     "memory": memory,
     "copies": copies,
     "average": average,

@@ -4,10 +4,19 @@ import json
 import math
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+import heedful
 from heedful.checkpoints.tiny import DECODERS
+from heedful.configs.plan import PlanSFTConfig
+from heedful.data.out_of_memory import Room
+from heedful.errors import ConfigError, MemoryFullError, RankError
+from heedful.parallel import in_step
+from heedful.train.division import divide, divides, loading_device
+from heedful.types import MicroBatch
 
+LEAST = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full"}
 TRAINED = (
     "tied, with a value head",
     "untied",
@@ -109,3 +118,96 @@ def divided(tree):
     elif isinstance(tree, list):
         for value in tree:
             yield from divided(value)
+
+
+@pytest.fixture
+def _no_passes_open(monkeypatch):
+    monkeypatch.setattr(in_step._Passes, "are_open", False)
+
+
+@pytest.mark.usefixtures("_no_passes_open")
+def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
+    """The others wait in the middle of the pass: doing it again would be answered by nobody. Elsewhere it is halved."""
+    tried = []
+
+    def work(limit):
+        tried.append(limit.rows)
+        with in_step.keep_step():
+            raise torch.OutOfMemoryError("the device has none")
+
+    with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run goes on from its newest checkpoint"):
+        Room().run(work, MicroBatch(6), rows=20)
+    assert tried == [6]
+    assert in_step.others_wait()
+    assert not in_step.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
+
+
+@pytest.mark.usefixtures("_no_passes_open")
+def test_a_rank_that_leaves_in_a_pass_is_named():
+    def work(limit):
+        with in_step.keep_step():
+            raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+
+    with pytest.raises(RankError, match="Connection closed by peer"):
+        Room().run(work, MicroBatch(6), rows=20)
+
+
+@pytest.mark.usefixtures("_no_passes_open")
+def test_other_errors_in_a_pass_stay_what_they_are():
+    def work(limit):
+        with in_step.keep_step():
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        Room().run(work, MicroBatch(6), rows=20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"compile": True}, "--compile does not go with --shard full"),
+        ({"quantize": "4bit", "lora_rank": 4}, "--quantize 4bit does not go"),
+        ({"optimizer": "adamw-8bit"}, "--optimizer adamw-8bit does not go"),
+        ({"optimizer_device": "cpu"}, "--optimizer-device cpu does not go"),
+        ({"weights_dtype": "bfloat16"}, "--weights-dtype bfloat16 does not go"),
+        ({"dtype": "float16"}, "--dtype float16 does not go with --shard full: .* use --dtype bfloat16"),
+        ({"reference_device": "cpu"}, "--reference-device cpu does not go"),
+        ({"cuda_graphs": True}, "--cuda-graphs does not go"),
+        ({"shard": "none", "replicas": 2}, "--replicas .*belongs to --shard full"),
+        ({"shard": "none", "sync_every": "micro-batch"}, "--sync-every .*belongs to --shard full"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_divided_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        heedful.PPOConfig(
+            **{"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full", **settings}
+        )
+
+
+def test_in_one_process_there_is_nothing_to_divide(tmp_path):
+    config = heedful.SFTConfig(model="m", data="d", output=tmp_path, shard="full")
+    assert not divides(config)
+    assert loading_device(config, torch.device("cuda")) == torch.device("cuda")
+    divide(config, torch.device("cpu"), None)
+
+
+def test_a_plan_says_that_it_is_of_whole_models():
+    with pytest.raises(ConfigError, match="--shard full: a plan is of one process"):
+        PlanSFTConfig(model="0.5B", shard="full")
+
+
+def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):
+    for found in two:
+        assert found["refused"] == [
+            "--replicas 3 does not divide the 2 ranks; choose one of 1, 2, or start a multiple of 3 ranks",
+            "--shard full: Linear has no list of layers to divide; leave out --shard",
+            "--shard full: GPT2LMHeadModel is a mixture whose experts are modules of their own, and which of them learn "
+            "differs from rank to rank; leave out --shard",
+        ]
+
+
+def test_gradients_that_are_averaged_would_be_noticed(two):
+    """A planted mistake: FSDP2's own choice is the mean over ranks."""
+    for found in two:
+        assert found["averaged"]["norm"] > 0.1
