@@ -1,8 +1,10 @@
 """Ranks: real processes that meet as torchrun's do."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,9 +16,12 @@ HERE = Path(__file__).parent
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A free port below those that the system gives to whoever asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(rank, size, port):

@@ -6,7 +6,8 @@ SHORT = ("sft", "reward", "ppo", "grpo")
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
-ON_A_KNIFE_EDGE = {"reward/accuracy"}
+PREFERENCES = ("dpo", "simpo", "kto", "online-dpo")
+ON_A_KNIFE_EDGE = {f"{case} {name}" for case in PREFERENCES for name in ("reward/accuracy", "eval/accuracy")}
 """Before the first step policy and reference agree, so which of two equal rewards is larger is up to rounding."""
 
 
@@ -29,7 +30,9 @@ def trained(results, inputs, tmp_path_factory):
 def check(comparing, steps, one, several, names, *, tolerance, floor, left_out=()):
     for name in names:
         a, b = one / name, several / name
-        largest = [found for found in comparing.metric_distances(a, b, floor=floor) if found[2] not in left_out]
+        largest = [
+            found for found in comparing.metric_distances(a, b, floor=floor) if f"{name} {found[2]}" not in left_out
+        ]
         assert largest[0][0] <= tolerance, (name, largest[:5])
         assert comparing.weight_distance(a, b) <= tolerance, name
         assert comparing.samples_of(a) == comparing.samples_of(b), name
