@@ -47,7 +47,7 @@ def weight_distance(first, second):
     a, b = weights_of(first), weights_of(second)
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     assert a
-    return max(_norm({k: a[name][k] - b[name][k] for k in a[name]}) / _norm(a[name]) for name in a)
+    return max(_norm({k: a[name][k] - b[name][k] for k in a[name]}) / (_norm(a[name]) or 1.0) for name in a)
 
 
 def _norm(tensors):

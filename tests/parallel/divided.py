@@ -126,7 +126,8 @@ def compared(make, mine=None, **options):
     """The largest relative differences between a divided and a whole model after five steps."""
     mine = mine or [[0, 2, 4], [1, 3]]
     one = make()
-    losses, norms, _ = train(one, [list(range(ROWS))])
+    with ranks.alone():
+        losses, norms, _ = train(one, [list(range(ROWS))])
     several = make()
     options.pop("divide", shard)(several, make_mesh(CPU, options.pop("replicas", 1)))
     rows = mine[ranks.rank()]
