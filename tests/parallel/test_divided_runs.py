@@ -46,7 +46,7 @@ def check(comparing, training):
 
 
 def test_two_ranks_train_as_one_does(trained, check):
-    """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. The other trainers are exhaustive."""
+    """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. Other trainers are exhaustive."""
     check(trained(1, SHORT), trained(2, SHORT, **SHARDED), SHORT)
 
 
