@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.checkpoints.tiny import DECODERS
+from heedful.commands import plan_memory
 from heedful.configs.plan import PlanSFTConfig
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, MemoryFullError, RankError
@@ -194,7 +195,7 @@ def test_in_one_process_there_is_nothing_to_divide(tmp_path):
 
 def test_a_plan_says_that_it_is_of_whole_models():
     with pytest.raises(ConfigError, match="--shard full: a plan is of one process"):
-        PlanSFTConfig(model="0.5B", shard="full")
+        plan_memory(PlanSFTConfig(model="0.5B", shard="full"))
 
 
 def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):

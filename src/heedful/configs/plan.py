@@ -14,7 +14,6 @@ from heedful.configs.ranges import POSITIVE
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.settings import Settings
 from heedful.configs.sft import SFTConfig
-from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,6 @@ class PlanOptions(Settings):
     """Not read: a plan takes every text to be as long as the longest."""
     output: Path = Path("plan")
     """Not written."""
-
-    def check(self) -> None:
-        super().check()
-        if getattr(self, "shard", "none") != "none":
-            raise ConfigError(
-                "--shard full: a plan is of one process that holds whole models; leave it out, and divide what the plan says "
-                "of weights, gradients and the optimizer by the number of ranks (docs/several-devices.md)"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

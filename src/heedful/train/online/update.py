@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from heedful.models.policy import TokenOutputs
 from heedful.models.value_head import ValueHead
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
-from heedful.parallel.sharding import passes
+from heedful.parallel.sharding import Passes, passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.advantages import action_mask
@@ -132,9 +131,8 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
         minibatch, before = experience.select(rows), dict(sums.totals)
         num_actions = action_mask(minibatch.batch.response_mask, config).sum()
-        first = minibatch.batch.select(rows.new_zeros(1)).response_mask
-        step = passes((head, partial(_zero_of_head, head, states[rows[:1]], first)))
-        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), step):
+        first = states[rows[:1]], minibatch.batch.response_mask[:1]
+        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), _through_head(head, *first)):
             mask = batch.response_mask
             values = scatter(head(states[rows[part]], mask), mask)
             loss, metrics = value_loss(values, minibatch.select(part), config, num_actions)
@@ -146,9 +144,9 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     return sums.means(max(1, sum(not step.is_left_out for step in taken))), taken
 
 
-def _zero_of_head(head: ValueHead, states: Tensor, mask: Tensor) -> Tensor:
-    """0, from a pass of the value head over one row: what a rank passes through that has no rows left."""
-    return 0.0 * head(states, mask).sum()
+def _through_head(head: ValueHead, states: Tensor, mask: Tensor) -> Passes | None:
+    """Passes through a value head; a rank that has no rows left makes one over these."""
+    return passes((head, lambda: 0.0 * head(states, mask).sum()))
 
 
 def _minibatches(
@@ -175,7 +173,7 @@ def accumulate(learner: Learner[OnlineConfig], minibatch: Experience, sums: Metr
     config, counts = learner.config, Counts.of(minibatch, learner.config)
     pulls = config.estimator.critic and learner.critic is None and config.value_coef > 0
     approx_kl, read = torch.zeros((), device=minibatch.kl.device), list[Tensor]()
-    step = passes((learner.policy, partial(learner.policy.zero, with_values=pulls)), *_through(learner.critic))
+    step = passes((learner.policy, lambda: learner.policy.zero(with_values=pulls)), *_through(learner.critic))
     for rows, batch in micro_batches(minibatch.batch, learner.micro_batch, step):
         part = minibatch.select(rows)
         read.append(rows)
