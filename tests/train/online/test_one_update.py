@@ -11,10 +11,11 @@ from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError
 from heedful.train.online import engine, online_dpo
+from heedful.train.online.about import ONLY_MEASURED
 from heedful.train.online.evaluation import sample_rows
 from heedful.train.online.experience import collect
 from heedful.train.online.respond import respond
-from heedful.train.online.start import ONLY_MEASURED, start
+from heedful.train.online.start import start
 
 
 @dataclass(frozen=True, kw_only=True)

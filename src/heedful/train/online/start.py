@@ -22,13 +22,14 @@ from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
-from heedful.rewards.judge.start import check_comparing, is_judge
+from heedful.rewards.judge.start import check_comparing
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
+from heedful.train.online.about import About, notes_of, parents_of
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
@@ -39,29 +40,7 @@ from heedful.train.setup import check_start, load_reference, load_trained, prepa
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch
 
-OFF_POLICY = (
-    "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy; --importance "
-    "corrects for it (heedful ppo, a2c, grpo)"
-)
-CORRECTED = (
-    "--top-k and --top-p leave tokens out: --importance weighs what is sampled, but what is left out is never seen, so a "
-    "bias stays (rollout/kept_mass)"
-)
-ONLY_MEASURED = "--reference: KL has no price here, so the reference is read only at evaluations, for eval/kl"
-WITHOUT_JUDGE = (
-    "a judge that compares has no part in eval/score_mean and eval/objective, whose prompts have one response each; best/ is "
-    "chosen by --best-by"
-)
 C = TypeVar("C", bound=RolloutConfig)
-
-
-class About(TypedDict):
-    """What a run says of itself."""
-
-    facts: dict[str, Any]
-    parents: list[str]
-    more_data: list[str]
-    notes: list[str]
 
 
 class Machine(TypedDict):
@@ -158,9 +137,9 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
     about = About(
         facts=facts,
-        parents=_parents(config, [*functions, *judges]),
+        parents=parents_of(config, [*functions, *judges]),
         more_data=[str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None],
-        notes=_notes(config),
+        notes=notes_of(config),
     )
     return Started(config, learner, held_out, about)
 
@@ -305,19 +284,3 @@ def _try_rewards(
     completions = sampler.respond(policy, asked, torch.Generator().manual_seed(config.seed))[1]
     for together in filter(None, rewards):
         score(together, completions)
-
-
-def _notes(config: RolloutConfig) -> list[str]:
-    """What the settings do that a user may not expect."""
-    is_only_measured = config.reference is not None and not config.needs_reference
-    is_corrected = isinstance(config, OnlineConfig) and config.importance != "none"
-    filtered = [CORRECTED if is_corrected else OFF_POLICY] if config.leaves_out else []
-    without_judge = any(map(is_judge, config.rewards)) and config.judge_compares and bool(config.best_by)
-    return filtered + ([ONLY_MEASURED] if is_only_measured else []) + ([WITHOUT_JUDGE] if without_judge else [])
-
-
-def _parents(config: RolloutConfig, rewards: Sequence[Reward]) -> list[str]:
-    """The models that a run starts from; their hashes are written down."""
-    value_model = config.value_model if isinstance(config, OnlineConfig) else None
-    named = [path for path in (config.model, config.reference, value_model) if path]
-    return named + [reward.name.removeprefix("model:") for reward in rewards if reward.name.startswith("model:")]
