@@ -108,14 +108,14 @@ def test_micro_batches_do_not_change_the_gradient(model_and_inputs, config, pass
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 def test_a_ranking_is_never_split(model_and_inputs, size):
     """And a micro-batch holds as many responses as that number of pairs, or one ranking that is larger."""
-    _, inputs = model_and_inputs
+    model, inputs = model_and_inputs
     rankings = make(inputs)
-    parts = list(micro_batches(rankings, MicroBatch(size)))
+    parts = list(micro_batches(model, rankings, MicroBatch(size)))
     assert sorted(one.ranking.source for part in parts for one in part) == [f"row {i}" for i in range(6)]
     for part in parts:
         assert len(part) == 1 or sum(len(one.rows) for one in part) <= 2 * size
     pairs = make(inputs, [(0, 1)] * 7)
-    lengths = [len(part) for part in micro_batches(pairs, MicroBatch(size))]
+    lengths = [len(part) for part in micro_batches(model, pairs, MicroBatch(size))]
     assert lengths[:-1] == [size] * (7 // size) or lengths == [size] * (7 // size)
 
 
