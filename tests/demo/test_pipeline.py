@@ -362,7 +362,7 @@ def test_an_interrupted_demo_is_replaced_on_demand(demo, small_recipe, tmp_path)
     (output / "sft" / "旧").write_text("old", encoding="utf-8")
     config = DemoConfig(output=output, overwrite=True)
     check_output(config)
-    make_beginning(config, read_recipe(config, small_recipe).tiny)
+    make_beginning(config, read_recipe(config, small_recipe).tiny).release()
     (aside,) = (path for path in tmp_path.iterdir() if path != output)
     assert (aside / "sft" / "旧").read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in output.iterdir()) == ["base", "demo.json", "world"]
@@ -404,7 +404,7 @@ def test_a_demo_goes_on_at_the_stage_and_step_where_it_stopped(demo, small_recip
 
 def test_an_unfinished_demo_of_another_seed_is_left_alone(small_recipe, tmp_path):
     config = DemoConfig(output=tmp_path / "演示", device="cpu")
-    make_beginning(config, read_recipe(config, small_recipe).tiny)
+    make_beginning(config, read_recipe(config, small_recipe).tiny).release()
     assert check_output(config) is True
     with pytest.raises(ConfigError, match="unfinished demo with --seed 0, got --seed 1"):
         check_output(DemoConfig(output=tmp_path / "演示", seed=1))
