@@ -253,7 +253,7 @@ def share(value: T) -> T:
     held = [value if is_first() else None]
     with complete():
         _dist().broadcast_object_list(held, src=0)
-    return held[0]  # type: ignore[return-value]
+    return held[0]  # type: ignore[return-value]  # what rank 0 put there
 
 
 def by_first(work: Callable[[], T]) -> T:
@@ -273,7 +273,7 @@ def by_first(work: Callable[[], T]) -> T:
     value, failure = share(outcome)
     if failure is not None:
         raise failure
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[return-value]  # None only beside a failure, raised above
 
 
 def _portable(error: Exception) -> Exception:

@@ -170,7 +170,7 @@ def _gathered(
             setattr(owner, last, new)
     if filled is not None:
         filled.train(module.training)
-    return filled  # type: ignore[return-value]
+    return filled  # type: ignore[return-value]  # a copy of the module, of its class
 
 
 def is_divided(tensor: Tensor) -> bool:
@@ -253,7 +253,7 @@ class Passes:
     def before(self, *, is_last: bool) -> None:
         """Call before each micro-batch's passes, there or not."""
         for module in self.modules:
-            module.set_requires_gradient_sync(is_last or self.sync_every == "micro-batch")  # type: ignore[operator]
+            module.set_requires_gradient_sync(is_last or self.sync_every == "micro-batch")  # type: ignore[operator]  # an FSDPModule
 
     def nothing(self) -> None:
         """Make the passes of a micro-batch that is not there. Gradients stay as they are."""

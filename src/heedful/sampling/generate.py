@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
-from heedful.data.collate import collate
+from heedful.data.collate import Batch, collate
 from heedful.data.micro_batches import rows_by_length
 from heedful.data.out_of_memory import Room
 from heedful.faults import hit
@@ -103,14 +103,20 @@ def sample(
                 ranks.put_together(numbers, own)
     responses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
     batch = collate(prompts, responses, pad_id=pad_id).to(policy.device)
+    truncated = torch.tensor([response[-1] not in stops for response in responses], device=policy.device)
+    return _rollouts(batch, counts, truncated, logprobs, kept)
+
+
+def _rollouts(batch: Batch, lengths: Tensor, truncated: Tensor, logprobs: Tensor, kept: Tensor | None) -> Rollouts:
+    """Responses with numbers ``[rows, max_new_tokens]`` of their tokens, cut to the longest response and 0 outside."""
 
     def inside(numbers: Tensor) -> Tensor:
         return torch.where(batch.response_mask, numbers[:, : batch.response_mask.shape[1]], 0.0)
 
     return Rollouts(
         batch=batch,
-        lengths=counts,
-        truncated=torch.tensor([response[-1] not in stops for response in responses], device=policy.device),
+        lengths=lengths,
+        truncated=truncated,
         sampler_logprobs=inside(logprobs),
         kept_logprobs=None if kept is None else inside(kept),
     )

@@ -133,15 +133,21 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         skips=Skips(config.output, config.max_skipped_steps),
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
-    facts: dict[str, Any] = {"rewards": [reward.name for reward in functions], "data": counts}
-    facts |= {"score_norm": score_norm.state_dict()} | ({} if ptx is None else {"ptx": ptx.counts})
-    about = About(
+    return Started(config, learner, held_out, _about(learner, counts))
+
+
+def _about(learner: Learner[RolloutConfig], counts: Counts) -> About:
+    """What the run says of itself; ``counts`` are of its records."""
+    config = learner.config
+    facts: dict[str, Any] = {"rewards": [reward.name for reward in learner.rewards], "data": counts}
+    facts |= {"score_norm": learner.score_norm.state_dict()}
+    facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
+    return About(
         facts=facts,
-        parents=parents_of(config, [*functions, *judges]),
+        parents=parents_of(config, [*learner.rewards, *learner.judges]),
         more_data=[str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None],
         notes=notes_of(config),
     )
-    return Started(config, learner, held_out, about)
 
 
 def kl_control(config: OnlineConfig) -> core.FixedKL | core.AdaptiveKL:
