@@ -85,6 +85,21 @@ def launch():
 
 
 @pytest.fixture(scope="session")
+def finished():
+    """``finished(processes)`` is the exit status of each rank and what it said on standard error."""
+
+    def of(processes, timeout=600):
+        try:
+            said = [process.communicate(timeout=timeout)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return [process.returncode for process in processes], said
+
+    return of
+
+
+@pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
     """``inputs(decoder)`` is a folder with what `training.py` trains on, made once."""
     made = {}

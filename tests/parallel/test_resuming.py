@@ -19,19 +19,14 @@ BY_THE_FIRST = {name for name in POINTS if name.startswith("save.")} | {
 
 
 @pytest.fixture(scope="module")
-def go(launch, inputs):
+def go(launch, finished, inputs):
     """``go(size, output, case)`` trains, cut short by faults on one rank if they are given. Returns exit statuses."""
 
     def of(size, output, case, faults=None, rank=0, timeout=600, **changes):
         per_rank = {rank: {"HEEDFUL_FAULTS": faults}} if faults else None
         variables = {"CHANGES": json.dumps(changes)}
         processes = launch(size, "training.py", inputs(), output, case, per_rank=per_rank, **variables)
-        try:
-            said = [process.communicate(timeout=timeout)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        statuses = [process.returncode for process in processes]
+        statuses, said = finished(processes, timeout)
         assert faults or statuses == [0] * size, [one[-3000:] for one in said]
         return statuses
 

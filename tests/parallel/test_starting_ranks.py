@@ -30,19 +30,15 @@ SFT = (
 
 
 @pytest.fixture(scope="module")
-def command(launch, inputs):
+def command(launch, finished, inputs):
     """Exit status and messages of each rank of a command, run in the folder of inputs or in one folder for each rank."""
 
     def of(size, *words, cwds=None, **options):
         processes = launch(size, "-m heedful", *words, cwds=cwds or [inputs()] * size, **options)
-        try:
-            said = [process.communicate(timeout=300)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
+        statuses, said = finished(processes, timeout=300)
         lines = [[line for line in one.splitlines() if line.startswith("heedful:")] for one in said]
         assert not any("Traceback" in one for one in said), said
-        return [(process.returncode, one) for process, one in zip(processes, lines, strict=True)]
+        return list(zip(statuses, lines, strict=True))
 
     return of
 
