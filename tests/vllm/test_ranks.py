@@ -62,9 +62,10 @@ def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp
     first = server()
     alone = {name: value for name, value in changes.items() if name != "shard"}
     train_grpo(settings(GRPOConfig, first, **alone))
-    first.seen()
+    asked = first.seen()["completions"]
     status, said = in_ranks(settings(GRPOConfig, first, output=tmp_path / "zwei", **changes))
     assert status == [0, 0], said
+    assert len(first.seen()["completions"]) == len(asked) > 0  # by one rank, not by each
     found, expected = numbers(tmp_path / "zwei"), numbers(tmp_path / "run")
     assert len(found) == len(expected) > 3
     for ours, theirs in zip(found, expected, strict=True):
