@@ -1,9 +1,16 @@
 """Set-up of every test: annotations of the mathematics are checked at run time, threads are few, seeds are fixed."""
 
+import atexit
+import gc
 import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 from pathlib import Path
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -24,6 +31,12 @@ torch.set_num_threads(min(2, torch.get_num_threads()))
 # The same examples on every run, and no database in the working tree.
 settings.register_profile("heedful", deadline=None, database=None, derandomize=True, max_examples=40)
 settings.load_profile("heedful")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and what they import stay until the end: there is no garbage to look for among them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +165,93 @@ def chat_server(gold_prompts):
             yield ChatServer(int(process.stdout.readline()))
         finally:
             process.kill()
+
+
+class Forked:
+    """A process that has begun as a copy of this one, which has loaded torch and what else takes seconds to load.
+
+    Otherwise it is as if it had been started anew: its own environment and folder, signals as a shell gives them, both
+    streams, an exit status. What it says is kept in files, so nobody needs to read along.
+    """
+
+    def __init__(self, work, *, cwd=None, env=None):
+        self.returncode = None
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]
+        self._said = ()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(self._run(work, cwd, env))
+
+    def _run(self, work, cwd, env):
+        gc.freeze()
+        atexit._clear()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for number, file in enumerate(self._files, 1):
+            os.dup2(file.fileno(), number)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
+        status = 0
+        try:
+            os.chdir(cwd or ".")
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(env)
+                torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+            work()
+        except SystemExit as stopped:
+            status = stopped.code or 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        finally:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return status
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def communicate(self, timeout=60):
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.005)
+        for file in self._files:
+            self._said += (os.pread(file.fileno(), 2**26, 0).decode(),)
+            file.close()
+        self._files = []
+        return self._said
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """``forked(work, cwd=..., env=...)`` starts ``work()`` in a process of its own, within milliseconds."""
+    return Forked
+
+
+@pytest.fixture(scope="session")
+def forked_heedful():
+    """``forked_heedful(*words, cwd=..., env=...)`` starts the command in a process of its own, within milliseconds."""
+
+    def start(*words, **options):
+        def work():
+            sys.argv = ["heedful", *map(str, words)]
+            runpy.run_module("heedful", run_name="__main__")
+
+        return Forked(work, **options)
+
+    return start

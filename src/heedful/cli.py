@@ -1,6 +1,7 @@
 """The command line: parse and call, no logic. ``heedful --help`` loads neither torch nor transformers."""
 
 import contextlib
+import gc
 import importlib
 import os
 import select
@@ -351,8 +352,20 @@ def _let_threads_sleep() -> None:
 
 
 def _load(reference: str) -> Any:
+    """What ``module:name`` names.
+
+    Loading torch and transformers makes objects by the hundred thousand, all of which stay: to look for garbage among them
+    again and again would take a fifth of the time.
+    """
     module, _, attribute = reference.partition(":")
-    return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+    if "torch" in sys.modules or not gc.isenabled():
+        return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+    gc.disable()
+    try:
+        return getattr(importlib.import_module(f"heedful.{module}"), attribute)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Ranks: real processes that meet as torchrun's do."""
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import random
+import runpy
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,25 +62,28 @@ def mutants():
 
 
 @pytest.fixture(scope="session")
-def launch():
-    """``launch(size, script, *words)`` starts a script of this folder, or ``-m heedful``, in ranks. Returns processes."""
+def launch(forked):
+    """``launch(size, script, *words)`` starts a script of this folder, or ``heedful``, in ranks. Returns processes."""
 
     def start(size, script, *words, per_rank=None, cwds=None, port=None, **variables):
-        port, started = port or free_port(), []
-        program = [str(HERE / script)] if script.endswith(".py") else script.split()
-        for rank in range(size):
-            more = {**variables, **((per_rank or {}).get(rank, {}))}
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, *program, *(str(word).replace("{rank}", str(rank)) for word in words)],
-                    cwd=None if cwds is None else cwds[rank],
-                    env=environment(rank, size, port) | more,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
+        port = port or free_port()
+
+        def work(rank):
+            sys.argv = [script, *(str(word).replace("{rank}", str(rank)) for word in words)]
+            if script.endswith(".py"):
+                sys.path.insert(0, str(HERE))
+                runpy.run_path(str(HERE / script), run_name="__main__")
+            else:
+                runpy.run_module(script, run_name="__main__")
+
+        return [
+            forked(
+                functools.partial(work, rank),
+                cwd=None if cwds is None else cwds[rank],
+                env=environment(rank, size, port) | variables | (per_rank or {}).get(rank, {}),
             )
-        return started
+            for rank in range(size)
+        ]
 
     return start
 
@@ -100,24 +104,16 @@ def finished():
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
+def inputs(tmp_path_factory, forked, training):
     """``inputs(decoder)`` is a folder with what `training.py` trains on, made once."""
     made = {}
 
     def of(decoder="llama"):
         if decoder not in made:
             made[decoder] = tmp_path_factory.mktemp("输入")
-            code = f"import training; training.make_inputs({decoder!r})"
-            paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=made[decoder],
-                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-4000:]
+            process = forked(functools.partial(training.make_inputs, decoder), cwd=made[decoder])
+            said = process.communicate(timeout=300)[1]
+            assert process.returncode == 0, said[-4000:]
         return made[decoder]
 
     return of

@@ -1,5 +1,6 @@
 """Models divided among ranks beside the same models whole, as JSON; run in several ranks by test_sharding.py."""
 
+import copy
 import json
 import sys
 import time
@@ -165,7 +166,7 @@ def memory():
 
 def copies():
     """What samples and what is saved: whole copies of a divided policy."""
-    one, several = policy(), policy()
+    one, several = copy.deepcopy(policy()), policy()  # in memory of its own: products round by where in a file weights lie
     shard(several, make_mesh(CPU))
     prompts, options = [[7, 8, 9], [10, 11], [12] * 5], SamplingOptions(max_new_tokens=12)
     drawn = [
@@ -177,17 +178,17 @@ def copies():
         for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))
     ]
     half = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
-    copy = gathered_on_first(several)
-    if copy is not None:
+    whole = gathered_on_first(several)
+    if whole is not None:
         tokenizer = load_tokenizer(str(MODELS / "gpt2"))
-        for model, name in ((one, "one"), (copy, "several")):
+        for model, name in ((one, "one"), (whole, "several")):
             save_policy(model, tokenizer, FOLDER / name, stop_ids=(1,))
     tied = gathered(several).lm
     return {
         "same": same,
         "equal": torch.equal(*half),
         "tied": tied.get_output_embeddings().weight is tied.get_input_embeddings().weight,
-        "on first": copy is not None,
+        "on first": whole is not None,
         "whole is itself": gathered(one) is one,
     }
 

@@ -34,7 +34,7 @@ def command(launch, finished, inputs):
     """Exit status and messages of each rank of a command, run in the folder of inputs or in one folder for each rank."""
 
     def of(size, *words, cwds=None, **options):
-        processes = launch(size, "-m heedful", *words, cwds=cwds or [inputs()] * size, **options)
+        processes = launch(size, "heedful", *words, cwds=cwds or [inputs()] * size, **options)
         statuses, said = finished(processes, timeout=300)
         lines = [[line for line in one.splitlines() if line.startswith("heedful:")] for one in said]
         assert not any("Traceback" in one for one in said), said

@@ -1,5 +1,6 @@
 """What goes to the Hub, what the card says, and what a Hub that refuses leaves."""
 
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import constants
 
 from heedful import cli
 
@@ -266,19 +268,25 @@ def test_a_folder_that_is_no_run_or_not_finished_is_refused(runs, tmp_path, caps
     assert "holds no model: the run is not finished" in " ".join(capsys.readouterr().err.split())
 
 
-def pushed(run, hub, *words, token="hf_test"):
-    """The command in a process of its own, as the Hub's address is read once."""
-    environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.address, "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_TOKEN": token} if token else {}
-    environment |= {"HF_HOME": str(run.parent / "nobody")}
-    done = subprocess.run(
-        [sys.executable, "-m", "heedful.cli", "push", str(run), "org/name", *MIT, *words],
-        capture_output=True, text=True, env=environment, check=False, timeout=120,
-    )  # fmt: skip
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
+@pytest.fixture
+def pushed(forked):
+    """``pushed(run, hub, ...)``: exit status of the command, and what it said."""
+
+    def push(run, hub, *words, token="hf_test"):
+        def work():
+            importlib.reload(constants)  # the Hub's address is read once
+            sys.exit(main(["push", str(run), "org/name", *MIT, *words]))
+
+        environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.address}
+        environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(run.parent / "nobody")}
+        process = forked(work, env=environment | ({"HF_TOKEN": token} if token else {}))
+        said = process.communicate(timeout=120)
+        return process.returncode, " ".join("".join(said).split())
+
+    return push
 
 
-def test_a_push_is_one_commit_of_all_files(runs, hub):
+def test_a_push_is_one_commit_of_all_files(runs, hub, pushed):
     here = hub()
     status, said = pushed(runs("sft"), here)
     assert status == 0, said
@@ -301,7 +309,7 @@ def test_a_push_is_one_commit_of_all_files(runs, hub):
         (500, 3, "failed (500); try again later"),
     ],
 )
-def test_a_hub_that_refuses(status, exit_status, reason, runs, hub):
+def test_a_hub_that_refuses(status, exit_status, reason, runs, hub, pushed):
     before = {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
     found, said = pushed(runs("sft"), hub(status=status))
     assert (found, reason in said) == (exit_status, True), said
@@ -310,13 +318,13 @@ def test_a_hub_that_refuses(status, exit_status, reason, runs, hub):
     assert before == {path: path.read_bytes() for path in sorted(runs("sft").rglob("*")) if path.is_file()}
 
 
-def test_a_hub_that_is_away(runs):
+def test_a_hub_that_is_away(runs, pushed):
     found, said = pushed(runs("sft"), "http://127.0.0.1:9")
     assert found == 3, said
     assert "the Hub at http://127.0.0.1:9 cannot be reached; try again later" in said
 
 
-def test_nobody_is_logged_in(runs, hub, monkeypatch):
+def test_nobody_is_logged_in(runs, hub, monkeypatch, pushed):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     here = hub()
     found, said = pushed(runs("sft"), here, token=None)
@@ -325,7 +333,7 @@ def test_nobody_is_logged_in(runs, hub, monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_a_public_repository_is_not_pushed_to_unasked(runs, hub):
+def test_a_public_repository_is_not_pushed_to_unasked(runs, hub, pushed):
     here = hub(is_private=False)
     found, said = pushed(runs("sft"), here)
     assert found == 2

@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -22,7 +20,7 @@ def numbers(folder):
 
 
 @pytest.fixture
-def in_ranks(tmp_path):
+def in_ranks(forked_heedful, tmp_path):
     """``in_ranks(config)`` trains in two ranks."""
 
     def run(config):
@@ -36,15 +34,10 @@ def in_ranks(tmp_path):
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
         }
         started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "heedful", "grpo", str(path)],
-                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            forked_heedful("grpo", path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(2)
         ]
         said = [process.communicate(timeout=300)[1] for process in started]

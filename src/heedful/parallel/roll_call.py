@@ -28,8 +28,12 @@ class _Store:
     """The store, this rank and how many there are; nothing before `open_store`."""
 
     store: dist.Store | None = None
+    serves = False
+    """Whether the store ends with this process; torchrun's does not."""
     rank = 0
     size = 1
+    silent: frozenset[int] = frozenset()
+    """The ranks that have died or hang, so far as this one knows."""
 
 
 def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
@@ -50,7 +54,8 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
             "port with torchrun --master-port, or let it choose one with --standalone (one machine)"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _Store.store, _Store.rank, _Store.size = dist.PrefixStore(f"heedful/{attempt}", found), rank, size
+    _Store.store, _Store.serves = dist.PrefixStore(f"heedful/{attempt}", found), serves
+    _Store.rank, _Store.size = rank, size
     return _Store.store
 
 
@@ -80,6 +85,7 @@ def lost(error: Exception) -> RankError:
         number, words = min(failed.items())
         return RankError(f"rank {number} of {_Store.size}: {words['error']}", status=words["status"])
     silent = [number for number in others if number not in said]
+    _Store.silent = frozenset(silent)
     first_line = str(error).splitlines()[0]
     if not silent:
         return RankError(f"the ranks have lost each other, and none has failed: {first_line}")
@@ -125,15 +131,23 @@ def speaks() -> bool:
 
 
 def end() -> None:
-    """Rank 0 has said its last words; the others wait until then, for a while, if it is there."""
+    """Rank 0 has said its last words; the others wait until then, for a while, if it is there.
+
+    If it serves the store, it then waits for them: one that finds no store would take it to have died.
+    """
     if _Store.store is None:
         return
     if _Store.rank == 0:
         _put("ended", {})
+        others = set(range(1, _Store.size)) - _Store.silent if _Store.serves else set()
+        deadline = time.monotonic() + GRACE
+        while any(_get(f"gone/{number}") is None for number in others) and time.monotonic() < deadline:
+            time.sleep(0.02)
         return
     deadline = time.monotonic() + LAST_WORDS
     while _said(0) is not None and _get("ended") is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    _put(f"gone/{_Store.rank}", {})
 
 
 def _said(number: int) -> dict[str, Any] | None:
