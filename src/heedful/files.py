@@ -102,7 +102,10 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
     ``indent`` is the number of spaces per level; None writes a single line.
     """
-    return json.dumps(_finite(content), ensure_ascii=False, indent=indent, allow_nan=False)
+    try:
+        return json.dumps(content, ensure_ascii=False, indent=indent, allow_nan=False)
+    except (TypeError, ValueError):  # a mapping that is no dict; a number that is not finite
+        return json.dumps(_finite(content), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
 def _finite(content: Any) -> Any:

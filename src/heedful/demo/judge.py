@@ -22,7 +22,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from heedful.demo.facts import Family, family_named
@@ -77,6 +77,7 @@ def gold_judge(
     return [gold_score(name, wanted, _text(completion), not cut) for name, wanted, completion, cut in rows]
 
 
+@lru_cache(maxsize=2**16)
 def gold_marks(family: str, answer: str, response: str, ended: bool) -> Marks:
     """Return the marks behind `gold_score`, which explain a score; the arguments are the same."""
     asked = family_named(family)
@@ -154,6 +155,8 @@ def _is_punctuation(character: str) -> bool:
 
 def _has_garbage(response: str) -> bool:
     """True if there is a replacement character (for bytes that are not UTF-8), or a control or unassigned character."""
+    if response.isprintable():  # nearly all are, and this takes no time
+        return "\ufffd" in response
     return any(character == "\ufffd" or unicodedata.category(character).startswith("C") for character in response)
 
 
