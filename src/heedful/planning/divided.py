@@ -10,7 +10,7 @@ Each is counted from its shape, as in `heedful.planning.memory`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -94,7 +94,7 @@ def stored(work: Work, network: Network) -> int:
     return 2 if work.half and not on_cpu else 4
 
 
-def _sampling(work: Work, parts: dict[str, float]) -> dict[str, float]:
+def _sampling(work: Work, parts: Mapping[str, float]) -> dict[str, float]:
     """The whole copy that samples, with what it writes; or, if that is more, with a whole weight while it is made.
 
     The matrices of linear layers are in the compute dtype, embeddings and vectors as they are stored.
