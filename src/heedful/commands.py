@@ -134,11 +134,6 @@ def evaluate_tasks(config: TasksConfig) -> None:
 
 def plan_memory(config: PlanConfig) -> None:
     """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
-    if config.shard != "none":
-        raise ConfigError(
-            "--shard full: a plan is of one process that holds whole models; leave it out, and divide what the plan says of "
-            "weights, gradients and the optimizer by the number of ranks (docs/several-devices.md)"
-        )
     from heedful.checkpoints.shape import load_shape
     from heedful.checkpoints.source import resolve
     from heedful.planning.report import plan_report

@@ -18,9 +18,26 @@ def test_a_folder_is_planned_by_its_configuration(heedful, tiny):
     assert "most: 0.6 GB" in outcome.out
 
 
+def test_a_divided_run_is_planned_by_what_a_rank_holds(heedful):
+    words = ("--rewards", "model:0.5B", "--shard", "full", "--ranks", "8", "--gpu-gb", "80")
+    outcome = heedful("plan", "ppo", "--model", "8B", *words)
+    assert outcome.status == 0, outcome.err
+    for part in ("whole blocks", "copy that samples", "GB on each of 8 ranks, in the phase", "that fits into 80 GB"):
+        assert part in outcome.out
+    outcome = heedful("plan", "ppo", "--model", "8B", *words, "--sampler", "vllm:http://127.0.0.1:8000")
+    assert outcome.status == 0, outcome.err
+    for part in ("sampl", "keys and values"):
+        assert part not in outcome.out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--shard", "full"), "say among how many (--ranks 8)"),
+        (("--shard", "full", "--ranks", "8", "--replicas", "3"), "--replicas 3 does not divide the 8 ranks"),
+        (("--ranks", "4", "--replicas", "2"), "--replicas 2 belongs to --shard full"),
+        (("--ranks", "9", "--batch-size", "8"), "9 ranks, but a step has 8 rows"),
+        (("--ranks", "0"), "--ranks must be"),
         (("--gpu-gb", "0"), "--gpu-gb must be greater than 0"),
         (("--model", "3B/nowhere/at/all"), "does not exist"),
         (("--quantize", "4bit"), "freezes the model"),

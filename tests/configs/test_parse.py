@@ -133,7 +133,7 @@ def _company(config_class, name):
         "lora_dropout": {"lora_rank": 8},
         "reward_std_coef": {"reward_combine": "mean-std"},
         "kl_horizon": {"kl_target": 6.0},
-        "replicas": {"shard": "full"},
+        "replicas": {"shard": "full", "ranks": 8},
         "ptx_coef": {"ptx_data": "数据.jsonl"},
         "target_margin": {"loss": "simpo"},
         "overlong_penalty": {"overlong_buffer": 16},

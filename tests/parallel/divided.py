@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.checkpoints.load import load_policy, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
@@ -20,6 +22,7 @@ from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
+from heedful.kernels.sampling_copy import as_sampled
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.parallel import ranks
 from heedful.parallel.sharded_files import as_held
@@ -162,6 +165,54 @@ def memory():
         parameters = list(model.parameters())
         found.append([bytes_held(tensors) for tensors in (parameters, (p.grad for p in parameters), moments)])
     return found
+
+
+class Casts(TorchDispatchMode):
+    """Counts the copies of parameters in bfloat16 that are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        is_cast = function is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
+        if is_cast and made.dtype == torch.bfloat16:
+            self.made.append((StorageWeakRef(made.untyped_storage()), made.numel() * 2))
+        return made
+
+    def there(self):
+        return sum(size for storage, size in self.made if not storage.expired())
+
+
+def whole_for_a_time(checkpointing):
+    """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in passes in bfloat16."""
+    model = policy("qwen3", value_head=False, checkpointing=checkpointing)
+    model.compute_dtype = torch.bfloat16
+    shard(model, make_mesh(CPU))
+    groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
+    parameters = [one for group in groups if group is not None for one in group.fsdp_params]
+    casts, seen, whole = Casts(), [], []
+
+    def look(*_):
+        there = [one._unsharded_param for one in parameters if hasattr(one, "_unsharded_param")]
+        whole.append(sum(parameter.untyped_storage().size() for parameter in there))
+
+    first, norm = model.lm.base_model.layers[0], model.lm.base_model.norm
+    first.mlp.register_forward_hook(look)
+    first.mlp.register_full_backward_pre_hook(look)
+    norm.register_forward_hook(lambda *_: seen.append(casts.there()))
+    batch = next(batches())
+    with casts:
+        with torch.no_grad():
+            loss_of(model, *batch)
+        model.set_requires_gradient_sync(False)
+        loss = loss_of(model, *batch)
+        seen.append(casts.there())
+        loss.backward()
+    gradients = bytes_held(one._unsharded_param.grad for one in parameters)
+    copy = {id(p): p for p in gathered(model, convert=as_sampled(torch.bfloat16)).lm.parameters()}
+    return {"casts": seen, "weights": whole, "gradients": gradients, "copy that samples": bytes_held(copy.values())}
 
 
 def copies():
@@ -320,6 +371,7 @@ EVERY = {
     "averaged": averaged,
     "refused": refused,
     "memory": memory,
+    "whole for a time": lambda: [whole_for_a_time(checkpointing) for checkpointing in (False, True)],
     "copies": copies,
     "average": average,
     "states": states,

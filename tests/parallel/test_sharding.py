@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
+from heedful.checkpoints.shape import load_shape
 from heedful.checkpoints.tiny import DECODERS
-from heedful.commands import plan_memory
-from heedful.configs.plan import PlanSFTConfig
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.parallel import in_step
+from heedful.planning.work import Lengths, plan_of
 from heedful.train.division import divide, divides, loading_device
 from heedful.types import MicroBatch
 
@@ -62,6 +62,59 @@ def test_each_rank_holds_half(two):
         parts = [found["memory"][1][place] for found in two]
         assert sum(parts) == whole
         assert max(parts) < 0.51 * whole
+
+
+@pytest.fixture
+def planned(checkpoints):
+    """``planned(**settings)`` is what `heedful plan` says of the phases of a run of the model that these ranks divide."""
+    shape = load_shape(str(checkpoints["qwen3"]))
+
+    def phases(**settings):
+        config = heedful.PPOConfig(**LEAST | {"minibatch_size": 16, "micro_batch_size": 4} | settings)
+        half = config.dtype == "bfloat16"
+        found = plan_of(config, lambda name: shape, Lengths(64, 32), ranks=2, device="cpu", half=half)
+        return found.phases
+
+    return shape, phases
+
+
+def test_a_plan_says_what_each_rank_holds(two, planned):
+    """Tensors whose rows are odd have one more on rank 0: a few of 32 rows here, few in a model of any size."""
+    shape, phases = planned
+    step = phases()["step"]
+    gradients_of_head = (step["policy, trained"] * 2 - 4 * shape.parameters) / 2  # which learns in passes of its own
+    said = [step["policy, trained"], step["gradients"] + gradients_of_head, step["moments of the optimizer"]]
+    for found in two:
+        assert found["memory"][1] == pytest.approx(said, rel=0.01)
+
+
+def test_a_plan_says_what_is_whole_for_a_time(two, planned):
+    """The plan counts a second block, which GPUs fetch ahead, and leaves a block's norms out."""
+    shape, phases = planned
+    block, head = 4 * shape.linear / shape.layers, shape.output
+    for checkpointing in (False, True):
+        plan = phases(dtype="bfloat16", gradient_checkpointing=checkpointing)
+        backward = plan["backward"]
+        for found in (found["whole for a time"][checkpointing] for found in two):
+            assert found["weights"] == pytest.approx(
+                [backward["whole blocks"] - block] * len(found["weights"]), rel=0.01
+            )
+            assert len(found["weights"]) == 3
+            assert found["gradients"] == backward["gradients"] - 4 * head
+            assert found["copy that samples"] == plan["sampling"]["copy that samples"]
+
+
+def test_autocast_keeps_no_copy_of_all_weights(two, planned):
+    """Each block's is gone when the block has computed; those that a backward pass reads stay until then, and are planned."""
+    shape, phases = planned
+    for found in two:
+        (alone, learning, _), (alone_again, recomputed, of_head) = (one["casts"] for one in found["whole for a time"])
+        assert (alone, alone_again, recomputed) == (0, 0, 0)
+        assert of_head == 2 * shape.output
+        said = phases(dtype="bfloat16")["backward"]["copies in half precision"]
+        assert learning == said - 2 * shape.output == 2 * shape.linear
+        again = phases(dtype="bfloat16", gradient_checkpointing=True)["backward"]["copies in half precision"]
+        assert again == 2 * (shape.output + shape.linear / shape.layers)
 
 
 def test_copies_are_whole(two, folder):
@@ -191,11 +244,6 @@ def test_in_one_process_there_is_nothing_to_divide(tmp_path):
     assert not divides(config)
     assert loading_device(config, torch.device("cuda")) == torch.device("cuda")
     divide(config, torch.device("cpu"), None)
-
-
-def test_a_plan_says_that_it_is_of_whole_models():
-    with pytest.raises(ConfigError, match="--shard full: a plan is of one process"):
-        plan_memory(PlanSFTConfig(model="0.5B", shard="full"))
 
 
 def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):

@@ -15,7 +15,7 @@ from heedful.planning.advice import what_fits
 from heedful.planning.memory import GB, plan
 from heedful.planning.report import plan_report
 from heedful.planning.shapes import KNOWN
-from heedful.planning.work import Lengths, work_of
+from heedful.planning.work import Lengths, plan_of, work_of
 from heedful.train.fits import refuse_beyond
 
 BASE = {"data": "d", "output": "o"}
@@ -112,7 +112,7 @@ def test_a_preset_keeps_its_defaults_in_a_plan():
     assert {
         name: value
         for name, value in vars(planned).items()
-        if name not in ("gpu_gb", "prompt_tokens", "data", "output")
+        if name not in ("gpu_gb", "ranks", "prompt_tokens", "data", "output")
     } == {name: value for name, value in vars(plain).items() if name not in ("data", "output")}
 
 
@@ -144,3 +144,84 @@ def test_kto_learns_from_single_rows():
     assert kto["scoring"]["reference"] == dpo["scoring"]["reference"]
     assert "reference" not in kto["backward"]
     assert kto["step"] == dpo["step"]
+
+
+def phases_of_ranks(config, ranks=8):
+    lengths = Lengths(1024, 512 if hasattr(config, "max_new_tokens") else 0)
+    return plan_of(config, KNOWN.__getitem__, lengths, ranks=ranks, device="cuda", half=True).phases
+
+
+def test_ranks_with_whole_models_have_their_rows_only():
+    """8 of 64 rows, in one micro-batch: no gradients are there before it. Weights and moments are whole."""
+    one, eight = (phases_of_ranks(replace(RUNS["ppo"], minibatch_size=64), ranks) for ranks in (1, 8))
+    assert eight["sampling"]["keys and values"] < one["sampling"]["keys and values"]
+    assert eight["backward"]["gradients"] < one["backward"]["gradients"]
+    for name in ("policy, trained", "moments of the optimizer", "reference"):
+        assert eight["step"][name] == one["step"][name]
+
+
+def test_one_process_divides_nothing():
+    assert phases_of_ranks(replace(RUNS["ppo"], shard="full"), 1) == phases_of_ranks(RUNS["ppo"], 1)
+
+
+def test_divided_models_share_no_weights():
+    """Adapters share a base with the reference and with a critic of its own, unless each has its own part of it."""
+    config = replace(RUNS["ppo"], lora_rank=16)
+    whole, divided = phases_of_ranks(config), phases_of_ranks(replace(config, shard="full"))
+    base = whole["step"]["policy, frozen"]
+    assert "reference" not in whole["step"]
+    assert "critic, frozen" not in whole["step"]
+    for name in ("policy, frozen", "reference", "critic, frozen"):
+        assert divided["step"][name] == base / 8
+
+
+def test_the_reference_of_divided_pairs_is_there_before_the_first_step():
+    """In one process the policy is its own reference."""
+    config = DPOConfig(model="1.5B", **BASE)
+    whole, divided = phases_of_ranks(config), phases_of_ranks(replace(config, shard="full"))
+    assert "scoring" not in whole
+    assert divided["scoring"]["reference"] == phases(RUNS["dpo"])["scoring"]["reference"] / 8
+    assert "reference" not in divided["backward"]
+    assert "scoring" not in phases_of_ranks(DPOConfig(model="1.5B", loss="simpo", shard="full", **BASE))
+
+
+SERVER = ("vllm:http://127.0.0.1:8000",)
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_what_a_server_samples_takes_nothing_here(shard):
+    config = replace(RUNS["grpo"], shard=shard)
+    here, there = phases_of_ranks(config), phases_of_ranks(replace(config, sampler=SERVER))
+    assert there == {name: parts for name, parts in here.items() if name != "sampling"}
+
+
+def test_weights_that_go_from_gpu_to_gpu_are_a_copy():
+    """It stays for the next step. Of divided models it is in main memory."""
+    config = replace(RUNS["grpo"], sampler=SERVER, sampler_weights="nccl")
+    sent = {"copy for servers": 2 * KNOWN["8B"].parameters}
+    without = phases_of_ranks(replace(config, sampler_weights="folder"))
+    assert phases_of_ranks(config) == {name: parts | sent for name, parts in without.items()}
+    assert not any("copy for servers" in parts for parts in phases_of_ranks(replace(config, shard="full")).values())
+
+
+def test_dividing_is_offered_to_several_ranks_only():
+    lines = plan_report(PlanGRPOConfig(model="4B", gpu_gb=80.0, ranks=8), KNOWN.__getitem__)
+    assert "GB on each of 8 ranks, in the phase" in lines[-2]
+    assert "\n  --shard full  (" in lines[-1]
+    assert "--shard" not in plan_report(PlanGRPOConfig(model="4B", gpu_gb=80.0), KNOWN.__getitem__)[-1]
+    divided = PlanSFTConfig(
+        model="8B", shard="full", ranks=8, replicas=2, batch_size=256, micro_batch_size=1, gpu_gb=80.0
+    )
+    said = plan_report(divided, KNOWN.__getitem__)[-1]
+    assert "\n  --sync-every micro-batch  (" in said
+    assert "--shard" not in said
+
+
+def test_a_rank_that_has_too_little_memory_is_told_what_would_fit():
+    config, lengths = replace(RUNS["grpo"], shard="full"), Lengths(1024, 512)
+    need = max(sum(parts.values()) for parts in phases_of_ranks(config).values()) - 0.6 * GB
+    refuse_beyond(config, KNOWN.__getitem__, lengths, 8, half=True, free=need / 1.09)
+    with pytest.raises(ConfigError) as caught:
+        refuse_beyond(config, KNOWN.__getitem__, lengths, 8, half=True, free=need / 1.11)
+    assert f"each of the 8 ranks needs about {need / GB:.1f} GB" in str(caught.value)
+    assert "heedful plan --ranks 8 says what" in str(caught.value)

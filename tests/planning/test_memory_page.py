@@ -33,6 +33,9 @@ GPUS = (24, 48, 80)
 EXAMPLE = PlanPPOConfig(model="1.5B", rewards=("model:0.5B",), gpu_gb=24.0)
 COMMAND = "heedful plan ppo --model 1.5B --rewards model:0.5B --gpu-gb 24"
 
+DIVIDED = PlanPPOConfig(model="8B", rewards=("model:0.5B",), shard="full", ranks=8, gpu_gb=80.0)
+DIVIDED_COMMAND = "heedful plan ppo --model 8B --rewards model:0.5B --shard full --ranks 8 --gpu-gb 80"
+
 
 def peak(config):
     """Bytes that a run needs on a GPU in bfloat16."""
@@ -63,7 +66,11 @@ def example():
     return "\n".join(["```", f"$ {COMMAND}", *plan_report(EXAMPLE, KNOWN.__getitem__), "```"])
 
 
-PARTS = {"what fits": what_fits_table, "example": example}
+def divided():
+    return "\n".join(["```", f"$ {DIVIDED_COMMAND}", *plan_report(DIVIDED, KNOWN.__getitem__), "```"])
+
+
+PARTS = {"what fits": what_fits_table, "example": example, "divided": divided}
 
 
 def between(name):

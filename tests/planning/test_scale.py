@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from heedful.planning.divided import memory, of_rank
 from heedful.planning.memory import Network, Sampling, Work, plan
-from heedful.planning.scale import GPU, H100, Job, decode_seconds, flops, memory, of_rank, received, seconds
+from heedful.planning.scale import GPU, H100, Job, decode_seconds, flops, received, seconds
 from heedful.planning.shapes import LARGE, decoder
 
 SHAPE = decoder(
@@ -44,16 +45,51 @@ def test_weights_gradients_and_moments_are_divided_and_activations_are_not():
     assert eight.phases["step"]["moments of the optimizer"] == 8 * PARAMETERS / 8
     whole = plan(of_rank(WORK, JOB)).phases["backward"]
     assert eight.phases["backward"]["activations"] == whole["activations"]
-    # embeddings and head in float32, two blocks in float32, and one block's copy for the products
-    assert eight.phases["backward"]["whole blocks"] == 4 * 200_000 + 2 * 4 * 160_000 + 2 * 160_000
-    assert "copies in half precision" not in eight.phases["backward"]
-    assert eight.phases["sampling"]["copy that samples"] == 2 * PARAMETERS
-    assert memory(replace(WORK, half_weights=True), JOB).phases["sampling"]["copy that samples"] == 2 * PARAMETERS
+    # embeddings, head and two blocks in float32
+    assert eight.phases["backward"]["whole blocks"] == 4 * 200_000 + 2 * 4 * 160_000
+
+
+def test_autocast_copies_what_a_backward_pass_reads():
+    """Of all blocks and the head, or of one block if each is computed again; the critic has no head."""
+    kept, again = (memory(replace(WORK, checkpointing=c), JOB).phases for c in (False, True))
+    assert kept["backward"]["copies in half precision"] == 2 * (1_600_000 + 100_000)
+    assert again["backward"]["copies in half precision"] == 2 * (160_000 + 100_000)
+    assert kept["scoring"]["copies in half precision"] == again["scoring"]["copies in half precision"] == 520_000
+    assert "copies in half precision" not in memory(replace(WORK, half=False), JOB).phases["backward"]
+
+
+def test_a_rank_samples_from_a_whole_copy():
+    """Matrices in bfloat16, embeddings and norms in float32; or all as they are stored. A cache of 128 tokens of 8 rows."""
+    sampling = memory(WORK, JOB).phases["sampling"]
+    assert sampling["copy that samples"] == 2 * 1_700_000 + 4 * 102_100
+    assert sampling["keys and values"] == 2 * 100 * 2 * 8 * 128 * 11
+    assert "whole blocks" not in sampling
+    frozen = replace(POLICY, trained="adapters", lora_rank=2)
+    for policy, half_weights, more in ((POLICY, True, 0), (frozen, False, 2 * 2 * SHAPE.edges)):
+        found = memory(replace(WORK, policy=policy, half_weights=half_weights), JOB).phases["sampling"]
+        assert found["copy that samples"] == 2 * 1_800_000 + 4 * 2_100 + more
+    whole = memory(replace(WORK, half=False), JOB).phases["sampling"]
+    assert whole["copy that samples"] == 4 * PARAMETERS
+
+
+def test_while_the_copy_is_made_a_weight_is_whole():
+    """The head of 100,000 weights in float32, where that is more than the cache and the logits of one short row."""
+    short = replace(WORK, sampling=Sampling(rows=1, prompt=1, new_tokens=1))
+    sampling = memory(short, JOB).phases["sampling"]
+    assert sampling["whole blocks"] == 4 * 100_000
+    assert "keys and values" not in sampling
+
+
+def test_pairs_are_not_divided():
+    pairs = replace(WORK, per_item=2, rows=4, batch=6)
+    mine = of_rank(pairs, replace(JOB, ranks=2))
+    assert (mine.batch, mine.rows) == (4, 4)
 
 
 def test_gradients_are_whole_until_they_are_summed():
-    """2 micro-batches: all of them, or with a sum after each a block's, embeddings' and head's, beside the share."""
-    assert memory(WORK, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS
+    """2 micro-batches: all of them and the second's of the head, or with a sum after each a block's, embeddings' and head's,
+    beside the share."""
+    assert memory(WORK, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS + 4 * 100_000
     by_micro_batch = memory(WORK, replace(JOB, sync_every="micro-batch")).phases["backward"]["gradients"]
     assert by_micro_batch == 4 * PARAMETERS / 8 + 4 * (160_000 + 200_000)
     one = memory(replace(WORK, batch=32, rollout=32), JOB).phases["backward"]["gradients"]
@@ -67,7 +103,9 @@ def test_replicas_divide_less():
 
 
 def test_without_sampling_here_there_is_no_copy():
-    assert "sampling" not in memory(WORK, JOB, samples_here=False).phases
+    phases = memory(replace(WORK, sampling=None), JOB).phases
+    assert "sampling" not in phases
+    assert phases["backward"] == memory(WORK, JOB).phases["backward"]
 
 
 def test_bytes_received():

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from heedful.planning.divided import memory
 from heedful.planning.memory import GB, Network, Sampling, Work
-from heedful.planning.scale import H100, Job, memory, received, seconds
+from heedful.planning.scale import H100, Job, received, seconds
 from heedful.planning.shapes import LARGE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
@@ -29,7 +30,7 @@ PARTS = {
     "gradients": ("gradients",),
     "moments": ("moments of the optimizer",),
     "frozen": ("reference", "reward models"),
-    "whole blocks": ("whole blocks",),
+    "whole blocks": ("whole blocks", "copies in half precision"),
     "activations, logits": ("activations", "logits"),
 }
 

@@ -12,21 +12,33 @@ from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.ranges import POSITIVE
 from heedful.configs.reward_model import RewardConfig
-from heedful.configs.settings import Settings
 from heedful.configs.sft import SFTConfig
+from heedful.configs.sharding import ShardOptions, check_ranks
+from heedful.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(Settings):
+class PlanOptions(ShardOptions):
     """What a plan needs to know that a run sees by itself."""
 
     gpu_gb: Annotated[float | None, POSITIVE] = None
     """Memory of the GPU in GB (10^9 bytes), such as 24, 48 or 80: what fits there is said too. None says only what is
     needed."""
+    ranks: Annotated[int, POSITIVE] = 1
+    """Processes of the run, each with a GPU of its own (torchrun --nproc-per-node N): the plan is of one of them. Each has
+    its share of the rows, and with --shard full of the models."""
     data: str = ""
     """Not read: a plan takes every text to be as long as the longest."""
     output: Path = Path("plan")
     """Not written."""
+
+    def check(self) -> None:
+        super().check()
+        if self.shard == "full" and self.ranks == 1:
+            raise ConfigError(
+                "--shard full divides models among several ranks; say among how many (--ranks 8), or leave it out"
+            )
+        check_ranks(self, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""Settings of runs on several ranks: how they hold the models."""
+"""Settings of runs on several ranks: how they hold the models, and how many there can be."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -53,3 +54,29 @@ class ShardOptions(Settings):
             if value != fits and (name != "dtype" or value == "float16"):
                 given = flag(name) if value is True else f"{flag(name)} {value}"
                 raise ConfigError(f"{given} does not go with --shard full: {reason}; leave out one of the two")
+
+
+def check_ranks(config: Any, ranks: int) -> None:
+    """Refuse more ranks than an optimizer step has rows: some would never have any. Refuse ``replicas`` that do not divide
+    them. Raises ConfigError."""
+    check_replicas(config.replicas, ranks)
+    per_row = 1
+    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
+        per_row = per_prompt
+    for name in ("batch_size", "minibatch_size"):
+        rows = getattr(config, name, None)
+        if rows is not None and math.ceil(rows / per_row) < ranks:
+            raise ConfigError(
+                f"{ranks} ranks, but a step has {rows // per_row} rows to divide among them ({flag(name)} {rows}): "
+                f"raise it to at least {ranks * per_row}, or start at most {rows // per_row} ranks"
+            )
+
+
+def check_replicas(replicas: int, ranks: int) -> None:
+    """The ranks can hold the models so many times. Raises ConfigError."""
+    if ranks % replicas:
+        divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
+        raise ConfigError(
+            f"--replicas {replicas} does not divide the {ranks} ranks; choose one of {', '.join(divisors)}, or start a "
+            f"multiple of {replicas} ranks"
+        )

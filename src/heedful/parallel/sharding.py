@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from heedful.configs.sharding import check_replicas
 from heedful.errors import ConfigError
 from heedful.parallel.ranks import complete, is_first, size
 
@@ -44,12 +45,7 @@ def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
     Raises ConfigError if the number of ranks is not a multiple of ``replicas``.
     """
     ranks = size()
-    if ranks % replicas:
-        divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
-        raise ConfigError(
-            f"--replicas {replicas} does not divide the {ranks} ranks; choose one of {', '.join(divisors)}, or start a "
-            f"multiple of {replicas} ranks"
-        )
+    check_replicas(replicas, ranks)
     if replicas == 1:
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
@@ -77,7 +73,19 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
     for part in _parts(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it sums
+    module.register_forward_pre_hook(_keep_no_casts)
+    module.register_forward_hook(_keep_casts, always_call=True)
     module.register_forward_hook(_let_go)
+
+
+def _keep_no_casts(_module: nn.Module, _inputs: object) -> None:
+    """A forward hook: autocast would keep a half-precision copy of every block's weights until the pass is over. Each is read
+    once in a pass, so keeping it saves nothing, and all of them together are a whole model."""
+    torch.set_autocast_cache_enabled(False)
+
+
+def _keep_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
+    torch.set_autocast_cache_enabled(True)
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:

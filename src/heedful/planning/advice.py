@@ -74,14 +74,22 @@ def _alternatives(config: Any) -> list[list[Change]]:
         [{name: size} for size in _halves(getattr(config, name, 1))]
         for name in ("rollout_micro_batch_size", "micro_batch_size")
     ]
-    return [*sizes, *([change] for change in ({"gradient_checkpointing": True}, *OTHERS, LORA, QLORA))]
+    return [*sizes, DIVIDING, *([change] for change in ({"gradient_checkpointing": True}, *OTHERS, LORA, QLORA))]
 
 
 def _smallest() -> list[Change]:
     """The changes in the order in which they are added up."""
-    return [{"micro_batch_size": 1}, {"rollout_micro_batch_size": 8}, {"gradient_checkpointing": True}, *OTHERS[1:]]
+    sizes: list[Change] = [{"micro_batch_size": 1}, {"rollout_micro_batch_size": 8}]
+    return [*sizes, {"gradient_checkpointing": True}, *DIVIDING, *OTHERS[1:]]
 
 
+DIVIDING: list[Change] = [
+    {"sync_every": "micro-batch"},
+    {"replicas": 1},
+    {"shard": "full"},
+    {"shard": "full", "sync_every": "micro-batch"},
+]
+"""Of a run on several ranks; in one process they change nothing."""
 OTHERS: list[Change] = [
     {"optimizer": "adamw-8bit"},
     {"reference_device": "cpu"},

@@ -93,9 +93,14 @@ class Work:
     """Tokens of a row whose log-probs are computed."""
     batch: int
     """Rows that are learned from in one optimizer step."""
+    per_item: int = 1
+    """Rows that a rank has together: 2 of a pair."""
     rollout: int = 0
     """Rows of a rollout batch."""
     sampling: Sampling | None = None
+    """None also where servers sample."""
+    sends_copy: bool = False
+    """A copy of the policy goes from this device to servers, and stays for the next time."""
 
     @property
     def is_split(self) -> bool:
@@ -194,6 +199,7 @@ def _weights(work: Work) -> dict[str, float]:
         "reference": 0 if reference is None else _frozen(work, reference),
         "reward models": sum(_frozen(work, reward) for reward in work.rewards),
         "copy that samples": _copy(work) if sampling is not None and sampling.keeps_copy else 0,
+        "copy for servers": work.bytes_computed * work.policy.shape.parameters if work.sends_copy else 0,
     }
 
 
@@ -234,7 +240,7 @@ def trained_bytes(work: Work, network: Network) -> int:
 _gradients = trained_bytes
 
 
-def _casts(work: Work, network: Network, *, learning: bool) -> float:
+def casts(work: Work, network: Network, *, learning: bool) -> float:
     """Copies of float32 matrices in half precision: autocast keeps those of weights that learn until a pass is over, and
     the backward pass those that it needs."""
     shape = network.shape
@@ -299,7 +305,7 @@ def _scoring(work: Work) -> dict[str, float]:
         activations = work.tokens * _one_layer(work, network.shape)
         passes.append(
             {
-                "copies in half precision": _casts(work, network, learning=False),
+                "copies in half precision": casts(work, network, learning=False),
                 "activations": max(max(activations, head) + _states(work), 3 * _states(work)),
             }
         )
@@ -331,7 +337,7 @@ def _backward(work: Work, network: Network, gradients_before: float) -> dict[str
     if network.four_bit:
         transient = max(transient, 2 * max(shape.hidden * shape.intermediate, shape.hidden * shape.query))
     return {
-        "copies in half precision": _casts(work, network, learning=True),
+        "copies in half precision": casts(work, network, learning=True),
         "activations": activations + ends + max(0, transient - logits),
         "logits": logits,
         "gradients": gradients,

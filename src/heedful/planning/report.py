@@ -5,8 +5,8 @@ from typing import Literal
 from heedful.configs.online import RolloutConfig
 from heedful.configs.plan import OnlinePlanOptions, PlanConfig
 from heedful.planning.advice import table, what_fits
-from heedful.planning.memory import GB, Plan, plan
-from heedful.planning.work import Lengths, ShapeOf, Trainer, work_of
+from heedful.planning.memory import GB, Plan
+from heedful.planning.work import Lengths, ShapeOf, Trainer, plan_of
 
 
 def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
@@ -19,10 +19,11 @@ def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
     half = config.dtype in ("bfloat16", "float16") or (config.dtype == "auto" and device == "cuda")
 
     def planned(changed: Trainer) -> Plan:
-        return plan(work_of(changed, shape_of, lengths, device=device, half=half))
+        return plan_of(changed, shape_of, lengths, ranks=config.ranks, device=device, half=half)
 
     found = planned(config)
-    lines = [*table(found), "", f"most: {found.peak / GB:.1f} GB, in the phase {found.peak_phase!r}"]
+    where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
+    lines = [*table(found), "", f"most: {found.peak / GB:.1f} GB{where}, in the phase {found.peak_phase!r}"]
     if config.gpu_gb is None:
         return lines
     if found.peak <= config.gpu_gb * GB:
@@ -43,5 +44,8 @@ def planned_lengths(config: PlanConfig) -> Lengths:
 def advice(changes: list[tuple[str, float]]) -> str:
     """What makes a run fit, as the end of a sentence."""
     if not changes:
-        return "no change of settings that heedful knows makes it fit: take a smaller model or shorter texts"
+        return (
+            "no change of settings that heedful knows makes it fit: take a smaller model or shorter texts, or divide the "
+            "models among more ranks (--shard full)"
+        )
     return "what would:" + "".join(f"\n  {flags}  ({size / GB:.1f} GB)" for flags, size in changes)

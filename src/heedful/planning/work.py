@@ -10,7 +10,8 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
-from heedful.planning.memory import Network, Sampling, Work
+from heedful.planning.divided import Ranks, memory, of_rank
+from heedful.planning.memory import Network, Plan, Sampling, Work, plan
 from heedful.planning.shapes import Shape
 
 Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
@@ -27,10 +28,32 @@ class Lengths:
     prompt: int = 0
 
 
+def plan_of(
+    config: Trainer,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    *,
+    ranks: int,
+    device: Literal["cpu", "cuda"],
+    half: bool,
+) -> Plan:
+    """The bytes that each part of a run needs on each of its ranks, phase by phase. Arguments are those of `work_of`."""
+    is_divided = config.shard == "full" and ranks > 1
+    work = work_of(config, shape_of, lengths, device=device, half=half, is_divided=is_divided)
+    among = Ranks(ranks=ranks, replicas=config.replicas, sync_every=config.sync_every)
+    return memory(work, among) if is_divided else plan(of_rank(work, among))
+
+
 def work_of(
-    config: Trainer, shape_of: ShapeOf, lengths: Lengths, *, device: Literal["cpu", "cuda"], half: bool
+    config: Trainer,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    *,
+    device: Literal["cpu", "cuda"],
+    half: bool,
+    is_divided: bool = False,
 ) -> Work:
-    """What a run does, as far as memory is concerned.
+    """What a run does, as far as memory is concerned; all of its ranks together.
 
     Args:
         config: the settings.
@@ -38,6 +61,7 @@ def work_of(
         lengths: of the texts. Every text is taken to be as long as the longest.
         device: where the run is.
         half: whether products are in a half precision.
+        is_divided: models are divided among ranks, so that none shares another's weights.
     """
     shape = shape_of(config.model)
     is_pairs = isinstance(config, DPOConfig | RewardConfig | OnlineDPOConfig)
@@ -56,14 +80,17 @@ def work_of(
     )
     online = config if isinstance(config, RolloutConfig) else None
     engine = config if isinstance(config, OnlineConfig) else None
+    reference = None
+    if not isinstance(config, SFTConfig | RewardConfig):
+        reference = _reference(config, policy, shape_of, is_divided)
     return Work(
         device=device,
         half=half,
         policy=policy,
-        critic=None if engine is None else _critic(engine, policy, shape_of),
+        critic=None if engine is None else _critic(engine, policy, shape_of, is_divided),
         value_head=engine is not None and engine.estimator.critic and engine.critic == "shared",
-        reference=None if isinstance(config, SFTConfig | RewardConfig) else _reference(config, policy, shape_of),
-        reference_is_freed=isinstance(config, DPOConfig | KTOConfig) and config.reference is not None,
+        reference=reference,
+        reference_is_freed=isinstance(config, DPOConfig | KTOConfig) and reference is not None,
         rewards=tuple(_rewards(online, shape_of)) if online else (),
         half_weights=config.weights_dtype == "bfloat16",
         optimizer=config.optimizer,
@@ -75,8 +102,10 @@ def work_of(
         length=lengths.longest,
         responses=lengths.longest - lengths.prompt,
         batch=batch,
+        per_item=per_item,
         rollout=0 if online is None else online.rollout_batch_size,
-        sampling=None if online is None else _sampling(online, lengths),
+        sampling=None if online is None or online.sampler else _sampling(online, lengths),
+        sends_copy=online is not None and online.sampler_weights == "nccl" and not is_divided,
     )
 
 
@@ -99,18 +128,23 @@ def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:
     )
 
 
-def _reference(config: DPOConfig | KTOConfig | RolloutConfig, policy: Network, shape_of: ShapeOf) -> Network | None:
+def _reference(
+    config: DPOConfig | KTOConfig | RolloutConfig, policy: Network, shape_of: ShapeOf, is_divided: bool
+) -> Network | None:
     """A reference with weights of its own."""
     on_device = config.reference_device == "same"
-    if config.reference is None and (config.lora_rank or isinstance(config, DPOConfig | KTOConfig)):
+    is_own = config.reference is not None or is_divided
+    if not is_own and (config.lora_rank or isinstance(config, DPOConfig | KTOConfig)):
         return None  # the policy itself, or none; DPO's on the CPU is a copy that takes nothing here
+    if isinstance(config, DPOConfig) and not config.needs_reference:
+        return None
     if isinstance(config, RolloutConfig) and not config.needs_reference and not config.score_norm_samples:
         return None
     shape = policy.shape if config.reference is None else shape_of(config.reference)
     return Network(shape=shape, four_bit=policy.four_bit, on_device=on_device)
 
 
-def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf) -> Network | None:
+def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided: bool) -> Network | None:
     """A critic with a network of its own."""
     if not config.estimator.critic or config.critic == "shared":
         return None
@@ -124,7 +158,10 @@ def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf) -> Network
         output="score",
         lora_rank=policy.lora_rank,
         four_bit=policy.four_bit,
-        shares_weights=bool(config.lora_rank) and config.critic == "separate" and start == config.model,
+        shares_weights=bool(config.lora_rank)
+        and config.critic == "separate"
+        and start == config.model
+        and not is_divided,
     )
 
 

@@ -1,7 +1,6 @@
 """All ranks of a run are made from and with the same: what differs is found before it makes numbers differ."""
 
 import hashlib
-import math
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +8,8 @@ from pathlib import Path
 import torch
 
 from heedful.configs.options import RunOptions
-from heedful.errors import ConfigError, TrainingError
+from heedful.configs.sharding import check_ranks
+from heedful.errors import TrainingError
 from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
 from heedful.parallel.own import own_device
@@ -38,7 +38,7 @@ def join_ranks(config: RunOptions) -> None:
         return
     ranks.join(own_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
     ranks.check_same(_facts(config), REMEDY)
-    _check_batches(config)
+    check_ranks(config, ranks.size())
 
 
 def _facts(config: RunOptions) -> dict[str, str]:
@@ -53,21 +53,6 @@ def _facts(config: RunOptions) -> dict[str, str]:
         "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
         "code": digest([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in code])[:12],
     }
-
-
-def _check_batches(config: RunOptions) -> None:
-    """Refuse more ranks than an optimizer step has rows: some would never have any. Raises ConfigError."""
-    per_row = 1
-    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
-        per_row = per_prompt
-    for name in ("batch_size", "minibatch_size"):
-        rows = getattr(config, name, None)
-        if rows is not None and math.ceil(rows / per_row) < ranks.size():
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{ranks.size()} ranks, but a step has {rows // per_row} rows to divide among them ({flag} {rows}): "
-                f"raise it to at least {ranks.size() * per_row}, or start at most {rows // per_row} ranks"
-            )
 
 
 def check_same_weights(optimizer: torch.optim.Optimizer) -> None:
