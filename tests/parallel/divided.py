@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,28 +29,34 @@ from heedful.parallel.sharded_files import as_held
 from heedful.parallel.sharding import (
     Passes,
     bytes_held,
+    divided_like,
     gathered,
     gathered_on_first,
+    is_divided,
     is_sharded,
     make_mesh,
     shard,
     whole_tensor,
 )
 from heedful.sampling.generate import sample
+from heedful.train import compact_adamw
 from heedful.train.division import divide
 from heedful.train.online.average import WeightAverage
 from heedful.train.optimization import make_optimizer, optimizer_step
+from heedful.train.same_run import check_same_weights
 from heedful.train.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
 from heedful.train.state_file import DIVIDED, read_state, write_divided, write_state
 
 MODELS, FOLDER = (Path(word) for word in sys.argv[1:])
 CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
 CONFIG = SFTConfig(model="m", data="d", output="o", learning_rate=1e-3)
+APART = replace(CONFIG, optimizer_device="cpu")
+HALF = replace(CONFIG, weights_dtype="bfloat16", dtype="bfloat16")
 
 
-def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32):
+def policy(name="gpt2", *, value_head=True, lora=False, checkpointing=False, dtype=torch.float32, stored=torch.float32):
     torch.manual_seed(3)
-    made = load_policy(str(MODELS / name), device=CPU, compute_dtype=dtype, with_value_head=value_head)
+    made = load_policy(str(MODELS / name), device=CPU, compute_dtype=dtype, with_value_head=value_head, stored=stored)
     if lora:
         add_adapters(made.lm, replace(CONFIG, lora_rank=4), base=name, seed=0)
     if checkpointing:
@@ -68,13 +74,21 @@ def value_model(name="qwen3"):
     return made
 
 
-def reward_model(name):
+def half(name="gpt2", **options):
+    """A policy whose matrices are in bfloat16."""
+    return policy(name, dtype=torch.bfloat16, stored=torch.bfloat16, **options)
+
+
+def reward_model(name, dtype=torch.float32):
     torch.manual_seed(3)
     tokenizer = load_tokenizer(str(MODELS / name))
-    made = load_reward_model(str(MODELS / name), tokenizer, device=CPU, compute_dtype=torch.float32, seed=1)
+    made = load_reward_model(str(MODELS / name), tokenizer, device=CPU, compute_dtype=dtype, seed=1, stored=dtype)
     disable_dropout(made)
     made.try_packing()
     return made
+
+
+ALL_ON_FIRST = [[0, 1, 2, 3, 4], []]
 
 
 def batches():
@@ -102,9 +116,10 @@ def loss_of(model, ids, mask, responses, weights):
     return loss / 40
 
 
-def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0):
+def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0, config=CONFIG):
     """Losses, gradient norms and weights of five steps, in which this rank passes over some rows in micro-batches."""
-    optimizer = make_optimizer([(model, 1e-3)], CONFIG)
+    torch.manual_seed(7)
+    optimizer = make_optimizer([(model, 1e-3)], config)
     losses, norms = [], []
     passes = Passes([model.zero], [model], sync_every) if is_sharded(model) else None
     number = int(ranks.largest(len(rows_of_passes))) if passes else len(rows_of_passes)
@@ -126,16 +141,18 @@ def train(model, rows_of_passes, *, sync_every="step", max_norm=1.0):
     return losses, norms, optimizer
 
 
-def compared(make, mine=None, **options):
+def compared(make, mine=None, *, sync_every="step", divide=shard, **options):
     """The largest relative differences between a divided and a whole model after five steps."""
     mine = mine or [[0, 2, 4], [1, 3]]
     one = make()
     with ranks.alone():
-        losses, norms, _ = train(one, [list(range(ROWS))])
+        losses, norms, _ = train(one, [list(range(ROWS))], **options)
     several = make()
-    options.pop("divide", shard)(several, make_mesh(CPU, options.pop("replicas", 1)))
+    divide(several, make_mesh(CPU))
     rows = mine[ranks.rank()]
-    found = train(several, rows if not rows or isinstance(rows[0], list) else [rows], **options)
+    rows = rows if not rows or isinstance(rows[0], list) else [rows]
+    found = train(several, rows, sync_every=sync_every, **options)
+    check_same_weights(found[2])
     theirs = dict(several.named_parameters())
     pairs = [(whole_tensor(theirs[name].detach()), weight.detach()) for name, weight in one.named_parameters()]
     distance = sum(float((a - b).double().square().sum()) for a, b in pairs) ** 0.5
@@ -147,15 +164,16 @@ def compared(make, mine=None, **options):
         "weights": distance / length,
         "names": [name for name, _ in several.named_parameters()] == [name for name, _ in one.named_parameters()],
         "moved": max(moved),
+        "whole": {name: str(weight.dtype) for name, weight in several.named_parameters() if not is_divided(weight)},
     }
 
 
 def memory():
     """Bytes that this rank holds of a divided model in training, and of the same one whole."""
     found = []
-    for is_divided in (False, True):
+    for divides in (False, True):
         model = policy("qwen3")
-        if is_divided:
+        if divides:
             shard(model, make_mesh(CPU))
         optimizer = make_optimizer([(model, 1e-3)], CONFIG)
         batch = next(batches())
@@ -217,7 +235,10 @@ def whole_for_a_time(checkpointing):
 
 def copies():
     """What samples and what is saved: whole copies of a divided policy."""
-    one, several = copy.deepcopy(policy()), policy()  # in memory of its own: products round by where in a file weights lie
+    one, several = (
+        copy.deepcopy(policy()),
+        policy(),
+    )  # in memory of its own: products round by where in a file weights lie
     shard(several, make_mesh(CPU))
     prompts, options = [[7, 8, 9], [10, 11], [12] * 5], SamplingOptions(max_new_tokens=12)
     drawn = [
@@ -228,18 +249,18 @@ def copies():
         torch.equal(a, b)
         for a, b in ((drawn[0].batch.ids, drawn[1].batch.ids), (drawn[0].sampler_logprobs, drawn[1].sampler_logprobs))
     ]
-    half = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
-    whole = gathered_on_first(several)
-    if whole is not None:
+    heads = [gathered(model).lm.get_output_embeddings().weight for model in (one, several)]
+    first = gathered_on_first(several)
+    if first is not None:
         tokenizer = load_tokenizer(str(MODELS / "gpt2"))
-        for model, name in ((one, "one"), (whole, "several")):
+        for model, name in ((one, "one"), (first, "several")):
             save_policy(model, tokenizer, FOLDER / name, stop_ids=(1,))
     tied = gathered(several).lm
     return {
         "same": same,
-        "equal": torch.equal(*half),
+        "equal": torch.equal(*heads),
         "tied": tied.get_output_embeddings().weight is tied.get_input_embeddings().weight,
-        "on first": whole is not None,
+        "on first": first is not None,
         "whole is itself": gathered(one) is one,
     }
 
@@ -270,18 +291,18 @@ def average():
     return {"held": held, "loss": abs(averaged / wanted - 1), "back": after == moved, "differs": averaged != moved}
 
 
-def states():
+def states(name, make=policy, config=CONFIG):
     """A state that all ranks wrote, read by divided models and by whole ones; and that of a whole model by a divided one."""
-    several, optimizer = policy(), None
+    several = make()
     shard(several, make_mesh(CPU))
-    *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]])
+    *_, optimizer = train(several, [[ranks.rank(), 2 + ranks.rank()]], config=config)
     state = {
         "model": trained_weights(several),
         "optimizer": optimizer_state(optimizer),
         "seed": torch.arange(3),
         "词": (1, 2.5),
     }
-    folder = FOLDER / "state"
+    folder = FOLDER / name
     if ranks.is_first():
         write_state(folder, state)
     ranks.share(None)
@@ -290,18 +311,18 @@ def states():
     read = read_state(folder)
     names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
 
-    other = policy()
+    other = make()
     shard(other, make_mesh(CPU))
-    second = make_optimizer([(other, 1e-3)], CONFIG)
+    second = make_optimizer([(other, 1e-3)], config)
     load_trained_weights(other, read["model"])
     load_optimizer_state(second, read["optimizer"])
-    alone = policy()
-    third = make_optimizer([(alone, 1e-3)], CONFIG)
+    alone = make()
+    third = make_optimizer([(alone, 1e-3)], config)
     load_trained_weights(alone, read["model"])
     load_optimizer_state(third, read["optimizer"])
-    fourth = policy()
+    fourth = make()
     shard(fourth, make_mesh(CPU))
-    last = make_optimizer([(fourth, 1e-3)], CONFIG)
+    last = make_optimizer([(fourth, 1e-3)], config)
     load_trained_weights(fourth, trained_weights(alone))
     load_optimizer_state(last, optimizer_state(third))
 
@@ -323,6 +344,26 @@ def states():
         "from whole": same(fourth, last),
         "kind": type(kept).__name__,
     }
+
+
+def noise():
+    """Steps of weights in bfloat16, divided and whole: the largest difference. Blocks of noise end within a rank's part."""
+    before, compact_adamw.BLOCK = compact_adamw.BLOCK, 7
+    torch.manual_seed(3)
+    one = torch.nn.Linear(5, 9).bfloat16()
+    several = copy.deepcopy(one)
+    fully_shard(several, mesh=make_mesh(CPU))
+    for made in (one, several):
+        generator = torch.Generator().manual_seed(2)
+        torch.manual_seed(1)
+        optimizer = make_optimizer([(made, 1e-3)], HALF)
+        for _ in range(STEPS):
+            for weight in made.parameters():
+                weight.grad = divided_like(torch.randn(weight.shape, generator=generator).bfloat16(), weight)
+            optimizer.step()
+    compact_adamw.BLOCK = before
+    pairs = zip(one.parameters(), several.parameters(), strict=True)
+    return max(float((a - whole_tensor(b.detach())).detach().abs().max()) for a, b in pairs)
 
 
 def averaged():
@@ -361,20 +402,29 @@ EVERY = {
     "untied": lambda: compared(lambda: policy("qwen3")),
     "adapters": lambda: compared(lambda: policy("llama", lora=True)),
     "layers recomputed": lambda: compared(lambda: policy("qwen2", checkpointing=True)),
-    "a rank without rows": lambda: compared(policy, [[0, 1, 2, 3, 4], []]),
+    "a rank without rows": lambda: compared(policy, ALL_ON_FIRST),
     "unequal micro-batches": lambda: compared(policy, [[[0], [2, 3], [4]], [[1]]]),
     "sums in every micro-batch": lambda: compared(policy, [[[0], [2, 3], [4]], [[1]]], sync_every="micro-batch"),
     "reward model": lambda: compared(lambda: reward_model("llama")),
     "encoder": lambda: compared(lambda: reward_model("deberta-v2"), [[[0, 1], [2], [3]], [[4]]]),
     "value model": lambda: compared(value_model),
     "in float64": lambda: compared(lambda: policy().double()),
+    "moments of its own": lambda: compared(policy, config=APART),
+    "bfloat16": lambda: compared(half, ALL_ON_FIRST, config=HALF, max_norm=0.0),
+    "bfloat16, untied": lambda: compared(lambda: half("qwen3"), ALL_ON_FIRST, config=HALF, max_norm=0.0),
+    "bfloat16, reward model": lambda: compared(
+        lambda: reward_model("llama", torch.bfloat16), ALL_ON_FIRST, config=HALF, max_norm=0.0
+    ),
+    "bfloat16, rows divided": lambda: compared(half, [[[0], [2, 3], [4]], [[1]]], config=HALF),
+    "noise": noise,
     "averaged": averaged,
     "refused": refused,
     "memory": memory,
     "whole for a time": lambda: [whole_for_a_time(checkpointing) for checkpointing in (False, True)],
     "copies": copies,
     "average": average,
-    "states": states,
+    "states": lambda: states("state"),
+    "states, bfloat16": lambda: states("half", half, HALF),
 }
 
 

@@ -6,6 +6,15 @@ import pytest
 
 SHORT = ("ppo",)
 SHARDED = {"shard": "full", "save_every": 5}
+HALF = {
+    "dtype": "bfloat16",
+    "weights_dtype": "bfloat16",
+    "micro_batch_size": 64,
+    "max_grad_norm": 0.0,
+    "lora_rank": None,
+    "ema_decay": None,
+}
+"""Weights in bfloat16, in one micro-batch per step and rank, so that gradients are rounded to it as often either way."""
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
@@ -18,11 +27,12 @@ def trained(results, inputs, tmp_path_factory):
     """``trained(size, names, **changes)`` is a folder with the runs of these cases, made by so many ranks at once."""
     made = {}
 
-    def of(size, names, *, double=False, **changes):
-        key = (size, names, double, json.dumps(changes))
+    def of(size, names, *, double=False, apart=False, **changes):
+        key = (size, names, double, apart, json.dumps(changes))
         if key not in made:
             made[key] = tmp_path_factory.mktemp(f"{size}-ranks")
-            variables = {"CHANGES": json.dumps(changes)} | ({"DOUBLE": "1"} if double else {})
+            variables = {"CHANGES": json.dumps(changes)}
+            variables |= ({"DOUBLE": "1"} if double else {}) | ({"APART": "1"} if apart else {})
             results(size, "training.py", inputs("gpt2" if double else "llama"), made[key], *names, **variables)
         return made[key]
 
@@ -88,6 +98,37 @@ def test_every_trainer_is_the_same_in_float64(trained, check, training, size):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_trainer_is_the_same_with_moments_in_main_memory(trained, check, training, replicas):
+    names = tuple(training.CASES)
+    check(trained(1, names), trained(2 * replicas, names, apart=True, replicas=replicas, **SHARDED), names)
+
+
+@pytest.mark.exhaustive
+def test_every_trainer_is_the_same_with_weights_in_bfloat16(trained, check, training):
+    """Divided and whole, on two ranks each: a rank's gradients are those of its rows, and rounded to bfloat16."""
+    names = tuple(training.CASES)
+    check(trained(2, names, **HALF), trained(2, names, **HALF, **SHARDED), names)
+
+
+@pytest.fixture
+def go_on(launch, inputs, tmp_path):
+    """``go_on(case, stages)``: a run that is cut short by a signal after a step of each stage but the last."""
+
+    def of(case, stages, **variables):
+        for number, (size, changes) in enumerate(stages):
+            is_last = number == len(stages) - 1
+            faults = {} if is_last else {size - 1: {"HEEDFUL_FAULTS": "step.learned:term@1"}}
+            more = {"CHANGES": json.dumps(changes), **variables}
+            processes = launch(size, "training.py", inputs(), tmp_path, case, per_rank=faults, **more)
+            said = [process.communicate(timeout=300)[1][-3000:] for process in processes]
+            assert all((process.returncode == 0) == is_last for process in processes), said
+        return tmp_path
+
+    return of
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["sft", "reward", "ppo", "ppo-separate", "grpo-dynamic"])
 @pytest.mark.parametrize(
     "stages",
@@ -98,13 +139,21 @@ def test_every_trainer_is_the_same_in_float64(trained, check, training, size):
     ],
     ids=str,
 )
-def test_a_run_goes_on_divided_in_another_way(trained, launch, inputs, check, tmp_path, case, stages):
-    """Cut short by a signal after each of two steps; on ranks that divide, on one process, on ranks that do not."""
-    for number, (size, changes) in enumerate(stages):
-        is_last = number == len(stages) - 1
-        faults = {} if is_last else {size - 1: {"HEEDFUL_FAULTS": "step.learned:term@1"}}
-        variables = {"CHANGES": json.dumps(changes)}
-        processes = launch(size, "training.py", inputs(), tmp_path, case, per_rank=faults, **variables)
-        said = [process.communicate(timeout=300)[1][-3000:] for process in processes]
-        assert all((process.returncode == 0) == is_last for process in processes), said
-    check(trained(1, (case,)), tmp_path, (case,))
+def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, stages):
+    """On ranks that divide, on one process, on ranks that do not."""
+    check(trained(1, (case,)), go_on(case, stages), (case,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
+@pytest.mark.parametrize("stages", [[(2, SHARDED), (1, {}), (2, SHARDED)], [(1, {}), (2, SHARDED), (4, SHARDED)]])
+def test_moments_in_main_memory_go_on_divided_in_another_way(trained, go_on, check, case, stages):
+    check(trained(1, (case,)), go_on(case, stages, APART="1"), (case,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
+def test_weights_in_bfloat16_go_on_divided_and_whole(trained, go_on, check, case):
+    """Noise included, since each weight has the same however weights are divided."""
+    stages = [(2, {**HALF, **SHARDED}), (2, HALF), (2, {**HALF, **SHARDED})]
+    check(trained(2, (case,), **HALF), go_on(case, stages), (case,))

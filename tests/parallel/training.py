@@ -2,7 +2,9 @@
 
 [torchrun --nproc-per-node N] training.py INPUTS OUTPUT CASE ...
 
-CASE@MUTANT plants a mistake of mutants.py. CHANGES holds settings that are others, as JSON.
+CASE@MUTANT plants a mistake of mutants.py. CHANGES holds settings that are others, as JSON; null is a setting's default.
+
+With APART set, the optimizer is that of --optimizer-device cpu, which a run on processors refuses.
 
 With DOUBLE set, everything that would be in float32 is in float64, so that what is left of differences is no rounding. The
 models are then GPT-2, as the norms of others compute in float32 whatever they are given.
@@ -24,6 +26,8 @@ from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.kernels.device import DTYPES
 from heedful.parallel import ranks
+from heedful.train import optimization
+from heedful.train.compact_adamw import CompactAdamW
 from heedful.train.kto import train_kto
 from heedful.train.online.online_dpo import train_online_dpo
 
@@ -135,6 +139,15 @@ def compute_in_float64():
     torch.set_default_dtype(torch.float64)
 
 
+def keep_moments_in_main_memory():
+    """Every optimizer is the one whose moments are in main memory."""
+
+    def make(groups, *, betas, eps, fused):
+        return CompactAdamW(groups, betas=betas, eps=eps, device=torch.device("cpu"))
+
+    optimization.torch.optim.AdamW = make
+
+
 def make_inputs(decoder):
     """Models and data, in the current folder. ``decoder`` is the policy's architecture."""
     for name, architecture in (("policy", decoder), ("encoder", "deberta-v2")):
@@ -170,8 +183,8 @@ def make_inputs(decoder):
 def run(name, output, **changes):
     """Train a case into a folder."""
     train, config, settings, rewards = CASES[name]
-    settings = {key: value for key, value in {**settings, **changes}.items() if value is not None}
-    config = config(**settings, output=output, dtype="float32")
+    settings = {"dtype": "float32", **settings, **changes}
+    config = config(**{key: value for key, value in settings.items() if value is not None}, output=output)
     return train(config, list(rewards)) if rewards else train(config)
 
 
@@ -179,6 +192,8 @@ def main(inputs, output, *names):
     torch.set_num_threads(1)
     if os.environ.get("DOUBLE"):
         compute_in_float64()
+    if os.environ.get("APART"):
+        keep_moments_in_main_memory()
     seconds = {}
     os.chdir(inputs)
     for name in names:

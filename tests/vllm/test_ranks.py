@@ -37,8 +37,7 @@ def in_ranks(forked_heedful, tmp_path):
             "OMP_NUM_THREADS": "1",
         }
         started = [
-            forked_heedful("grpo", path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(2)
+            forked_heedful("grpo", path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
         ]
         said = [process.communicate(timeout=300)[1] for process in started]
         return [process.returncode for process in started], said

@@ -16,11 +16,6 @@ UNSHARDED = {
         "adamw",
         "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's",
     ),
-    "optimizer_device": (
-        "same",
-        "untried on divided weights; with --shard full each rank has only its part of the moments",
-    ),
-    "weights_dtype": ("float32", "gradients of two dtypes cannot be summed over the ranks together"),
     "reference_device": ("same", "the reference is divided among the ranks too"),
     "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
     "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),

@@ -90,15 +90,24 @@ class Stored:
     shape: torch.Size
     dtype: torch.dtype
 
-    def read(self, like: Tensor | None = None) -> Tensor:
-        """Its numbers: all of them, on the CPU, or those of them that this rank holds of a divided tensor of its shape."""
-        into = torch.empty(self.shape, dtype=self.dtype) if like is None else torch.empty_like(like, dtype=self.dtype)
+    def read(self, like: Tensor | None = None, device: torch.device | None = None) -> Tensor:
+        """Its numbers: all of them, on the CPU, or those of them that this rank holds of a divided tensor of its shape.
+
+        ``device`` is where they go; None is the device of ``like``.
+        """
+        if like is None:
+            into = torch.empty(self.shape, dtype=self.dtype)
+        else:
+            into = torch.empty_like(like, dtype=self.dtype, device=device)
         self.parts.read(self.key, into)
         return into
 
 
-def as_held(value: Tensor | Stored, like: Tensor) -> Tensor:
-    """A tensor of a run's state in the form that another of its shape has: whole, or this rank's part of it."""
+def as_held(value: Tensor | Stored, like: Tensor, device: torch.device | None = None) -> Tensor:
+    """A tensor of a run's state in the form that another of its shape has: whole, or this rank's part of it.
+
+    ``device`` is where a part goes; None is the device of ``like``.
+    """
     if isinstance(value, Stored):
-        return value.read(like)
-    return divided_like(value, like)
+        return value.read(like, device)
+    return divided_like(value, like, device)

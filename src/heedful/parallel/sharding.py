@@ -8,6 +8,7 @@ All ranks call these functions in the same order, with the same arguments, but f
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -56,7 +57,10 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
 
     Gradients of the ranks are summed, not averaged: losses divide by counts of the whole batch. Weights are put together in
     the dtype that they are stored in, and products run under autocast as before, so the numbers are those of one process up
-    to the order of sums.
+    to the order of sums. Gradients in bfloat16 are summed in float32.
+
+    The gradients of a unit travel together, in one dtype. Of what learns in it, the dtype that most numbers have is divided,
+    and the rest stays whole on every rank: with matrices in bfloat16 the norms and biases, which are in float32.
 
     Args:
         module: the module whose ``forward`` is called; with whole weights, the same on every rank, on whatever device. Its
@@ -67,9 +71,13 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
     Raises ConfigError if the model has no blocks.
     """
     _DIVIDED[module] = _Divided(_without_numbers(module), sync_every)
-    for block in [*blocks(module), *heads(module)]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+    units = [*blocks(module), *heads(module), module]
+    dtypes, whole = _dtypes(units)
+    for parameter in whole:
+        parameter.data = parameter.data.to(mesh.device_type)  # the rest is moved as it is divided
+    for unit, dtype in zip(units, dtypes, strict=True):
+        sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
+        fully_shard(unit, mesh=mesh, mp_policy=sums, ignored_params=whole)
     for part in _parts(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it sums
@@ -86,6 +94,27 @@ def _keep_no_casts(_module: nn.Module, _inputs: object) -> None:
 
 def _keep_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
     torch.set_autocast_cache_enabled(True)
+
+
+def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:
+    """The dtype in which most of what learns in each unit is stored, and the parameters that learn in another.
+
+    Args:
+        units: what one holds belongs to no later one. The dtype is None if nothing learns.
+    """
+    dtypes: list[torch.dtype | None] = []
+    others: set[nn.Parameter] = set()
+    seen: set[nn.Parameter] = set()
+    for unit in units:
+        own = [p for p in unit.parameters() if p not in seen]
+        seen.update(own)
+        counts: Counter[torch.dtype] = Counter()
+        for parameter in own:
+            counts[parameter.dtype] += parameter.numel() if parameter.requires_grad else 0
+        most = max(counts, key=lambda dtype: counts[dtype]) if any(p.requires_grad for p in own) else None
+        dtypes.append(most)
+        others.update(p for p in own if p.requires_grad and p.dtype != most)
+    return dtypes, others
 
 
 def _let_go(module: nn.Module, _inputs: object, _output: object) -> None:
@@ -167,6 +196,8 @@ def _gathered(
         full = whole_tensor(tensors[key].detach())
         if filled is None:
             continue
+        if not is_divided(tensors[key]):
+            full = full.clone()
         held = full if device is None else full.to(device)
         del full
         made: dict[int, nn.Parameter] = {}  # a tied weight stays one, unless it is converted for one of its owners
@@ -199,21 +230,28 @@ def held(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def divided_like(whole: Tensor, like: Tensor) -> Tensor:
+def first_held(tensor: Tensor) -> int:
+    """Where this rank's part begins among the numbers of a tensor, row by row; 0 if it is not divided. Any rank may ask."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return start[0] * (tensor.numel() // tensor.shape[0])
+
+
+def divided_like(whole: Tensor, like: Tensor, device: torch.device | None = None) -> Tensor:
     """The part of a whole tensor that a rank holds of another of its shape. Nothing is sent: every rank has the whole.
 
     Args:
         whole: with all numbers.
         like: what says how they are divided; if it is not, ``whole`` is returned.
+        device: of the part; None is that of ``like``.
     """
     if not isinstance(like, DTensor) or isinstance(whole, DTensor):
         return whole
     shape, start = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    part = whole[tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))]
-    local = part.to(like.device).contiguous()
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    part = torch.empty_like(like, dtype=whole.dtype, device=device)
+    held(part).copy_(whole[tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))])
+    return part
 
 
 @torch.no_grad()
@@ -224,11 +262,21 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
         parameters: those of one module that have gradients, divided or not.
         max_norm: inf scales nothing.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    with complete() if any(map(is_divided, gradients)) else contextlib.nullcontext():
-        norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    divided, whole = [p for p in parameters if is_divided(p)], [p for p in parameters if not is_divided(p)]
+    with complete() if divided else contextlib.nullcontext():
+        norms = [whole_tensor(_norm([p.grad for p in kind if p.grad is not None])) for kind in (divided, whole) if kind]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for kind in (divided, whole):
+        torch.nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
     return float(norm)
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together, in at least float32: torch's own has the eight bits of bfloat16, if they do."""
+    if not any(gradient.dtype == torch.bfloat16 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 @torch.no_grad()

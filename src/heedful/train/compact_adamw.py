@@ -1,6 +1,6 @@
 """AdamW for weights in bfloat16, and with its moments in main memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,9 +8,12 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.core.rounding import stochastic_round
+from heedful.parallel.sharding import first_held, held
 
 PART = 2**24
 """Weights that are stepped at a time: their float32 copies take a part of the memory that the whole would."""
+BLOCK = 2**20
+"""Weights whose noise has a seed of its own, so that a rank makes little noise beside that of its part of a tensor."""
 
 
 class CompactAdamW(torch.optim.Optimizer):
@@ -18,14 +21,15 @@ class CompactAdamW(torch.optim.Optimizer):
 
     Each step is torch's own, on float32 copies of the weights and their gradients where the moments are; weights in bfloat16
     are then rounded at random (`heedful.core.stochastic_round`), so that steps too small for bfloat16 count on average.
-    With float32 weights the numbers are those of `torch.optim.AdamW`.
+    With float32 weights the numbers are those of `torch.optim.AdamW`. Of weights that are divided among ranks, each rank has
+    the moments of its parts and steps those.
 
     Args:
         groups: parameter groups, each with ``lr`` and ``weight_decay``.
         betas, eps: Adam's.
         device: of the moments and the step; None is that of the weights.
 
-    The noise comes from torch's generator of the device, whose state is part of a run's.
+    The noise is seeded by torch's generator, whose state is part of a run's; each weight has the same on any number of ranks.
     """
 
     def __init__(
@@ -51,11 +55,14 @@ class CompactAdamW(torch.optim.Optimizer):
     def _step(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            zeros = torch.zeros(parameter.numel(), device=self.device or parameter.device)
+            zeros = torch.zeros_like(parameter, dtype=torch.float32, device=self.device or parameter.device)
             state |= {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-        weights, gradients = parameter.view(-1), gradient.reshape(-1)
-        for part in _parts(parameter.numel()):
-            mean, square = state["exp_avg"][part], state["exp_avg_sq"][part]
+        weights, gradients = held(parameter).view(-1), held(gradient).reshape(-1)
+        means, squares = held(state["exp_avg"]).view(-1), held(state["exp_avg_sq"]).view(-1)
+        seed = int(torch.randint(2**62, ())) if parameter.dtype == torch.bfloat16 else None
+        for start in range(0, weights.numel(), PART):
+            part = slice(start, start + PART)
+            mean, square = means[part], squares[part]
             stepped = weights[part].to(mean.device, torch.float32, copy=True)
             adamw(
                 [stepped],
@@ -73,9 +80,9 @@ class CompactAdamW(torch.optim.Optimizer):
                 eps=group["eps"],
                 maximize=False,
             )
-            if parameter.dtype == torch.bfloat16:
-                noise = torch.randint(2**16, stepped.shape, dtype=torch.int32, device=stepped.device)
-                stepped = stochastic_round(stepped, noise)
+            if seed is not None:
+                first = first_held(parameter) + start
+                stepped = stochastic_round(stepped, _noise(seed, parameter.numel(), first, stepped))
             weights[part] = stepped.to(weights.device)
         state["step"] += 1
 
@@ -89,5 +96,24 @@ class CompactAdamW(torch.optim.Optimizer):
             self.state[parameters[i]] = {"step": saved["step"].clone()} | moments
 
 
-def _parts(count: int) -> Iterator[slice]:
-    return (slice(start, start + PART) for start in range(0, count, PART))
+def _noise(seed: int, count: int, first: int, stepped: Tensor) -> Tensor:
+    """For each stepped weight a number of 0 to 2^16 - 1, int32, whatever part of its tensor they are.
+
+    Args:
+        seed: of the tensor and the step.
+        count: weights in the tensor.
+        first: where in it the stepped weights begin.
+        stepped: ``[weights]``, at least one.
+    """
+    before, device = first // BLOCK * BLOCK, stepped.device
+    blocks = [
+        torch.randint(
+            2**16,
+            (min(BLOCK, count - start),),
+            dtype=torch.int32,
+            device=device,
+            generator=torch.Generator(device).manual_seed(seed + start // BLOCK),
+        )
+        for start in range(before, first + len(stepped), BLOCK)
+    ]
+    return torch.cat(blocks)[first - before :][: len(stepped)]

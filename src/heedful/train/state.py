@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.parallel.sharded_files import as_held
+from heedful.train.compact_adamw import CompactAdamW
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -41,16 +42,17 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         for group in optimizer.param_groups
     ]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {i: _held(values, parameters[i]) for i, values in state["state"].items()}
+    device = optimizer.device if isinstance(optimizer, CompactAdamW) else None
+    moments = {i: _held(values, parameters[i], device) for i, values in state["state"].items()}
     optimizer.load_state_dict({**state, "param_groups": copy.deepcopy(state["param_groups"]), "state": moments})
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)
 
 
-def _held(values: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+def _held(values: Mapping[str, Any], parameter: Tensor, device: torch.device | None) -> dict[str, Any]:
     """A copy of an optimizer's state of one weight; what has the weight's shape is divided as the weight is."""
     return {
-        name: as_held(value, parameter).clone()
+        name: as_held(value, parameter, device).clone()
         if getattr(value, "shape", None) == parameter.shape
         else copy.deepcopy(value)
         for name, value in values.items()
