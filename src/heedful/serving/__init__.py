@@ -1,1 +1,1 @@
-"""The process that receives a reward model's requests, and how the workers are kept alive that score them. It knows no model."""
+"""The process that receives a reward model's requests, and how the workers that score them are kept alive. No model here."""

@@ -181,12 +181,17 @@ class Front:
         return answer
 
     def _take_worker(self) -> None:
-        """Receive a worker that has started, in place of one that has died if not at the beginning."""
+        """Receive a worker that has started. It has the turn of one that died while it was free, if there is one."""
         _, descriptors, _, _ = socket.recv_fds(self.control, len(WORKER), 1)
         for descriptor in descriptors:
             worker = socket.socket(fileno=descriptor)
             worker.setblocking(False)
-            self._release(worker)
+            dead = next((i for i, other in enumerate(self.free) if not _is_there(other)), None)
+            if dead is None:
+                self._release(worker)
+            else:
+                self.free[dead].close()
+                self.free[dead] = worker
         if not descriptors:  # whoever started this process has ended
             asyncio.get_running_loop().remove_reader(self.control.fileno())
 
