@@ -79,9 +79,9 @@ def test_a_request_goes_to_the_worker_that_is_free(serving):
         clients.append(Asking(url, "乙"))
         wait_until(lambda: second.asked)
         clients.append(Asking(url, "丙"))
-        time.sleep(0.1)
+        time.sleep(0.2)
         clients.append(Asking(url, "丁"))
-        time.sleep(0.1)
+        time.sleep(0.2)
         assert ask(url).status_code == 429
         assert httpx2.get(f"{url}/health").status_code == 200
         second.go.release(2)
