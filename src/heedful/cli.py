@@ -109,7 +109,7 @@ COMMANDS = {
         "configs.tasks:TasksConfig", "commands:evaluate_tasks", "benchmarks by lm-evaluation-harness, such as gsm8k"
     ),
     "serve-reward": Command(
-        "configs.scoring:ServeRewardConfig", "commands:serve_reward_model", "serve a reward model over HTTP"
+        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP"
     ),
     "serve-policy": Command(
         "configs.serve_policy:ServePolicyConfig",

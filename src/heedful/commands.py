@@ -22,7 +22,6 @@ from heedful.configs.plan import PlanConfig
 from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.runs import RunsConfig
-from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.serve_policy import ServePolicyConfig
 from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
@@ -199,13 +198,6 @@ def report_curves(config: ReportConfig) -> None:
 
     draw_curves(config.runs, config.output)
     _print(f"the learning curves of {len(config.runs)} run{'s' * (len(config.runs) != 1)} are in {config.output}")
-
-
-def serve_reward_model(config: ServeRewardConfig) -> None:
-    """Serve a reward model until Ctrl-C."""
-    from heedful.rewards.serve import serve_reward
-
-    serve_reward(config, _print)
 
 
 def serve_policy(config: ServePolicyConfig) -> None:

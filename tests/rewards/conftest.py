@@ -11,7 +11,8 @@ import torch
 
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.rewards import Completion
-from heedful.rewards.serve import answer_requests, limits_of, longest_text
+from heedful.rewards.serve import limits_of
+from heedful.rewards.serve_worker import answer_requests, longest_text
 from heedful.serving.process import FrontProcess
 from heedful.types import Message, Prompt
 
@@ -112,25 +113,28 @@ def answering():
 def serving():
     """``with serving(reward, **settings) as address`` serves a reward: the process that receives requests is the real one.
 
-    The reward is asked in a thread of this process.
+    The reward is asked in a thread of this process. Several rewards are several workers.
     """
 
     @contextlib.contextmanager
-    def serve(reward, *, max_characters=None, **settings):
-        limits = limits_of(ServeRewardConfig(**({"model": "m"} | settings)))
-        most = max_characters or longest_text(reward)
+    def serve(*rewards, max_characters=None, **settings):
+        limits = limits_of(ServeRewardConfig(**({"model": "m", "workers": len(rewards)} | settings)))
+        threads = []
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             with FrontProcess(bound) as front:
                 front.open(limits)
-
-                def answer():
-                    with contextlib.suppress(OSError):  # the process has ended, as it should
-                        answer_requests(front, reward, max_characters=most)
-
-                thread = threading.Thread(target=answer)
-                thread.start()
+                for reward in rewards:
+                    ours, theirs = socket.socketpair()
+                    front.add(theirs)
+                    threads.append(threading.Thread(target=work, args=(ours, reward, max_characters)))
+                    threads[-1].start()
                 yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-            thread.join()
+            for thread in threads:
+                thread.join()
+
+    def work(channel, reward, max_characters):
+        with channel, contextlib.suppress(SystemExit):  # a worker that ends in the middle of its work
+            answer_requests(channel, reward, max_characters=max_characters or longest_text(reward))
 
     return serve

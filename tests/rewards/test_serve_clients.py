@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,9 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.save import save_reward_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
+from heedful.data.chat import RewardInputs
+from heedful.rewards.http import HTTPReward
+from heedful.rewards.model import ModelReward
 from heedful.rewards.serve import public_name
 
 HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"
@@ -97,9 +101,26 @@ class Server:
         return time.monotonic() - start, status
 
 
+def _is_front(pid):
+    return b"heedful.serving.front" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _workers(pid):
+    """The processes that score, by the process of the command."""
+    return [child for child in _children(pid) if not _is_front(child)]
+
+
 def _children(pid):
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def _is_alive(pid):
+    """Whether a process runs; one that has ended may wait for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _resident(pid):
@@ -303,7 +324,11 @@ def test_a_large_request_does_not_hold_up_health(server):
 @pytest.mark.exhaustive
 def test_it_leaves_no_process_behind(server):
     """Killed at once, it frees its port; and it notices if the process that receives requests dies."""
-    one = server()
+    one = server("--workers", "2")
+    busy = [one.connect(request(3000)) for _ in range(2)]
+    time.sleep(0.3)
+    children = _children(one.process.pid)
+    assert len(children) == 3
     one.process.kill()
     one.process.wait()
     deadline = time.monotonic() + 5
@@ -315,11 +340,91 @@ def test_it_leaves_no_process_behind(server):
         time.sleep(0.05)
     else:
         pytest.fail("something still listens")
+    while time.monotonic() < deadline and (left := [pid for pid in children if _is_alive(pid)]):
+        time.sleep(0.05)
+    assert left == []
+    for connection in busy:
+        connection.close()
     two = server()
-    (front,) = _children(two.process.pid)
+    (front,) = [child for child in _children(two.process.pid) if _is_front(child)]
     os.kill(front, signal.SIGKILL)
     assert two.process.wait(timeout=10) in (2, 3)
     assert two.log.read_text() == "heedful: the process that receives requests has ended by itself, with status -9\n"
+
+
+def asked(server, prompts):
+    """The scores of requests for one prompt each, eight at a time and each only once: any other status is an error."""
+    reward = HTTPReward(f"{server.url}/score", micro_batch_size=1, concurrency=8, retry_seconds=0)
+    return reward(prompts=prompts, completions=["答"] * len(prompts), truncated=[False] * len(prompts))
+
+
+def test_two_workers_are_one_server(server, folder):
+    """They score as the model does; one that is killed is replaced; health is answered; Ctrl-C ends all while they work."""
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    prompts = [f"问{i}" * (i % 7 + 1) for i in range(40)]
+    one = server("--workers", "2")
+    assert one.process.stdout.readline() == "2 workers, each with a copy of the model: on the CPU, 1 thread each\n"
+    own = ModelReward(model.eval(), RewardInputs(tokenizer))
+    expected = [own([prompt], ["答"], [False])[0] for prompt in prompts]
+    assert asked(one, prompts) == pytest.approx(expected, abs=1e-6)
+
+    first, second = _workers(one.process.pid)
+    with HealthWatch(one) as watch:
+        killer = threading.Timer(0.05, os.kill, (first, signal.SIGKILL))
+        killer.start()
+        assert asked(one, prompts * 5) == pytest.approx(expected * 5, abs=1e-6)
+        killer.join()
+        os.kill(second, signal.SIGKILL)  # perhaps nobody is there now
+        assert asked(one, prompts) == pytest.approx(expected, abs=1e-6)
+        deadline = time.monotonic() + 60
+        while one.log.read_text().count("scores again") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert watch.answers == {"HTTP/1.1 200"}
+    assert sorted(watch.seconds)[len(watch.seconds) // 2] < SECONDS
+    assert sorted(one.log.read_text().splitlines()) == [
+        f"heedful: worker {i} {what}"
+        for i in (1, 2)
+        for what in ("scores again", "was ended by SIGKILL; another takes its place")
+    ]
+    assert len(set(_workers(one.process.pid)) - {first, second}) == 2
+
+    busy = [one.connect(request(3000)) for _ in range(3)]
+    time.sleep(0.3)
+    children = _children(one.process.pid)
+    seconds, status = one.end()
+    assert (seconds < 5, status) == (True, 0)
+    assert [answer_on(connection)[:12] for connection in busy] == [b"HTTP/1.1 503"] * 3
+    assert [pid for pid in children if _is_alive(pid)] == []
+    assert one.process.stdout.read() == "the server has ended\n"
+    for connection in busy:
+        connection.close()
+
+
+@pytest.mark.exhaustive
+def test_a_worker_never_comes_back_with_another_model(server, folder, tmp_path):
+    """The one that is left goes on alone."""
+    copy = tmp_path / "模型"
+    shutil.copytree(folder, copy)
+    one = Server(str(copy), tmp_path / "log", "--workers", "2")
+    before = asked(one, ["问"])
+    tokenizer = load_tokenizer(folder)
+    other = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.1)
+    save_reward_model(other, tokenizer, copy)
+    first, second = _workers(one.process.pid)
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while "is not back" not in one.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "worker 1 is not back: the model scores otherwise than when the server was started" in one.log.read_text()
+    assert asked(one, ["问"] * 10) == before * 10
+    os.kill(second, signal.SIGKILL)
+    assert one.process.wait(timeout=60) == 2
+    assert "CheckpointError: the model scores otherwise" in one.log.read_text().splitlines()[-1]
+    one.process.communicate()
 
 
 class Slow:
@@ -600,6 +705,6 @@ def test_too_few_files_are_refused_before_the_model_is_loaded():
         check=False,
     )
     assert done.returncode == 2
-    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 168" in (
+    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 169" in (
         done.stderr
     )

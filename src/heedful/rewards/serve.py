@@ -1,42 +1,38 @@
 """Serve a reward model over HTTP: the other end of `heedful.rewards.http` (docs/rewards.md has the protocol).
 
-Two processes share the work. `heedful.serving` receives requests, checks them and lets them queue; here, one at a time, they
-are read, scored and answered.
+The process of the command starts the others and loads no torch. One receives requests, checks them and lets them queue
+(`heedful.serving`); the workers, each with a model, read, score and answer them (`heedful.rewards.serve_worker`).
 """
 
 import contextlib
-import json
-import math
 import os
+import pickle
 import resource
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoints.source import resolve
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.display import harmless
-from heedful.errors import CheckpointError, ConfigError, DataError, RewardError
-from heedful.kernels.device import resolve_device, resolve_dtype
-from heedful.rewards.model import ModelReward
-from heedful.rewards.resolve import load_model_reward
-from heedful.rewards.score_request import RequestError, read_request
+from heedful.display import Screen, harmless
+from heedful.errors import ConfigError
 from heedful.serving.limits import Limits
 from heedful.serving.process import FrontProcess
-from heedful.types import MicroBatch
+from heedful.serving.workers import Workers
 
 SPARE_FILES = 96
 """File descriptors that are not for connections: the interpreter's, and connections that are about to be closed."""
-SHORTEST_LIMIT = 100_000
-"""A text of so many characters is always tokenised, whatever the model can read."""
-QUIET_SECONDS = 10.0
-"""The least time between two lines about requests that failed."""
+WORKER = "from heedful.rewards.serve_worker import main; main"
+"""What a worker runs."""
 
 
-def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = print) -> None:
+def show(text: str) -> None:
+    """Print a line."""
+    Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)
+
+
+def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = show) -> None:
     """Serve a reward model until Ctrl-C.
 
     Args:
@@ -44,29 +40,38 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = pr
         announce: is called with a line of text when the server is ready (with its address), and when it has ended.
 
     Raises ConfigError if the server cannot listen at the address, there is no token where ``config.token_env`` says, or the
-    system allows too few open files; CheckpointError if there is no such reward model.
+    system allows too few open files; CheckpointError if there is no such reward model; MachineError or MemoryFullError if a
+    worker cannot hold it.
     """
     limits = limits_of(config)
-    device = resolve_device(config.device)
-    # Both before the model, which may take minutes to load.
-    with _bound(config.host, config.port) as listening, FrontProcess(listening) as front:
-        reward = load_model_reward(
-            resolve(config.model, config),
-            device=device,
-            compute_dtype=resolve_dtype(config.dtype, device),
-            micro_batch=MicroBatch(config.micro_batch_size),
-        )
+    orders = [pickle.dumps((config, index)) for index in range(config.workers)]
+    with (
+        _bound(config.host, config.port) as listening,
+        Workers(WORKER, orders) as workers,
+        FrontProcess(listening) as front,
+    ):
+        found = workers.start(front)
         front.open(limits)
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"{config.model} scores at http://{host}:{listening.getsockname()[1]}/score; Ctrl-C ends it")
+        if config.workers > 1:
+            announce(f"{config.workers} workers, each with a copy of the model: {_places(found)}")
         if limits.max_connections < config.max_connections:
             announce(
                 f"at most {limits.max_connections} connections at a time, not {config.max_connections}: the system allows "
                 "this process no more open files (ulimit -n)"
             )
         with contextlib.suppress(KeyboardInterrupt):
-            answer_requests(front, reward, max_characters=longest_text(reward))
+            workers.keep(front)
     announce("the server has ended")
+
+
+def _places(found: list[dict[str, Any]]) -> str:
+    """Say where workers are: how many on each device, and with how many threads on a CPU."""
+    devices = [about["device"] for about in found]
+    if set(devices) == {"cpu"}:
+        return f"on the CPU, {found[0]['threads']} thread{'s' * (found[0]['threads'] > 1)} each"
+    return ", ".join(f"{devices.count(device)} on {device}" for device in dict.fromkeys(devices))
 
 
 def limits_of(config: ServeRewardConfig) -> Limits:
@@ -76,69 +81,20 @@ def limits_of(config: ServeRewardConfig) -> Limits:
         hosts=tuple(name.lower().strip("[]") for name in (config.host, *config.allowed_hosts)),
         any_address=config.host in ("0.0.0.0", "::"),
         token=None if config.token_env is None else _token(config.token_env),
+        workers=config.workers,
         max_request_bytes=int(config.max_request_mb * 1e6),
         max_held_bytes=int(config.max_held_mb * 1e6),
         max_queue=config.max_queue,
-        max_connections=min(config.max_connections, _files_allowed() - SPARE_FILES),
+        max_connections=min(config.max_connections, _files_allowed() - SPARE_FILES - config.workers),
         receive_seconds=config.receive_timeout,
     )
-    needed = config.max_queue + 8
+    needed = config.least_connections
     if limits.max_connections < needed:
         raise ConfigError(
             f"the system allows this process {_files_allowed()} open files (ulimit -n), and --max-queue {config.max_queue} "
-            f"needs {needed + SPARE_FILES}; raise it with `ulimit -n`, or lower --max-queue"
+            f"needs {needed + SPARE_FILES + config.workers}; raise it with `ulimit -n`, or lower --max-queue"
         )
     return limits
-
-
-def answer_requests(front: FrontProcess, reward: ModelReward, *, max_characters: int) -> None:
-    """Answer one request after the other, forever.
-
-    Args:
-        front: where they come from.
-        reward: scores the responses.
-        max_characters: the longest text that is tokenised.
-
-    Raises OSError if the process that receives them dies.
-    """
-    log = _Log()
-    for body in front.requests():
-        status, content = answer(reward, body, max_characters=max_characters, log=log)
-        front.answer(status, json.dumps(content, ensure_ascii=False).encode())
-
-
-def answer(
-    reward: ModelReward, body: bytes | bytearray, *, max_characters: int, log: Callable[[str], None]
-) -> tuple[int, dict[str, Any]]:
-    """Return the status and the content of the answer to one request.
-
-    What is wrong with the request is said to whoever sent it; what is wrong with the server, only to ``log``.
-    """
-    try:
-        prompts, completions, truncated = read_request(body, max_characters=max_characters)
-        scores = reward(prompts, completions, truncated) if completions else []
-    except (RequestError, RewardError, DataError) as error:
-        return 400, {"error": str(error)}
-    except CheckpointError as error:
-        log(f"a conversation could not be rendered: {error}")
-        return 400, {"error": "the model's chat template cannot render a conversation; the server's log says why"}
-    except Exception as error:
-        log(f"scoring failed: {type(error).__name__}: {error}")
-        return 500, {"error": "scoring failed; the server's log says why"}
-    if not all(map(math.isfinite, scores)):
-        log("the reward model gave a score that is not finite")
-        return 500, {"error": "the reward model gave a score that is not finite"}
-    return 200, {"scores": scores}
-
-
-def longest_text(reward: ModelReward) -> int:
-    """Return the most characters that a text may have to be tokenised at all: more cannot be short enough for the model.
-
-    No token stands for more characters than its own name has, unless a tokenizer drops or merges what it does not know,
-    which `SHORTEST_LIMIT` leaves room for.
-    """
-    longest_token = max(map(len, reward.inputs.tokenizer.get_vocab()))
-    return max(SHORTEST_LIMIT, reward.model.max_length * longest_token)
 
 
 def public_name(model: str) -> str:
@@ -153,22 +109,6 @@ def public_name(model: str) -> str:
     if len(parts) > 2 and parts[-2] == "checkpoints":
         return "/".join(parts[-3:])
     return "/".join(parts[-2:] if parts[-1] in ("final", "best") else parts[-1:])
-
-
-class _Log:
-    """Writes lines to standard error, but not more often than every `QUIET_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._left_out = 0
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() < self._next:
-            self._left_out += 1
-            return
-        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
-        self._next, self._left_out = time.monotonic() + QUIET_SECONDS, 0
-        print(f"heedful: {harmless(text)}{more}", file=sys.stderr, flush=True)
 
 
 def _token(variable: str) -> str:

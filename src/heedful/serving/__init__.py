@@ -1,1 +1,1 @@
-"""The process that receives a reward model's requests. It knows no model, loads no torch, and is never busy for long."""
+"""The process that receives a reward model's requests, and how the workers that score them are kept alive. No model here."""

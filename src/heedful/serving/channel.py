@@ -1,6 +1,6 @@
-"""How the process that receives requests and the one that scores them talk: a status and bytes, over a pair of sockets.
+"""How processes of a server talk: a status and bytes, over a pair of sockets.
 
-One side waits for its socket, the other is an event loop. None means that the other process has ended.
+One side of a worker's channel waits for its socket, the other is an event loop. None means that the other process has ended.
 """
 
 import asyncio
@@ -10,7 +10,11 @@ import struct
 HEADER = struct.Struct("!HQ")
 """The status of an answer (0 for a request), and the number of bytes that follow."""
 READY = 1
-"""The status of the first message, which says that requests are received now."""
+"""The status of the message that says that a process has all that it needs."""
+FAILED = 2
+"""The status of the message that says why it has not."""
+WORKER = b"w"
+"""What goes with the socket of a worker to the process that receives requests."""
 
 Message = tuple[int, bytearray]
 

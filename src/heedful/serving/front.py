@@ -1,6 +1,7 @@
 """The web application of ``heedful serve-reward``, in a process of its own; `heedful.serving.process` starts it.
 
-Whatever takes long (JSON, tokens, scores) happens in the process that has the model, so ``/health`` is answered at any time.
+Whatever takes long (JSON, tokens, scores) happens in the workers, which have the model, so ``/health`` is answered at any
+time.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import io
 import json
 import socket
 import sys
+from collections import deque
 from typing import Any
 
 import uvicorn
@@ -18,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from heedful.serving.channel import HEADER, READY, exchange
+from heedful.serving.channel import HEADER, READY, WORKER, exchange
 from heedful.serving.connections import Connections
 from heedful.serving.guard import Refusal, host_refusal, score_refusal
 from heedful.serving.limits import Limits
@@ -31,26 +33,31 @@ SMALL = 2**16
 """A body of so many bytes is read even if the queue is full, so that its connection need not be closed."""
 RETRY_AFTER = 1
 """Seconds after which a client that was sent away may try again."""
+TRIES = 2
+"""How many workers may die while they score a request, before it is answered with an error: it may be what kills them."""
 GRACE_SECONDS = 0.5
 """How long clients may take their last answers when the server ends."""
 
 
 class Front:
-    """Receives requests, and passes them on one after the other.
+    """Receives requests, and passes each on to the worker that has been free for longest, in the order in which they come.
 
     Args:
-        channel: where the process with the model takes requests; the socket does not block.
+        control: brings the sockets at which workers take requests; it does not block.
         limits: whom to answer, and how much to hold.
     """
 
-    def __init__(self, channel: socket.socket, limits: Limits) -> None:
-        self.channel = channel
+    def __init__(self, control: socket.socket, limits: Limits) -> None:
+        self.control = control
         self.limits = limits
         self.connections = Connections(limits.max_connections, limits.receive_seconds)
-        self.turn = asyncio.Lock()
+        self.free: deque[socket.socket] = deque()
+        """Workers that score nothing."""
+        self.turns = asyncio.Semaphore(0)
+        """As many as there are free workers; the first to wait is the first to have one."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.queued = 0
-        """Requests that wait for their turn, or have it."""
+        """Requests that wait for a worker, or have one."""
         self.held = 0
         """Bytes of bodies."""
         self.server = uvicorn.Server(
@@ -69,14 +76,15 @@ class Front:
         )
 
     async def run(self, listening: socket.socket) -> None:
-        """Serve until standard input is closed, which the process with the model does when it ends."""
+        """Serve until standard input is closed, which the process that started it does when it ends."""
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._end)
         serving = asyncio.create_task(self.server.serve(sockets=[listening]))
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.01)
         if not serving.done():
             listening.listen(BACKLOG)
-            await asyncio.get_running_loop().sock_sendall(self.channel, HEADER.pack(READY, 0))
+            await asyncio.get_running_loop().sock_sendall(self.control, HEADER.pack(READY, 0))
+            asyncio.get_running_loop().add_reader(self.control.fileno(), self._take_worker)
         await serving
 
     async def score(self, request: Request) -> Response:
@@ -87,7 +95,7 @@ class Front:
         body = bytearray()
         try:
             refusal = await self._read(request, body)
-            if refusal is None and self.queued > self.limits.max_queue:
+            if refusal is None and self._is_full():
                 refusal = self._busy()
             return _refused(*refusal) if refusal is not None else await self._answered(request, body)
         except ClientDisconnect:
@@ -116,7 +124,7 @@ class Front:
         length = int(request.headers.get("content-length", 0))
         if length > self.limits.max_request_bytes:
             return self._too_large()
-        if length > SMALL and self.queued > self.limits.max_queue:
+        if length > SMALL and self._is_full():
             return self._busy()
         return self._busy() if self.held + length > self.limits.max_held_bytes else None
 
@@ -152,15 +160,47 @@ class Front:
         status, content = answer
         return Response(bytes(content), status, media_type="application/json")
 
-    async def _asked(self, body: bytearray) -> tuple[int, bytearray] | None:
-        await self.turn.acquire()
-        return await asyncio.shield(asyncio.create_task(self._exchange(body)))
+    async def _asked(self, body: bytearray) -> tuple[int, bytearray]:
+        for _ in range(TRIES):
+            await self.turns.acquire()
+            while not _is_there(self.free[0]):
+                self.free.popleft().close()
+                await self.turns.acquire()
+            answer = await asyncio.shield(asyncio.create_task(self._exchange(self.free.popleft(), body)))
+            if answer is not None:
+                return answer
+        message = f"{TRIES} workers died while they scored this request; the server's log says how"
+        return 500, bytearray(json.dumps({"error": message}).encode())
 
-    async def _exchange(self, body: bytearray) -> tuple[int, bytearray] | None:
-        try:
-            return await exchange(self.channel, body)
-        finally:
-            self.turn.release()
+    async def _exchange(self, worker: socket.socket, body: bytearray) -> tuple[int, bytearray] | None:
+        answer = await exchange(worker, body)
+        if answer is None:
+            worker.close()
+        else:
+            self._release(worker)
+        return answer
+
+    def _take_worker(self) -> None:
+        """Receive a worker that has started. It has the turn of one that died while it was free, if there is one."""
+        _, descriptors, _, _ = socket.recv_fds(self.control, len(WORKER), 1)
+        for descriptor in descriptors:
+            worker = socket.socket(fileno=descriptor)
+            worker.setblocking(False)
+            dead = next((i for i, other in enumerate(self.free) if not _is_there(other)), None)
+            if dead is None:
+                self._release(worker)
+            else:
+                self.free[dead].close()
+                self.free[dead] = worker
+        if not descriptors:  # whoever started this process has ended
+            asyncio.get_running_loop().remove_reader(self.control.fileno())
+
+    def _release(self, worker: socket.socket) -> None:
+        self.free.append(worker)
+        self.turns.release()
+
+    def _is_full(self) -> bool:
+        return self.queued >= self.limits.max_queue + self.limits.workers
 
     def _busy(self) -> Refusal:
         return 429, (
@@ -181,6 +221,16 @@ class Front:
         loop.call_later(GRACE_SECONDS, self.connections.drop_all)
 
 
+def _is_there(worker: socket.socket) -> bool:
+    """Whether a worker that is free is alive: it has nothing to say until it is asked."""
+    try:
+        return worker.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
 async def _has_left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -193,21 +243,21 @@ def _refused(status: int, message: str) -> Response:
     return Response(content, status, headers.get(status), media_type="application/json")
 
 
-def main(channel: int, listening: int) -> None:
+def main(control: int, listening: int) -> None:
     """Read the limits from standard input, and serve.
 
     Args:
-        channel: file descriptor of the socket to the process with the model.
+        control: file descriptor of the socket that brings workers.
         listening: file descriptor of the bound socket.
     """
     line = io.FileIO(sys.stdin.fileno(), closefd=False).readline()  # no buffer: what follows is only the end
     if not line:
         return
-    with socket.socket(fileno=channel) as to_model, socket.socket(fileno=listening) as bound:
-        to_model.setblocking(False)
+    with socket.socket(fileno=control) as brings_workers, socket.socket(fileno=listening) as bound:
+        brings_workers.setblocking(False)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_run(to_model, bound, Limits.from_json(line)))
+            asyncio.run(_run(brings_workers, bound, Limits.from_json(line)))
 
 
-async def _run(channel: socket.socket, listening: socket.socket, limits: Limits) -> None:
-    await Front(channel, limits).run(listening)
+async def _run(control: socket.socket, listening: socket.socket, limits: Limits) -> None:
+    await Front(control, limits).run(listening)

@@ -16,12 +16,14 @@ class Limits:
     """It listens at every address of the machine, so a request may call it by an address in digits, whichever it is."""
     token: str | None
     """What a request for scores must bring; None is no token."""
+    workers: int
+    """How many processes score."""
     max_request_bytes: int
     """The largest body of one request."""
     max_held_bytes: int
     """The most bytes of bodies at a time: being received, waiting and being scored."""
     max_queue: int
-    """The most requests that wait while one is scored."""
+    """The most requests that wait while every worker scores one."""
     max_connections: int
     """The most connections at a time."""
     receive_seconds: float

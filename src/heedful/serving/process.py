@@ -1,13 +1,12 @@
-"""The process that receives requests, as the process that scores them sees it."""
+"""The process that receives requests, as the one that started it sees it."""
 
 import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from types import TracebackType
 
-from heedful.serving.channel import READY, receive, send
+from heedful.serving.channel import READY, WORKER, receive
 from heedful.serving.limits import Limits
 
 END_SECONDS = 3.0
@@ -26,7 +25,7 @@ class FrontProcess:
 
     def __init__(self, listening: socket.socket) -> None:
         self.listening = listening
-        self.channel, self._theirs = socket.socketpair()
+        self.control, self._theirs = socket.socketpair()
 
     def __enter__(self) -> "FrontProcess":
         descriptors = (self._theirs.fileno(), self.listening.fileno())
@@ -49,20 +48,18 @@ class FrontProcess:
             self.process.stdin.write(limits.to_json())
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise self._died() from None
-        message = receive(self.channel)
+            raise self.died() from None
+        message = receive(self.control)
         if message is None or message[0] != READY:
-            raise self._died()
+            raise self.died()
 
-    def requests(self) -> Iterator[bytearray]:
-        """Yield the bodies of requests, one at a time; each must be answered before the next. Raises OSError if it dies."""
-        while (message := receive(self.channel)) is not None:
-            yield message[1]
-        raise self._died()
+    def add(self, channel: socket.socket) -> None:
+        """Give it a worker: the socket at whose other end a process takes requests. It is closed here.
 
-    def answer(self, status: int, content: bytes) -> None:
-        """Answer the latest request. If nobody is there any more, `requests` says so."""
-        send(self.channel, status, content)
+        If the process that receives requests has died, its control socket says so.
+        """
+        with channel, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.control, [WORKER], [channel.fileno()])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,9 +72,10 @@ class FrontProcess:
         finally:
             self.process.kill()
             self.process.wait()
-            self.channel.close()
+            self.control.close()
 
-    def _died(self) -> OSError:
+    def died(self) -> OSError:
+        """Return the error that says so, when its control socket has no other end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
         return OSError(f"the process that receives requests has ended by itself, with status {self.process.returncode}")
