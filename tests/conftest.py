@@ -191,7 +191,7 @@ class Forked:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         for number, file in enumerate(self._files, 1):
             os.dup2(file.fileno(), number)
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))
         status = 0
         try:
             os.chdir(cwd or ".")
