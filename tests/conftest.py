@@ -176,7 +176,7 @@ class Forked:
 
     def __init__(self, work, *, cwd=None, env=None):
         self.returncode = None
-        self._files = [tempfile.TemporaryFile() for _ in range(2)]
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  closed when it is read
         self._said = ()
         sys.stdout.flush()
         sys.stderr.flush()
