@@ -185,6 +185,8 @@ class Forked:
             os._exit(self._run(work, cwd, env))
 
     def _run(self, work, cwd, env):
+        from heedful import faults
+
         gc.freeze()
         atexit._clear()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -198,7 +200,8 @@ class Forked:
             if env is not None:
                 os.environ.clear()
                 os.environ.update(env)
-                torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+            faults.plan(os.environ.get(faults.VARIABLE, ""))  # both are otherwise read when they are loaded
             work()
         except SystemExit as stopped:
             status = stopped.code or 0
