@@ -170,8 +170,8 @@ def chat_server(gold_prompts):
 class Forked:
     """A process that has begun as a copy of this one, which has loaded torch and what else takes seconds to load.
 
-    Otherwise it is as if it had been started anew: its own environment and folder, signals as a shell gives them, both
-    streams, an exit status. What it says is kept in files, so nobody needs to read along.
+    It has an environment and a folder of its own, one thread, signals as a shell gives them, both streams, and an exit
+    status; but also what this one has loaded and opened. What it says is kept in files, so nobody needs to read along.
     """
 
     def __init__(self, work, *, cwd=None, env=None):
@@ -182,7 +182,11 @@ class Forked:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            os._exit(self._run(work, cwd, env))
+            status = 1  # whatever happens, no copy of the tests goes on
+            try:
+                status = self._run(work, cwd, env)
+            finally:
+                os._exit(status)
 
     def _run(self, work, cwd, env):
         from heedful import faults
@@ -200,11 +204,15 @@ class Forked:
             if env is not None:
                 os.environ.clear()
                 os.environ.update(env)
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-            faults.plan(os.environ.get(faults.VARIABLE, ""))  # both are otherwise read when they are loaded
+            os.environ["OMP_NUM_THREADS"] = "1"
+            torch.set_num_threads(1)  # the threads of the process that was copied are not there
+            faults.plan(os.environ.get(faults.VARIABLE, ""))  # which is otherwise read when it is loaded
             work()
         except SystemExit as stopped:
             status = stopped.code or 0
+            if not isinstance(status, int):
+                print(status, file=sys.stderr)
+                status = 1
         except BaseException:
             traceback.print_exc()
             status = 1
@@ -242,12 +250,19 @@ class Forked:
 
 @pytest.fixture(scope="session")
 def forked():
-    """``forked(work, cwd=..., env=...)`` starts ``work()`` in a process of its own, within milliseconds."""
+    """``forked(work, cwd=..., env=...)`` starts ``work()`` in a process of its own, within milliseconds.
+
+    Beside a GPU torch computes no gradients in a copy of a process that has computed some.
+    """
+    if torch.cuda.is_available():
+        pytest.skip(
+            "processes of tests are copies, in which torch cannot use a GPU; set CUDA_VISIBLE_DEVICES= to run it"
+        )
     return Forked
 
 
 @pytest.fixture(scope="session")
-def forked_heedful():
+def forked_heedful(forked):
     """``forked_heedful(*words, cwd=..., env=...)`` starts the command in a process of its own, within milliseconds."""
 
     def start(*words, **options):
@@ -255,6 +270,6 @@ def forked_heedful():
             sys.argv = ["heedful", *map(str, words)]
             runpy.run_module("heedful", run_name="__main__")
 
-        return Forked(work, **options)
+        return forked(work, **options)
 
     return start

@@ -54,6 +54,7 @@ def gpu(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 def test_every_measurement_is_made_and_written_down(tmp_path):
     done = gpu("--smoke", "--iterations=1", f"--output={tmp_path}", "--peer-ppo=no-such-python")
     assert done.returncode == 0, done.stderr

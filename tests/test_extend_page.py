@@ -99,7 +99,11 @@ ALONE = "A surrogate"
 """Its patch changes a line next to one that another changes."""
 
 
-@pytest.mark.parametrize("headings", [[h for h in HEADINGS if h != ALONE], [ALONE]], ids=["together", "alone"])
+@pytest.mark.parametrize(
+    "headings",
+    [[h for h in HEADINGS if h != ALONE], pytest.param([ALONE], marks=pytest.mark.exhaustive)],
+    ids=["together", "alone"],
+)
 def test_examples_work(headings, checkout):
     """Several in one source, as in a project that has extended everything; each by itself is an exhaustive test."""
     done = follow(PAGE, headings, checkout)

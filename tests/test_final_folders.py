@@ -143,9 +143,8 @@ def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, c
     assert answers_here(final) == run(GENERATE, final, json.dumps(QUESTIONS))
 
 
-@pytest.mark.parametrize(
-    "architecture", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("qwen3", "gpt2")), "deberta-v2"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "deberta-v2"])
 def test_a_reward_model_gives_the_same_scores_elsewhere(tmp_path, architecture):
     make_tiny_model(architecture, tmp_path / "base", hidden_size=32, max_length=128)
     pairs = [("你好", "您好！", "滚"), ("hello", "hi there, friend", "go"), ("2+2?", "4", "five, I think")]

@@ -223,7 +223,10 @@ def talking(tiny):
 
 @pytest.mark.parametrize(
     ("number", "status", "message"),
-    [(signal.SIGINT, 130, b"heedful: interrupted\n"), (signal.SIGTERM, 143, b"heedful: terminated\n")],
+    [
+        (signal.SIGINT, 130, b"heedful: interrupted\n"),
+        pytest.param(signal.SIGTERM, 143, b"heedful: terminated\n", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_signal_ends_a_command_with_a_message(talking, number, status, message):
     """What a shell sees after Ctrl-C and after ``kill``: 128 and the signal's number."""

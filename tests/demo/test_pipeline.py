@@ -241,6 +241,7 @@ def test_the_story_says_what_happened(demo):
     assert "\x1b" not in demo.said
 
 
+@pytest.mark.exhaustive
 def test_the_printed_commands_run_and_agree(demo, tmp_path, monkeypatch, capsys):
     """Copied from the output into a shell: measures give the summary's numbers, stages the same weights."""
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.rewards.resolve import load_model_reward
-from heedful.rewards.serve import answer
+from heedful.rewards.serve_worker import answer
 from heedful.train.reward import train_reward
 from heedful.types import Message, MicroBatch
 

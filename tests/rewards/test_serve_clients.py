@@ -219,7 +219,7 @@ def statuses(server, requests):
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_a_signal_ends_it_whatever_clients_do(server, number):
     """Half a head, half a body, requests that are scored and that wait, an answer that nobody reads."""
     one = server()
@@ -358,6 +358,7 @@ def asked(server, prompts):
     return reward(prompts=prompts, completions=["答"] * len(prompts), truncated=[False] * len(prompts))
 
 
+@pytest.mark.exhaustive
 def test_two_workers_are_one_server(server, folder):
     """They score as the model does; one that is killed is replaced; health is answered; Ctrl-C ends all while they work."""
     tokenizer = load_tokenizer(folder)

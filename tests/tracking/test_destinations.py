@@ -236,6 +236,7 @@ def test_a_run_without_a_name_of_its_own_has_that_of_its_folder(tmp_path):
     assert len(identity_of(run)) == 32
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("finished", "status"), [pytest.param(True, 0, marks=pytest.mark.exhaustive), (False, 1)])
 def test_a_run_that_is_not_finished_is_not_marked_so(finished, status, plant, tmp_path, away):
     """Nor has it less time than was asked for."""
