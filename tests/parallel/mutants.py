@@ -71,8 +71,10 @@ def gradients_averaged():
 
 def row_read_twice():
     """A row is on both ranks."""
-    own = ranks.own
-    return patch.object(micro_batches.ranks, "own", lambda costs: sorted({0, *own(costs)}))
+    parts = ranks.parts
+    return patch.object(
+        micro_batches.ranks, "parts", lambda costs, number: [sorted({0, *own}) for own in parts(costs, number)]
+    )
 
 
 def metric_of_one_rank():
