@@ -266,7 +266,7 @@ def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
 def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
     seen = []
-    monkeypatch.setattr("heedful.cli._run", lambda _: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    monkeypatch.setattr("heedful.cli._run", lambda _, **__: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
     before = signal.signal(signal.SIGTERM, handler)
     try:
         assert heedful("--help").status == 0
@@ -278,7 +278,7 @@ def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
 
 def test_an_ignored_sigterm_stays_ignored(heedful, monkeypatch):
     """Whoever started the process with SIGTERM ignored (``trap '' TERM`` in a shell) meant it."""
-    monkeypatch.setattr("heedful.cli._run", lambda _: os.kill(os.getpid(), signal.SIGTERM) or 0)
+    monkeypatch.setattr("heedful.cli._run", lambda _, **__: os.kill(os.getpid(), signal.SIGTERM) or 0)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert heedful("--help").status == 0
