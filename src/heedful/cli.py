@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             try:
                 remember_command(words)
-                return _run(words)
+                return _run(words, is_program=arguments is None)
             finally:
                 remember_command([])
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
@@ -294,7 +294,8 @@ def usage() -> str:
     )
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, is_program: bool) -> int:
+    """Run a command. ``is_program``: the process is there for nothing else; see `_load`."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -332,8 +333,8 @@ def _run(words: list[str]) -> int:
     if _is_rank() and command.objective is None:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     _let_threads_sleep()
-    config = parse(_load(command.config), words, prog=f"heedful {name}")
-    result = _load(command.function)(config)
+    config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
+    result = _load(command.function, is_program=is_program)(config)
     if _is_rank():
         _load("parallel.ranks:leave")()
     if command.objective is not None and os.environ.get("RANK", "0") == "0":
@@ -351,14 +352,15 @@ def _let_threads_sleep() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
-def _load(reference: str) -> Any:
+def _load(reference: str, *, is_program: bool = False) -> Any:
     """What ``module:name`` names.
 
     Loading torch and transformers makes objects by the hundred thousand, all of which stay: to look for garbage among them
-    again and again would take a fifth of the time.
+    again and again would take a fifth of the time. Another program's process (``is_program`` is false) may have garbage of
+    its own, so there nothing is set apart.
     """
     module, _, attribute = reference.partition(":")
-    if "torch" in sys.modules or not gc.isenabled():
+    if not is_program or "torch" in sys.modules or not gc.isenabled():
         return getattr(importlib.import_module(f"heedful.{module}"), attribute)
     gc.disable()
     try:

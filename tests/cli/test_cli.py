@@ -129,6 +129,20 @@ def test_help_and_mistyped_flags_load_no_torch(words):
     assert done.stdout.splitlines()[-1] == "LOADED []"
 
 
+@pytest.mark.parametrize(("call", "freezes"), [("main()", True), ("main(sys.argv[1:])", False)])
+def test_only_a_process_of_the_commands_own_sets_objects_apart_from_garbage(call, freezes):
+    """A program that calls main may have garbage, which would be kept for good."""
+    code = (
+        "import gc, sys\nfrom heedful.cli import main\n"
+        f"try:\n    {call}\nexcept SystemExit:\n    pass\n"
+        "print('FROZEN', gc.get_freeze_count(), gc.isenabled())"
+    )
+    command = [sys.executable, "-c", code, "sft", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    _, count, enabled = done.stdout.splitlines()[-1].split()
+    assert (int(count) > 0, enabled) == (freezes, "True")
+
+
 def test_the_installed_command_exits_with_its_status(tmp_path):
     """What a shell sees: the status and the two streams, in a locale that is not UTF-8 too."""
     command = [sys.executable, "-m", "heedful.cli"]
@@ -255,7 +269,7 @@ def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
 def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
     seen = []
-    monkeypatch.setattr("heedful.cli._run", lambda _: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    monkeypatch.setattr("heedful.cli._run", lambda _, **__: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
     before = signal.signal(signal.SIGTERM, handler)
     try:
         assert heedful("--help").status == 0
@@ -267,7 +281,7 @@ def test_the_handler_of_sigterm_is_put_back(heedful, monkeypatch, handler):
 
 def test_an_ignored_sigterm_stays_ignored(heedful, monkeypatch):
     """Whoever started the process with SIGTERM ignored (``trap '' TERM`` in a shell) meant it."""
-    monkeypatch.setattr("heedful.cli._run", lambda _: os.kill(os.getpid(), signal.SIGTERM) or 0)
+    monkeypatch.setattr("heedful.cli._run", lambda _, **__: os.kill(os.getpid(), signal.SIGTERM) or 0)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert heedful("--help").status == 0

@@ -186,14 +186,16 @@ def memory():
 
 
 class Casts(TorchDispatchMode):
-    """Counts the copies of parameters in bfloat16 that are there."""
+    """Counts the copies of parameters in bfloat16 that are there, and the bytes of each unit's gradients that are sent."""
 
     def __init__(self):
         super().__init__()
-        self.made = []
+        self.made, self.sent = [], []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
+        if function is torch.ops.fsdp.chunk_cat.default:
+            self.sent.append(bytes_held([kwargs["out"]]))
         is_cast = function is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
         if is_cast and made.dtype == torch.bfloat16:
             self.made.append((StorageWeakRef(made.untyped_storage()), made.numel() * 2))
@@ -203,10 +205,9 @@ class Casts(TorchDispatchMode):
         return sum(size for storage, size in self.made if not storage.expired())
 
 
-def whole_for_a_time(checkpointing):
+def whole_for_a_time(checkpointing=False, stored=torch.float32):
     """Bytes that this rank holds of whole weights, of their casts and of whole gradients, in passes in bfloat16."""
-    model = policy("qwen3", value_head=False, checkpointing=checkpointing)
-    model.compute_dtype = torch.bfloat16
+    model = policy("qwen3", value_head=False, checkpointing=checkpointing, dtype=torch.bfloat16, stored=stored)
     shard(model, make_mesh(CPU))
     groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
     parameters = [one for group in groups if group is not None for one in group.fsdp_params]
@@ -228,9 +229,13 @@ def whole_for_a_time(checkpointing):
         loss = loss_of(model, *batch)
         seen.append(casts.there())
         loss.backward()
-    gradients = bytes_held(one._unsharded_param.grad for one in parameters)
+        gradients = [*(one._unsharded_param.grad for one in parameters), *(p.grad for p in model.parameters())]
+        gradients += [one.unsharded_accumulated_grad for one in parameters]
+        held = {"casts": list(seen), "weights": list(whole), "gradients": bytes_held(gradients)}
+        model.set_requires_gradient_sync(True)
+        loss_of(model, *batch).backward()
     copy = {id(p): p for p in gathered(model, convert=as_sampled(torch.bfloat16)).lm.parameters()}
-    return {"casts": seen, "weights": whole, "gradients": gradients, "copy that samples": bytes_held(copy.values())}
+    return held | {"sent": casts.sent, "copy that samples": bytes_held(copy.values())}
 
 
 def copies():
@@ -347,15 +352,16 @@ def states(name, make=policy, config=CONFIG):
 
 
 def noise():
-    """Steps of weights in bfloat16, divided and whole: the largest difference. Blocks of noise end within a rank's part."""
+    """Steps of weights in bfloat16, divided and whole: the largest difference. Blocks of noise end within a rank's part, and
+    torch's own generators differ from rank to rank and from one to the other."""
     before, compact_adamw.BLOCK = compact_adamw.BLOCK, 7
     torch.manual_seed(3)
-    one = torch.nn.Linear(5, 9).bfloat16()
+    one = torch.nn.Linear(5, 9).bfloat16()  # the same on every rank
     several = copy.deepcopy(one)
     fully_shard(several, mesh=make_mesh(CPU))
     for made in (one, several):
         generator = torch.Generator().manual_seed(2)
-        torch.manual_seed(1)
+        torch.manual_seed(torch.initial_seed() + 1 + ranks.rank())
         optimizer = make_optimizer([(made, 1e-3)], HALF)
         for _ in range(STEPS):
             for weight in made.parameters():
@@ -421,6 +427,7 @@ EVERY = {
     "refused": refused,
     "memory": memory,
     "whole for a time": lambda: [whole_for_a_time(checkpointing) for checkpointing in (False, True)],
+    "whole for a time, bfloat16": lambda: whole_for_a_time(stored=torch.bfloat16),
     "copies": copies,
     "average": average,
     "states": lambda: states("state"),

@@ -34,5 +34,5 @@ def run(seconds, *does):
 
 
 if __name__ == "__main__":
-    cli._run = lambda words: run(*words)
+    cli._run = lambda words, **_: run(*words)
     sys.exit(cli.main())

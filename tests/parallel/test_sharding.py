@@ -13,6 +13,7 @@ from heedful.checkpoints.tiny import DECODERS
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.parallel import in_step
+from heedful.parallel.sharding import _keep_no_casts
 from heedful.planning.work import Lengths, plan_of
 from heedful.train.division import divide, divides, loading_device
 from heedful.types import MicroBatch
@@ -118,7 +119,7 @@ def test_a_plan_says_what_each_rank_holds(two, planned):
 def test_a_plan_says_what_is_whole_for_a_time(two, planned):
     """The plan counts a second block, which GPUs fetch ahead, and leaves a block's norms out."""
     shape, phases = planned
-    block, head = 4 * shape.linear / shape.layers, shape.output
+    block = 4 * shape.linear / shape.layers
     for checkpointing in (False, True):
         plan = phases(dtype="bfloat16", gradient_checkpointing=checkpointing)
         backward = plan["backward"]
@@ -127,8 +128,48 @@ def test_a_plan_says_what_is_whole_for_a_time(two, planned):
                 [backward["whole blocks"] - block] * len(found["weights"]), rel=0.01
             )
             assert len(found["weights"]) == 3
-            assert found["gradients"] == backward["gradients"] - 4 * head
+            assert found["gradients"] == backward["gradients"] - max(block, 4 * shape.output) == 4 * shape.parameters
             assert found["copy that samples"] == plan["sampling"]["copy that samples"]
+
+
+def test_a_plan_says_what_sums_gradients(two, planned):
+    """Each unit's gradients once more, in float32: a block's beside whole ones, the root's where each micro-batch is summed.
+    Those in bfloat16 are whole in float32 too. Norms are sent with their units in float32, and are left out here."""
+    shape, phases = planned
+    block, root = shape.linear / shape.layers, shape.embedding + shape.head
+    share = shape.parameters * 4 / 2
+    for found in two:
+        wide, narrow = found["whole for a time"][0], found["whole for a time, bfloat16"]
+        for measured in (wide, narrow):
+            *blocks, of_root = measured["sent"]
+            assert blocks == pytest.approx([4 * block] * shape.layers, rel=0.02)
+            assert of_root == pytest.approx(4 * root, rel=0.02)
+        assert narrow["gradients"] == wide["gradients"] == 4 * shape.parameters
+        half = {"dtype": "bfloat16", "weights_dtype": "bfloat16"}
+        said = phases(**half)["backward"]["gradients"]
+        assert said == narrow["gradients"] + 2 * root + 4 * block
+    assert phases()["backward"]["gradients"] == 4 * shape.parameters + 4 * max(block, shape.output)
+    each = phases(sync_every="micro-batch")["backward"]["gradients"]
+    assert each == share + max(4 * root + 8 * block, 8 * root)
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_autocast_is_as_it_was_after_a_pass(was):
+    """Also after a pass that fails."""
+    model, seen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), []
+    _keep_no_casts(model)
+    model[1].register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(was)
+    try:
+        model(torch.ones(1, 2))
+        after = [torch.is_autocast_cache_enabled()]
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(1, 3))
+        after.append(torch.is_autocast_cache_enabled())
+    finally:
+        torch.set_autocast_cache_enabled(before)
+    assert (seen, after) == ([False], [was, was])
 
 
 def test_autocast_keeps_no_copy_of_all_weights(two, planned):
@@ -253,6 +294,10 @@ def test_other_errors_in_a_pass_stay_what_they_are():
         ({"dtype": "float16"}, "--dtype float16 does not go with --shard full: .* use --dtype bfloat16"),
         ({"reference_device": "cpu"}, "--reference-device cpu does not go"),
         ({"cuda_graphs": True}, "--cuda-graphs does not go"),
+        (
+            {"sampler": ("vllm:http://h:1",), "sampler_weights": "nccl"},
+            "--sampler-weights nccl does not go with --shard full",
+        ),
         ({"shard": "none", "replicas": 2}, "--replicas .*belongs to --shard full"),
         ({"shard": "none", "sync_every": "micro-batch"}, "--sync-every .*belongs to --shard full"),
     ],

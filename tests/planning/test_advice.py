@@ -196,12 +196,32 @@ def test_what_a_server_samples_takes_nothing_here(shard):
 
 
 def test_weights_that_go_from_gpu_to_gpu_are_a_copy():
-    """It stays for the next step. Of divided models it is in main memory."""
+    """It stays for the next step. Divided models are refused."""
     config = replace(RUNS["grpo"], sampler=SERVER, sampler_weights="nccl")
     sent = {"copy for servers": 2 * KNOWN["8B"].parameters}
     without = phases_of_ranks(replace(config, sampler_weights="folder"))
     assert phases_of_ranks(config) == {name: parts | sent for name, parts in without.items()}
-    assert not any("copy for servers" in parts for parts in phases_of_ranks(replace(config, shard="full")).values())
+    with pytest.raises(ConfigError, match="--sampler-weights nccl does not go with --shard full"):
+        replace(config, shard="full")
+
+
+def test_weights_in_bfloat16_are_offered_where_they_help_only():
+    """Until gradients of several micro-batches are summed they are whole in float32, whatever weights are stored in."""
+    config = SFTConfig(
+        model="8B", batch_size=256, micro_batch_size=1, shard="full", gradient_checkpointing=True, **BASE
+    )
+    narrow = replace(config, weights_dtype="bfloat16")
+    whole = 4 * KNOWN["8B"].parameters
+    for settings in (config, narrow):
+        assert phases_of_ranks(settings)["backward"]["gradients"] > whole
+
+    def peak(settings):
+        return max(sum(parts.values()) for parts in phases_of_ranks(settings).values())
+
+    limit = whole + 2 * GB
+    found = what_fits(config, peak, limit)
+    assert found
+    assert all("--sync-every micro-batch" in flags for flags, _ in found if "--lora-rank" not in flags)
 
 
 def test_dividing_is_offered_to_several_ranks_only():

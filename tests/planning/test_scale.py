@@ -87,14 +87,33 @@ def test_pairs_are_not_divided():
 
 
 def test_gradients_are_whole_until_they_are_summed():
-    """2 micro-batches: all of them and the second's of the head, or with a sum after each a block's, embeddings' and head's,
-    beside the share."""
-    assert memory(WORK, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS + 4 * 100_000
+    """2 micro-batches: all of them and what a block sends; or with a sum after each a block's, embeddings' and head's and
+    what the block sends, beside the share."""
+    assert memory(WORK, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS + 4 * 160_000
     by_micro_batch = memory(WORK, replace(JOB, sync_every="micro-batch")).phases["backward"]["gradients"]
-    assert by_micro_batch == 4 * PARAMETERS / 8 + 4 * (160_000 + 200_000)
+    assert by_micro_batch == 4 * PARAMETERS / 8 + 4 * (160_000 + 200_000) + 4 * 160_000
     one = memory(replace(WORK, batch=32, rollout=32), JOB).phases["backward"]["gradients"]
     assert one == by_micro_batch
     assert received(WORK, replace(JOB, sync_every="micro-batch"))["gradients"] == 2 * received(WORK, JOB)["gradients"]
+
+
+def test_gradients_in_bfloat16_are_summed_in_float32():
+    """Whole ones are in float32, the embeddings' and head's of a later micro-batch beside them in bfloat16."""
+    half = replace(WORK, half_weights=True)
+    assert memory(half, JOB).phases["backward"]["gradients"] == 4 * PARAMETERS + 2 * 200_000 + 4 * 160_000
+    share = (2 * 1_800_000 + 4 * 2_100) / 8
+    each = memory(half, replace(JOB, sync_every="micro-batch")).phases["backward"]["gradients"]
+    assert each == share + 2 * (160_000 + 200_000) + 4 * 160_000
+    assert received(half, JOB)["gradients"] == pytest.approx(4 * PARAMETERS * 7 / 8)
+
+
+def test_the_root_is_summed_when_the_blocks_are_gone():
+    shape = decoder(
+        vocabulary=9000, hidden=100, layers=10, heads=10, kv_heads=10, head_dim=10, intermediate=400, tied=False
+    )
+    work = replace(WORK, policy=replace(POLICY, shape=shape))
+    found = memory(work, replace(JOB, sync_every="micro-batch")).phases["backward"]["gradients"]
+    assert found == 4 * shape.parameters / 8 + 8 * 1_800_000
 
 
 def test_replicas_divide_less():

@@ -68,7 +68,6 @@ def test_moments_stay_in_float32_where_they_are_through_a_state():
     optimizer = compact(weights)
     learn(weights, optimizer, 3)
     state, held = copy.deepcopy(optimizer_state(optimizer)), [weight.detach().clone() for weight in weights]
-    noise = torch.get_rng_state()
     learn(weights, optimizer, 2, seed=2)
 
     again = [nn.Parameter(weight) for weight in held]
@@ -76,12 +75,50 @@ def test_moments_stay_in_float32_where_they_are_through_a_state():
     load_optimizer_state(fresh, state)
     for parameter in again:
         assert fresh.state[parameter]["exp_avg"].dtype == torch.float32
-    torch.set_rng_state(noise)
     learn(again, fresh, 2, seed=2)
     for a, b in zip(weights, again, strict=True):
         assert torch.equal(a, b)
     before = copy.deepcopy(state)
     assert str(before) == str(state), "the optimizer's steps leave a state that was loaded as it is"
+
+
+def test_noise_is_drawn_from_no_generator_of_torch():
+    """Ranks, or a reward, may have drawn other random numbers; the weights are rounded alike, and draw nothing themselves."""
+    found = []
+    for drawn in (1, 2):
+        torch.manual_seed(drawn)
+        before = torch.get_rng_state()
+        weights = parameters(torch.bfloat16)
+        learn(weights, compact(weights), 3)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(weights)
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_each_seed_step_weight_and_block_has_noise_of_its_own(monkeypatch):
+    monkeypatch.setattr(compact_adamw, "BLOCK", 50)
+    stepped = torch.zeros(50)
+    noise = {
+        (*of_tensor, first): compact_adamw._noise(of_tensor, 100, first, stepped)
+        for of_tensor in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+        for first in (0, 50)
+    }
+    assert len({tuple(numbers.tolist()) for numbers in noise.values()}) == len(noise)
+    across = compact_adamw._noise((0, 0, 0), 100, 25, stepped)
+    assert torch.equal(across, torch.cat([noise[0, 0, 0, 0], noise[0, 0, 0, 50]])[25:75])
+
+
+def test_the_noise_is_that_of_the_runs_seed():
+    found = []
+    for seed in (0, 0, 1):
+        weight = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        options = TrainingOptions(data="d", output="o", weights_dtype="bfloat16", seed=seed)
+        module = nn.ParameterList([weight])
+        learn([weight], make_optimizer([(module, 1e-3)], options), 2)
+        found.append(weight.detach())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_weights_without_gradients_stay():

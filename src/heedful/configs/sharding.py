@@ -18,6 +18,7 @@ UNSHARDED = {
     ),
     "reference_device": ("same", "the reference is divided among the ranks too"),
     "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
+    "sampler_weights": ("folder", "rank 0 puts whole weights together in main memory, and NCCL sends what a GPU holds"),
     "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),
 }
 """What does not go with --shard full, by field: the value that does, and why others do not (of dtype: only float16)."""

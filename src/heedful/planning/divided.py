@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from heedful.planning.memory import Network, Plan, Work, casts, plan, trained_bytes
+from heedful.planning.memory import Network, Plan, Work, casts, learning, plan, trained_bytes
 
 DIVIDED = {
     "policy, frozen",
@@ -39,7 +39,7 @@ class Ranks:
     replicas: int = 1
     """Whole models; ``ranks / replicas`` ranks share each."""
     sync_every: Literal["step", "micro-batch"] = "step"
-    """When gradients are summed. After each micro-batch, a rank never holds all of them whole."""
+    """When gradients are summed. If after each micro-batch, a rank never holds all of them whole."""
 
     @property
     def shards(self) -> int:
@@ -79,11 +79,6 @@ def networks(work: Work) -> list[Network]:
     """All that are on the device."""
     found = [work.policy, work.critic, work.reference, *work.rewards]
     return [network for network in found if network is not None and network.on_device]
-
-
-def learning(work: Work) -> list[Network]:
-    """Those that learn."""
-    return [network for network in (work.policy, work.critic) if network is not None]
 
 
 def stored(work: Work, network: Network) -> int:
@@ -139,19 +134,39 @@ def _whole_blocks(work: Work, network: Network) -> float:
 
 
 def _gradients(work: Work, among: Ranks, *, is_backward: bool) -> float:
-    """Bytes of the gradients of a rank: its share, and in a backward pass those of a block and of the root, which are whole
-    until they are summed. Where several micro-batches are summed at once all of them are, and the head's of a later
-    micro-batch until it is added."""
-    total = sum(trained_bytes(work, network) for network in learning(work))
+    """Bytes of the gradients of a rank: its share, and in a backward pass what is whole until it is summed.
+
+    Where several micro-batches are summed at once, all gradients are whole until then: in float32, also of weights in
+    bfloat16.
+    """
+    share = sum(trained_bytes(work, network) for network in learning(work)) / among.shards
     if not is_backward:
-        return total / among.shards
+        return share
     trained = [network for network in learning(work) if network.trained == "all"]
     if work.is_split and among.sync_every == "step":
-        heads = [stored(work, network) * network.shape.output for network in trained if network.output == "logits"]
-        return total + max(heads, default=0)
-    whole = [
-        stored(work, network)
-        * (network.shape.linear / network.shape.layers + network.shape.embedding + network.shape.head)
-        for network in trained
-    ]
-    return total / among.shards + max(whole, default=0.0)
+        in_float32 = replace(work, half_weights=False)
+        whole = sum(trained_bytes(in_float32, network) for network in learning(work))
+        return whole + max((_beside_whole(work, network) for network in trained), default=0.0)
+    return share + max((_until_summed(work, network) for network in trained), default=0.0)
+
+
+def _until_summed(work: Work, network: Network) -> float:
+    """Bytes of the gradients of a block and the root, as weights are stored, and of what a block sends, in float32; or, if
+    that is more, of the root's and what it sends, when the blocks' are gone."""
+    size, block, root = stored(work, network), *_units(network)
+    return max(size * (root + block) + 4 * block, size * root + 4 * root)
+
+
+def _beside_whole(work: Work, network: Network) -> float:
+    """Bytes beside whole gradients: what a block sends, in float32; in bfloat16 also the root's gradients of the micro-batch,
+    which are added when its pass ends. In float32 each is added at once, so it is that or the head's."""
+    (block, root), head = _units(network), network.shape.output if network.output == "logits" else 0
+    if stored(work, network) == 2:
+        return 2 * root + 4 * block
+    return 4 * max(block, head)
+
+
+def _units(network: Network) -> tuple[float, float]:
+    """Weights of a block and of the root, each of which is summed by itself."""
+    shape = network.shape
+    return shape.linear / shape.layers, shape.embedding + shape.head

@@ -150,22 +150,23 @@ def plan(work: Work) -> Plan:
         phases["values"] = held | {"activations": 10 * work.batch * work.responses * 4 * work.policy.shape.hidden}
     of_backward = [_backward(work, network, before) for network, before in _in_order(work)]
     phases["backward"] = held | max(of_backward, key=lambda parts: sum(parts.values()))
-    phases["step"] = held | {"gradients": sum(_gradients(work, network) for network in _learning(work))}
+    phases["step"] = held | {"gradients": sum(_gradients(work, network) for network in learning(work))}
     if work.reference_is_freed:
         for name in ("backward", "step"):
             del phases[name]["reference"]
     return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
 
 
-def _learning(work: Work) -> list[Network]:
+def learning(work: Work) -> list[Network]:
+    """The networks that learn."""
     return [network for network in (work.policy, work.critic) if network is not None]
 
 
 def _in_order(work: Work) -> list[tuple[Network, float]]:
     """The networks in the order of their backward passes, and the bytes of gradients that are there before each."""
-    total = sum(_gradients(work, network) for network in _learning(work))
+    total = sum(_gradients(work, network) for network in learning(work))
     pairs, before = [], 0.0
-    for network in _learning(work):
+    for network in learning(work):
         pairs.append((network, total if work.is_split else before))
         before += _gradients(work, network)
     return pairs
@@ -173,7 +174,7 @@ def _in_order(work: Work) -> list[tuple[Network, float]]:
 
 def _held(work: Work) -> dict[str, float]:
     """Weights, and what grows with those that learn."""
-    learned = sum(_learned(network) for network in _learning(work)) + _value_head(work)
+    learned = sum(_learned(network) for network in learning(work)) + _value_head(work)
     each = 0.0 if not work.optimizer_on_device else EIGHT_BIT_ADAM if work.optimizer == "adamw-8bit" else 8.0
     return _weights(work) | {
         "moving average": trained_bytes(work, work.policy) + 4 * _value_head(work) if work.averages_weights else 0,

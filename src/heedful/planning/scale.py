@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from heedful.planning.divided import Ranks, learning, networks, of_rank, stored
-from heedful.planning.memory import Network, Sampling, Work, trained_bytes
+from heedful.planning.divided import Ranks, networks, of_rank, stored
+from heedful.planning.memory import Network, Sampling, Work, learning, trained_bytes
 from heedful.planning.shapes import Shape
 
 
@@ -55,7 +55,7 @@ def received(work: Work, job: Job) -> Mapping[str, float]:
     """Bytes that a rank receives per rollout batch and its updates, one epoch of one or more minibatches.
 
         gather              stored bytes of a model * (S - 1) / S             S ranks share it
-        scatter gradients   bytes of the gradients * (S - 1) / S
+        scatter gradients   bytes of the gradients * (S - 1) / S    in float32, also if weights are in bfloat16
         between replicas    2 * bytes of the gradients / S * (R - 1) / R      R replicas; ring all-reduce
 
     A micro-batch that learns gathers twice, for its forward and its backward pass; a pass without gradients once. Gradients
@@ -71,7 +71,7 @@ def received(work: Work, job: Job) -> Mapping[str, float]:
     def whole(network: Network) -> float:
         return stored(work, network) * network.shape.parameters * part
 
-    gradients = sum(trained_bytes(work, network) for network in learning(work))
+    gradients = sum(trained_bytes(replace(work, half_weights=False), network) for network in learning(work))
     times = updates if job.sync_every == "step" else learned
     frozen = [network for network in networks(work) if network.trained == "nothing"]
     of_critic = 0.0 if work.critic is None else passes * whole(work.critic)  # the values before the update

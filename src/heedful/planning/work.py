@@ -105,7 +105,7 @@ def work_of(
         per_item=per_item,
         rollout=0 if online is None else online.rollout_batch_size,
         sampling=None if online is None or online.sampler else _sampling(online, lengths),
-        sends_copy=online is not None and online.sampler_weights == "nccl" and not is_divided,
+        sends_copy=online is not None and online.sampler_weights == "nccl",
     )
 
 

@@ -1,5 +1,6 @@
 """AdamW for weights in bfloat16, and with its moments in main memory."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +29,10 @@ class CompactAdamW(torch.optim.Optimizer):
         groups: parameter groups, each with ``lr`` and ``weight_decay``.
         betas, eps: Adam's.
         device: of the moments and the step; None is that of the weights.
+        seed: of the noise.
 
-    The noise is seeded by torch's generator, whose state is part of a run's; each weight has the same on any number of ranks.
+    The noise of a weight depends on the seed, its step and its place only, so it is the same on any number of ranks, after a
+    run has gone on, and whatever else draws random numbers.
     """
 
     def __init__(
@@ -39,27 +42,27 @@ class CompactAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         device: torch.device | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(groups, {"betas": betas, "eps": eps})
-        self.device = device
+        self.device, self.seed = device, seed
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here steps with a closure
         """Step all weights that have gradients."""
         assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, parameter.grad, group)
+        pairs = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        for i, (parameter, group) in enumerate(pairs):
+            if parameter.grad is not None:
+                self._step(i, parameter, parameter.grad, group)
 
-    def _step(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+    def _step(self, i: int, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             zeros = torch.zeros_like(parameter, dtype=torch.float32, device=self.device or parameter.device)
             state |= {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
         weights, gradients = held(parameter).view(-1), held(gradient).reshape(-1)
         means, squares = held(state["exp_avg"]).view(-1), held(state["exp_avg_sq"]).view(-1)
-        seed = int(torch.randint(2**62, ())) if parameter.dtype == torch.bfloat16 else None
         for start in range(0, weights.numel(), PART):
             part = slice(start, start + PART)
             mean, square = means[part], squares[part]
@@ -80,9 +83,9 @@ class CompactAdamW(torch.optim.Optimizer):
                 eps=group["eps"],
                 maximize=False,
             )
-            if seed is not None:
-                first = first_held(parameter) + start
-                stepped = stochastic_round(stepped, _noise(seed, parameter.numel(), first, stepped))
+            if parameter.dtype == torch.bfloat16:
+                of_tensor, first = (self.seed, int(state["step"]), i), first_held(parameter) + start
+                stepped = stochastic_round(stepped, _noise(of_tensor, parameter.numel(), first, stepped))
             weights[part] = stepped.to(weights.device)
         state["step"] += 1
 
@@ -96,11 +99,11 @@ class CompactAdamW(torch.optim.Optimizer):
             self.state[parameters[i]] = {"step": saved["step"].clone()} | moments
 
 
-def _noise(seed: int, count: int, first: int, stepped: Tensor) -> Tensor:
+def _noise(of_tensor: tuple[int, int, int], count: int, first: int, stepped: Tensor) -> Tensor:
     """For each stepped weight a number of 0 to 2^16 - 1, int32, whatever part of its tensor they are.
 
     Args:
-        seed: of the tensor and the step.
+        of_tensor: the run's seed, the steps before, the tensor's place in the optimizer. No two have the same noise.
         count: weights in the tensor.
         first: where in it the stepped weights begin.
         stepped: ``[weights]``, at least one.
@@ -112,8 +115,13 @@ def _noise(seed: int, count: int, first: int, stepped: Tensor) -> Tensor:
             (min(BLOCK, count - start),),
             dtype=torch.int32,
             device=device,
-            generator=torch.Generator(device).manual_seed(seed + start // BLOCK),
+            generator=torch.Generator(device).manual_seed(_hash(*of_tensor, start // BLOCK)),
         )
         for start in range(before, first + len(stepped), BLOCK)
     ]
     return torch.cat(blocks)[first - before :][: len(stepped)]
+
+
+def _hash(*numbers: int) -> int:
+    """A number of 56 bits for some numbers, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=7).digest(), "big")

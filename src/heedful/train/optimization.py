@@ -48,7 +48,7 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
         return eight_bit
     if options.weights_dtype == "bfloat16" or options.optimizer_device == "cpu":
         device = torch.device("cpu") if options.optimizer_device == "cpu" else None
-        return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device)
+        return CompactAdamW(parameter_groups, betas=betas, eps=options.adam_eps, device=device, seed=options.seed)
     is_fused = all(p.device.type in FUSED_ON for module, _ in groups if module for p in module.parameters())
     return torch.optim.AdamW(parameter_groups, betas=betas, eps=options.adam_eps, fused=is_fused)
 
