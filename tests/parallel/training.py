@@ -123,8 +123,14 @@ CASES = {
         train_online_dpo, OnlineDPOConfig, GROUPS, letters, kl_coef=None, minibatch_size=16, ppo_epochs=1
     ),
     "online-dpo-twice": case(
-        *(train_online_dpo, OnlineDPOConfig, GROUPS, letters),
-        **{"kl_coef": None, "rollout_batch_size": 32, "minibatch_size": 16},
+        train_online_dpo,
+        OnlineDPOConfig,
+        GROUPS,
+        letters,
+        kl_coef=None,
+        ppo_epochs=2,
+        rollout_batch_size=32,
+        minibatch_size=16,
     ),
 }
 
