@@ -340,9 +340,10 @@ def test_it_leaves_no_process_behind(server):
         time.sleep(0.05)
     else:
         pytest.fail("something still listens")
-    while time.monotonic() < deadline and (left := [pid for pid in children if _is_alive(pid)]):
+    deadline = time.monotonic() + 5
+    while any(map(_is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert left == []
+    assert [pid for pid in children if _is_alive(pid)] == []
     for connection in busy:
         connection.close()
     two = server()
