@@ -390,8 +390,8 @@ def test_two_workers_are_one_server(server, folder):
     ]
     assert len(set(_workers(one.process.pid)) - {first, second}) == 2
 
-    busy = [one.connect(request(3000)) for _ in range(3)]
-    time.sleep(0.3)
+    busy = [one.connect(request(10_000)) for _ in range(3)]  # more than is scored before the signal
+    time.sleep(0.5)
     children = _children(one.process.pid)
     seconds, status = one.end()
     assert (seconds < 5, status) == (True, 0)
