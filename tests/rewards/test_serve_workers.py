@@ -1,20 +1,27 @@
 """Several workers behind one server: who scores what, and what happens to requests and workers when one dies."""
 
+import contextlib
 import json
+import resource
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
 import torch
 
 from heedful.configs.scoring import RewardOptions, ServeRewardConfig
-from heedful.errors import CheckpointError, MachineError
+from heedful.errors import CheckpointError, ConfigError, MachineError, RewardError
 from heedful.rewards import Completion, score
+from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import load_rewards
-from heedful.rewards.serve_worker import device_of, threads_of
+from heedful.rewards.serve import limits_of
+from heedful.rewards.serve_worker import answer, answer_requests, device_of, threads_of
 from heedful.serving import workers as of_workers
+from heedful.serving.channel import WORKER
 from heedful.serving.process import FrontProcess
 from heedful.serving.workers import Worker, Workers
 from heedful.types import MicroBatch, Prompt
@@ -116,11 +123,143 @@ def test_a_request_whose_worker_dies_is_given_to_another(serving):
 
 
 def test_a_request_that_kills_workers_is_told_so(serving):
-    """It does not get them all."""
+    """It does not get them all, though the client would ask again for ten minutes."""
     with serving(dies, dies, fives, max_characters=1000) as url:
-        answer = ask(url)
-        assert (answer.status_code, answer.json()["error"][:40]) == (500, "2 workers died while they scored this re")
+        with pytest.raises(RewardError, match=r"status 422: .*2 workers died while they scored this request"):
+            HTTPReward(f"{url}/score")(prompts=["问"], completions=["答"], truncated=[False])
         assert ask(url).json() == {"scores": [5.0]}
+
+
+def test_a_request_whose_worker_dies_is_scored_next(serving):
+    first, second = Busy(), Busy()
+
+    def dies_later(*request):
+        first(*request)
+        raise SystemExit
+
+    with serving(dies_later, second, max_characters=1000) as url:
+        clients = [Asking(url, "甲")]
+        wait_until(lambda: first.asked)
+        clients.append(Asking(url, "乙"))
+        wait_until(lambda: second.asked)
+        clients.append(Asking(url, "丙"))
+        time.sleep(0.2)
+        first.go.release()
+        time.sleep(0.2)
+        second.go.release(3)
+        assert [client.status() for client in clients] == [200] * 3
+    assert second.asked == ["乙", "甲", "丙"]
+
+
+def raises(error):
+    def reward(prompts, completions, truncated):
+        raise error
+
+    return reward
+
+
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_worker_whose_gpu_has_failed_leaves_its_request_to_others(serving):
+    """It would fail at every further request, and be free for the next one before any other."""
+    with serving(raises(LOST), fives, max_characters=1000) as url:
+        assert [ask(url).json() for _ in range(3)] == [{"scores": [5.0]}] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (LOST, True),
+        (type("AcceleratorError", (RuntimeError,), {})("设备"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("形状不对"), False),
+    ],
+)
+def test_which_errors_end_a_worker(error, ends):
+    body = json.dumps({"prompts": ["问"], "completions": ["答"]}).encode()
+    said = []
+    with pytest.raises(SystemExit, match=f"for good: .*{error}") if ends else contextlib.nullcontext():
+        status, _ = answer(raises(error), body, max_characters=1000, log=said.append)
+        assert (status, said) == (500, [f"scoring failed: RuntimeError: {error}"])
+
+
+@contextlib.contextmanager
+def front_at(**settings):
+    """The process that receives requests, open, with its address."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with FrontProcess(bound) as front:
+            front.open(limits_of(ServeRewardConfig(model="m", **settings)))
+            yield front, f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def working(front):
+    """A worker of it that gives fives."""
+    ours, theirs = socket.socketpair()
+    front.add(theirs)
+    thread = threading.Thread(target=answer_requests, args=(ours, fives), kwargs={"max_characters": 1000})
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        ours.close()
+
+
+def test_a_worker_whose_socket_does_not_come_is_not_the_last():
+    """The system leaves it out if too many files are open."""
+    with front_at() as (front, url):
+        front.control.send(WORKER)
+        with working(front):
+            assert ask(url).json() == {"scores": [5.0]}
+
+
+def test_a_low_soft_limit_of_open_files_is_raised():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        front_process = front_at(max_queue=4, max_connections=200)
+        front, url = front_process.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as stack:
+        stack.push(front_process)
+        port = int(url.rpartition(":")[2])
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with working(front):
+            assert ask(url).json() == {"scores": [5.0]}
+
+
+def test_all_workers_can_be_added_before_requests_are_received():
+    with socket.socket() as bound, contextlib.ExitStack() as stack:
+        bound.bind(("127.0.0.1", 0))
+        front = stack.enter_context(FrontProcess(bound))
+        front.control.setblocking(False)  # it raises instead of waiting forever for room
+        for _ in range(128):
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            front.add(theirs)
+    with pytest.raises(ConfigError, match="--workers must be at least 1 and at most 128"):
+        ServeRewardConfig(model="m", workers=129)
+
+
+def test_a_death_of_the_process_that_receives_requests_is_said():
+    """It is no broken pipe."""
+
+    def opened_after_its_death():
+        with socket.socket() as bound, FrontProcess(bound) as front:
+            front.process.kill()
+            front.process.wait()
+            bound.bind(("127.0.0.1", 0))
+            front.open(limits_of(ServeRewardConfig(model="模型")))
+
+    with pytest.raises(OSError, match=r"^the process that receives requests has ended by itself, with status -9$"):
+        opened_after_its_death()
 
 
 PLANTED = """
@@ -176,7 +315,7 @@ def kept(workers):
 
 def test_workers_that_die_are_started_again_until_none_can_be(planted, capfd):
     """The second is gone for good while the first serves; when the first cannot come back either, the server ends."""
-    workers, folders = planted(["0.5", "0.5 dies", "refuses"], ["1.0 dies", "refuses", "dies", *["refuses"] * 20])
+    workers, folders = planted(["0.5", "0.5 dies", "refuses"], ["0.5 dies", "refuses", "dies", *["refuses"] * 20])
 
     def kill_the_first():
         wait_until(lambda: len(list(folders[1].glob("start-*"))) >= 4)
@@ -203,12 +342,66 @@ def test_workers_that_die_are_started_again_until_none_can_be(planted, capfd):
 
 
 def test_starts_that_fail_become_rare():
-    worker = Worker(1, b"", started=100.0)
-    assert worker.due == 102.0
-    worker.failures = 3
-    assert worker.due == 116.0
-    worker.failures = 50
-    assert worker.due == 400.0
+    """The time is that since the failure."""
+    found = [Worker(1, b"", since=100.0, failures=failures).due for failures in (0, 1, 2, 3, 8, 50)]
+    assert found == [100.0, 102.0, 104.0, 108.0, 356.0, 400.0]
+
+
+@pytest.mark.parametrize(("seconds", "failures"), [(59.0, 6), (61.0, 0)])
+def test_failures_are_forgotten_after_a_minute_of_work(seconds, failures):
+    worker = Worker(1, b"", failures=5, is_ready=True, since=time.monotonic() - seconds)
+    worker.fail(MachineError("死了"))
+    assert (worker.failures, worker.is_ready) == (failures, False)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_failures_that_may_pass_are_no_end(planted, monkeypatch, capfd, alone):
+    """Of the only worker, or of all."""
+    monkeypatch.setattr(of_workers, "MOST_FAILURES", 3)
+    behaviour = ["0.5 dies", "dies", "0.5 dies", "0.5 dies"]
+    workers, folders = planted(
+        *([behaviour] if alone else [["0.5 dies", "dies", "dies"], ["0.5 dies", "dies", "dies"]])
+    )
+    with pytest.raises(MachineError, match=r"^worker . ended by itself, with status [78]"):
+        kept(workers)
+    assert [len(list(folder.glob("start-*"))) for folder in folders] == ([3] if alone else [3, 3])
+    assert ("worker 1 scores again" in capfd.readouterr().err) == alone
+
+
+def files():
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_worker_that_the_system_does_not_start_is_tried_again(planted, monkeypatch, capfd):
+    """The sockets that were made for it are closed."""
+    monkeypatch.setattr(of_workers, "MOST_FAILURES", 4)
+    workers, _ = planted(["0.5"])
+    open_before = []
+
+    def kept_without_python(front):
+        workers.start(front)
+        monkeypatch.setattr(sys, "executable", "/没有")
+        workers.all[0].process.kill()
+        open_before.append(files())
+        workers.keep(front)
+
+    with socket.socket() as bound, workers, FrontProcess(bound) as front:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(MachineError, match=r"^worker 1 could not be started: .*没有"):
+            kept_without_python(front)
+        assert files() < open_before[0]
+    assert capfd.readouterr().err.count("worker 1 is not back: worker 1 could not be started") == 2
+
+
+def test_a_death_of_the_process_that_receives_requests_ends_the_start(planted):
+    workers, folders = planted(["0.5"], ["0.5"])
+    with socket.socket() as bound, workers, FrontProcess(bound) as front:
+        front.process.kill()
+        front.process.wait()
+        with pytest.raises(OSError, match="the process that receives requests has ended by itself, with status -9"):
+            workers.start(front)
+    assert not list(folders[1].glob("start-*"))
 
 
 def test_a_worker_that_would_score_otherwise_is_not_let_in(planted):
@@ -216,6 +409,29 @@ def test_a_worker_that_would_score_otherwise_is_not_let_in(planted):
     workers, _ = planted(["0.5 dies", "0.51"])
     with pytest.raises(CheckpointError, match="scores otherwise than when the server was started"):
         kept(workers)
+
+
+def test_workers_with_different_models_do_not_start(planted):
+    """On a CPU the same model gives the same number."""
+    workers, _ = planted(["0.5"], ["0.500001"])
+    with pytest.raises(CheckpointError, match="scores otherwise than when the server was started"):
+        kept(workers)
+
+
+@pytest.mark.parametrize(
+    ("devices", "scores", "same"),
+    [
+        (("cpu", "cpu"), (0.5, 0.5), True),
+        (("cuda:0", "cuda:1"), (0.5, 0.5004), True),
+        (("cuda:0", "cuda:1"), (0.5, 0.51), False),
+        (("cuda:0", "cpu"), (0.5, 0.5004), True),
+        (("cpu", "cpu"), (None, None), True),
+        (("cpu", "cpu"), (None, 0.0), False),
+    ],
+)
+def test_scores_of_one_model(devices, scores, same):
+    first, second = ({"device": device, "score": one} for device, one in zip(devices, scores, strict=True))
+    assert of_workers._is_same(second, first) == same
 
 
 def test_a_first_worker_that_cannot_load_is_the_only_one_that_tries(planted):

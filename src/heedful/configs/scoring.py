@@ -91,7 +91,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
     """Port to listen at; 0 takes a free one."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time, of each worker."""
-    workers: Annotated[int, Range(at_least=1, at_most=256)] = 1
+    workers: Annotated[int, Range(at_least=1, at_most=128)] = 1
     """Processes that score requests side by side. Each holds a copy of the model in memory. With several GPUs the first takes
     cuda:0, the second cuda:1, and so on from the beginning again; on a CPU they share the threads, unless OMP_NUM_THREADS
     says how many each has. One request is scored by one worker, so a trainer must have several in flight: as many as its

@@ -17,12 +17,10 @@ from typing import Any
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
-from heedful.serving.limits import Limits
+from heedful.serving.limits import SPARE_FILES, Limits
 from heedful.serving.process import FrontProcess
 from heedful.serving.workers import Workers
 
-SPARE_FILES = 96
-"""File descriptors that are not for connections: the interpreter's, and connections that are about to be closed."""
 WORKER = "from heedful.rewards.serve_worker import main; main"
 """What a worker runs."""
 

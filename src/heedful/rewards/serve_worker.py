@@ -48,11 +48,12 @@ def main(life: int, channel: int) -> None:
             reward = _load(*pickle.loads(order[1]))
             device = next(reward.model.parameters()).device
             about = {"device": str(device), "threads": torch.get_num_threads(), "score": _sample(reward)}
+            max_characters = longest_text(reward)
         except Exception as error:
             send(starter, FAILED, json.dumps(_reason(error)).encode())
             return
         send(starter, READY, json.dumps(about).encode())
-        answer_requests(requests, reward, max_characters=longest_text(reward))
+        answer_requests(requests, reward, max_characters=max_characters)
 
 
 def device_of(device: torch.device, index: int, count: int) -> torch.device:
@@ -91,7 +92,8 @@ def answer(
 ) -> tuple[int, dict[str, Any]]:
     """Return the status and the content of the answer to one request.
 
-    What is wrong with the request is said to whoever sent it; what is wrong with the server, only to ``log``.
+    What is wrong with the request is said to whoever sent it; what is wrong with the server, only to ``log``. Raises
+    SystemExit, with what to say of it, if the GPU can compute nothing any more in this process.
     """
     try:
         prompts, completions, truncated = read_request(body, max_characters=max_characters)
@@ -102,6 +104,8 @@ def answer(
         log(f"a conversation could not be rendered: {error}")
         return 400, {"error": "the model's chat template cannot render a conversation; the server's log says why"}
     except Exception as error:
+        if _is_end_of_device(error):
+            raise SystemExit(harmless(f"heedful: scoring failed for good: {type(error).__name__}: {error}")) from error
         log(f"scoring failed: {type(error).__name__}: {error}")
         return 500, {"error": "scoring failed; the server's log says why"}
     if not all(map(math.isfinite, scores)):
@@ -165,6 +169,13 @@ def _reason(error: Exception) -> dict[str, str]:
     if is_out_of_memory(error):
         return {"kind": "MemoryFullError", "text": "memory ran out while a worker loaded the model"}
     raise error
+
+
+def _is_end_of_device(error: Exception) -> bool:
+    """Whether every later call on the GPU would fail in this process too, as after an illegal access to its memory."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 def _end_with(starter: socket.socket) -> None:

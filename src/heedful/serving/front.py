@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import io
 import json
+import resource
 import socket
 import sys
 from collections import deque
@@ -34,13 +35,15 @@ SMALL = 2**16
 RETRY_AFTER = 1
 """Seconds after which a client that was sent away may try again."""
 TRIES = 2
-"""How many workers may die while they score a request, before it is answered with an error: it may be what kills them."""
+"""How many workers may die while they score a request, before it is refused: it may be what kills them."""
 GRACE_SECONDS = 0.5
 """How long clients may take their last answers when the server ends."""
 
 
 class Front:
     """Receives requests, and passes each on to the worker that has been free for longest, in the order in which they come.
+
+    A request whose worker dies has the next one that is free.
 
     Args:
         control: brings the sockets at which workers take requests; it does not block.
@@ -53,8 +56,8 @@ class Front:
         self.connections = Connections(limits.max_connections, limits.receive_seconds)
         self.free: deque[socket.socket] = deque()
         """Workers that score nothing."""
-        self.turns = asyncio.Semaphore(0)
-        """As many as there are free workers; the first to wait is the first to have one."""
+        self.waiting: deque[asyncio.Future[socket.socket]] = deque()
+        """Requests that wait for a worker, the next one first; none does while a worker is free."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.queued = 0
         """Requests that wait for a worker, or have one."""
@@ -161,16 +164,29 @@ class Front:
         return Response(bytes(content), status, media_type="application/json")
 
     async def _asked(self, body: bytearray) -> tuple[int, bytearray]:
-        for _ in range(TRIES):
-            await self.turns.acquire()
-            while not _is_there(self.free[0]):
-                self.free.popleft().close()
-                await self.turns.acquire()
-            answer = await asyncio.shield(asyncio.create_task(self._exchange(self.free.popleft(), body)))
+        for i in range(TRIES):
+            worker = await self._free_worker(is_next=i > 0)
+            answer = await asyncio.shield(asyncio.create_task(self._exchange(worker, body)))
             if answer is not None:
                 return answer
         message = f"{TRIES} workers died while they scored this request; the server's log says how"
-        return 500, bytearray(json.dumps({"error": message}).encode())
+        return 422, bytearray(json.dumps({"error": message}).encode())  # no 5xx: sent again, it would kill more
+
+    async def _free_worker(self, *, is_next: bool) -> socket.socket:
+        """Wait for a worker, before all others or after them."""
+        self._forget_dead()
+        if self.free:
+            return self.free.popleft()
+        turn: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        (self.waiting.appendleft if is_next else self.waiting.append)(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn in self.waiting:
+                self.waiting.remove(turn)
+            elif not turn.cancelled():
+                self._release(turn.result())
+            raise
 
     async def _exchange(self, worker: socket.socket, body: bytearray) -> tuple[int, bytearray] | None:
         answer = await exchange(worker, body)
@@ -181,23 +197,33 @@ class Front:
         return answer
 
     def _take_worker(self) -> None:
-        """Receive a worker that has started. It has the turn of one that died while it was free, if there is one."""
-        _, descriptors, _, _ = socket.recv_fds(self.control, len(WORKER), 1)
+        """Receive a worker that has started.
+
+        Its socket does not come if too many files are open: it is closed then, so the worker ends and another is started.
+        """
+        content, descriptors, _, _ = socket.recv_fds(self.control, len(WORKER), 1)
+        if not content:  # whoever started this process has ended
+            asyncio.get_running_loop().remove_reader(self.control.fileno())
+        self._forget_dead()
         for descriptor in descriptors:
             worker = socket.socket(fileno=descriptor)
             worker.setblocking(False)
-            dead = next((i for i, other in enumerate(self.free) if not _is_there(other)), None)
-            if dead is None:
-                self._release(worker)
-            else:
-                self.free[dead].close()
-                self.free[dead] = worker
-        if not descriptors:  # whoever started this process has ended
-            asyncio.get_running_loop().remove_reader(self.control.fileno())
+            self._release(worker)
 
     def _release(self, worker: socket.socket) -> None:
+        """Give a worker to the next request, if any waits."""
+        while self.waiting:
+            turn = self.waiting.popleft()
+            if not turn.done():
+                turn.set_result(worker)
+                return
         self.free.append(worker)
-        self.turns.release()
+
+    def _forget_dead(self) -> None:
+        """Close the sockets of workers that have died while they were free."""
+        for worker in [worker for worker in self.free if not _is_there(worker)]:
+            self.free.remove(worker)
+            worker.close()
 
     def _is_full(self) -> bool:
         return self.queued >= self.limits.max_queue + self.limits.workers
@@ -255,8 +281,17 @@ def main(control: int, listening: int) -> None:
         return
     with socket.socket(fileno=control) as brings_workers, socket.socket(fileno=listening) as bound:
         brings_workers.setblocking(False)
+        limits = Limits.from_json(line)
+        _allow_files(limits.files)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_run(brings_workers, bound, Limits.from_json(line)))
+            asyncio.run(_run(brings_workers, bound, limits))
+
+
+def _allow_files(count: int) -> None:
+    """Let this process have so many files open at a time. The hard limit allows them (`heedful.rewards.serve`)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 async def _run(control: socket.socket, listening: socket.socket, limits: Limits) -> None:

@@ -3,6 +3,9 @@
 import json
 from dataclasses import asdict, dataclass
 
+SPARE_FILES = 96
+"""File descriptors that are not for connections: the interpreter's, and connections that are about to be closed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -29,6 +32,11 @@ class Limits:
     receive_seconds: float
     """The most seconds from the start of a connection, or from its last answer, to the end of a request, or to the end of
     sending an answer."""
+
+    @property
+    def files(self) -> int:
+        """The most files that are open at a time."""
+        return self.max_connections + self.workers + SPARE_FILES
 
     def to_json(self) -> bytes:
         """Write the settings on one line."""

@@ -66,8 +66,9 @@ class FrontProcess:
     ) -> None:
         assert self.process.stdin is not None
         try:
-            self.process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
+                with contextlib.suppress(BrokenPipeError):  # it has ended, and what it was to read is still here
+                    self.process.stdin.close()
                 self.process.wait(END_SECONDS)
         finally:
             self.process.kill()

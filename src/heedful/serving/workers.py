@@ -20,13 +20,18 @@ from heedful.serving.channel import READY, receive, send
 from heedful.serving.process import FrontProcess
 
 PAUSE_SECONDS = 2.0
-"""The least time from one start of a worker to the next. It doubles with every start that fails."""
+"""How long after its first failure a worker is started again. It doubles with every failure that follows."""
 LONGEST_PAUSE = 300.0
-"""The most seconds between two starts of a worker."""
+"""The most seconds from a failure to the next start."""
+MOST_FAILURES = 8
+"""After so many failures in a row of every worker the server ends."""
+LIVED_SECONDS = 60.0
+"""A worker that dies sooner after it was ready has failed; one that dies later begins to count anew."""
 END_SECONDS = 1.0
 """How long workers have to end by themselves. They have nothing to finish."""
 SAME_SCORE = 1e-3
-"""How far a worker's score of the sample may be from that of the worker whose place it takes: both have one model."""
+"""How far a worker's score of the sample may be from the first worker's, if not both compute on the CPU, where the same
+model gives the same number: a GPU may add in another order."""
 
 
 @dataclass
@@ -45,62 +50,85 @@ class Worker:
     """Says that the process is ready; each side sees by it that the other has ended."""
     channel: socket.socket | None = None
     """Where it takes requests, until the process that receives them has this end."""
-    started: float = -math.inf
-    failures: int = 0
-    """Starts that failed, in a row."""
     about: dict[str, Any] | None = None
     """What its first process said of itself."""
     is_ready: bool = False
+    since: float = -math.inf
+    """When it was ready, or failed."""
+    failures: int = 0
+    """In a row: starts that failed, and deaths soon after one that did not."""
+    problem: errors.HeedfulError | None = None
+    """Why its last process is not there any more."""
 
     @property
     def due(self) -> float:
         """When its next process may be started."""
-        return self.started + min(PAUSE_SECONDS * 2**self.failures, LONGEST_PAUSE)
+        return (
+            self.since + min(PAUSE_SECONDS * 2 ** (self.failures - 1), LONGEST_PAUSE) if self.failures else self.since
+        )
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it has failed too often, or for a reason that does not pass."""
+        is_lasting = isinstance(self.problem, errors.ConfigError | errors.CheckpointError)
+        return not self.is_ready and (is_lasting or self.failures >= MOST_FAILURES)
 
     def start(self, program: str) -> None:
-        """Start a process."""
-        self.started = time.monotonic()
-        self.life, life = socket.socketpair()
-        self.channel, channel = socket.socketpair()
-        with life, channel:
-            descriptors = (life.fileno(), channel.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}{descriptors}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                process_group=0,
-            )
+        """Start a process. Raises MachineError."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                self.life, life = _pair(ours, theirs)
+                self.channel, channel = _pair(ours, theirs)
+                descriptors = (life.fileno(), channel.fileno())
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}{descriptors}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise errors.MachineError(f"worker {self.number} could not be started: {error}") from error
+            ours.pop_all()
         send(self.life, 0, self.order)
 
-    def hear(self, front: FrontProcess) -> errors.HeedfulError | str | None:
+    def fail(self, problem: errors.HeedfulError) -> None:
+        """Note that its process could not be started, was not ready or has ended."""
+        has_lived = self.is_ready and time.monotonic() - self.since >= LIVED_SECONDS
+        self.end()
+        self.since, self.failures, self.problem = time.monotonic(), 0 if has_lived else self.failures + 1, problem
+
+    def hear(self, front: FrontProcess, first: "Worker") -> errors.HeedfulError | None:
         """Receive what its process says, and let it have requests if it is ready.
+
+        Args:
+            front: receives the requests.
+            first: the worker that was ready first, which must score as this one does.
 
         Returns why it was not ready, or how it ended after that.
         """
         assert self.channel is not None or self.is_ready
         message = receive(self.life)
         if message is None:
-            was_ready, ending = self.is_ready, self._ending()
-            self.end()
-            return ending if was_ready else errors.MachineError(f"{ending} while it loaded the model")
+            self.fail(errors.MachineError(self._ending() + ("" if self.is_ready else " while it loaded the model")))
+            return self.problem
         status, content = message
         said = json.loads(content)
         if status == READY:
             self.about = self.about or said
-            if _is_same(said["score"], self.about["score"]):
+            assert first.about is not None
+            if _is_same(said, first.about):
                 assert self.channel is not None
                 front.add(self.channel)
-                self.channel, self.failures, self.is_ready = None, 0, True
+                self.channel, self.is_ready, self.since = None, True, time.monotonic()
                 return None
             said = {
                 "kind": "CheckpointError",
                 "text": "the model scores otherwise than when the server was started, so its files have changed; put them "
                 "back, or start the server anew",
             }
-        self.end()
-        problem: errors.HeedfulError = getattr(errors, said["kind"])(said["text"])
-        return problem
+        self.fail(getattr(errors, said["kind"])(said["text"]))
+        return self.problem
 
     def end(self) -> None:
         """End its process at once."""
@@ -119,7 +147,9 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
         status = self.process.poll()
-        if status is not None and status < 0:
+        if status is None:
+            return f"worker {self.number} closed its connections without ending"
+        if status < 0:
             return f"worker {self.number} was ended by {signal.Signals(-status).name}"
         return f"worker {self.number} ended by itself, with status {status}"
 
@@ -146,27 +176,31 @@ class Workers:
     def start(self, front: FrontProcess) -> list[dict[str, Any]]:
         """Start all, and return what they say of themselves. The first is ready before the others start.
 
-        So a model that cannot be loaded is loaded, or downloaded, only once. Raises HeedfulError.
+        So a model that cannot be loaded is loaded, or downloaded, only once. Raises HeedfulError, and OSError if the process
+        that receives requests dies.
         """
         for group in (self.all[:1], self.all[1:]):
             for worker in group:
-                worker.start(self.program)
+                try:
+                    worker.start(self.program)
+                except errors.MachineError as error:
+                    raise self._explained(error) from error
             while loading := [worker for worker in group if not worker.is_ready]:
-                for worker in _with_news(loading):
-                    problem = worker.hear(front)
-                    if isinstance(problem, errors.HeedfulError):
+                for worker in _with_news(loading, front):
+                    problem = worker.hear(front, self.all[0])
+                    if problem is not None:
                         raise self._explained(problem)
         return [worker.about for worker in self.all if worker.about is not None]
 
     def keep(self, front: FrontProcess) -> None:
         """Start workers again that die, forever.
 
-        Raises OSError if the process that receives requests dies, HeedfulError if no worker can be started any more.
+        Raises OSError if the process that receives requests dies, HeedfulError if it is no use to start any worker again.
         """
         while True:
             for worker in self.all:
                 if worker.process is None and worker.due <= time.monotonic():
-                    worker.start(self.program)
+                    self._start_again(worker)
             missing = [worker.due for worker in self.all if worker.process is None]
             running = [worker for worker in self.all if worker.process is not None]
             for worker in _with_news(running, front, min(missing, default=None)):
@@ -187,20 +221,32 @@ class Workers:
             for worker, _ in running:
                 worker.end()
 
+    def _start_again(self, worker: Worker) -> None:
+        try:
+            worker.start(self.program)
+        except errors.MachineError as error:
+            worker.fail(error)
+            self._go_on_without(worker, error)
+
     def _follow(self, worker: Worker, front: FrontProcess) -> None:
         was_ready = worker.is_ready
-        problem = worker.hear(front)
+        problem = worker.hear(front, self.all[0])
         if problem is None:
             say(f"worker {worker.number} scores again")
-            return
-        if was_ready:
+        elif was_ready and not self._is_hopeless:
             say(f"{problem}; another takes its place")
-            return
-        assert isinstance(problem, errors.HeedfulError)
-        worker.failures += 1
-        if all(other.failures for other in self.all):
+        else:
+            self._go_on_without(worker, problem)
+
+    def _go_on_without(self, worker: Worker, problem: errors.HeedfulError) -> None:
+        """Say why a worker is not back. Raises HeedfulError if it is no use to start any worker again."""
+        if self._is_hopeless:
             raise self._explained(problem)
         say(harmless(f"worker {worker.number} is not back: {problem}"))
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return all(worker.is_hopeless for worker in self.all)
 
     def _explained(self, problem: errors.HeedfulError) -> errors.HeedfulError:
         if isinstance(problem, errors.MachineError | errors.MemoryFullError) and len(self.all) > 1:
@@ -210,20 +256,24 @@ class Workers:
         return problem
 
 
-def _is_same(score: float | None, earlier: float | None) -> bool:
-    if score is None or earlier is None:
-        return score is earlier
-    return math.isclose(score, earlier, rel_tol=SAME_SCORE, abs_tol=SAME_SCORE)
+def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    return ours.enter_context(one), theirs.enter_context(other)
 
 
-def _with_news(
-    workers: Sequence[Worker], front: FrontProcess | None = None, until: float | None = None
-) -> list[Worker]:
+def _is_same(about: dict[str, Any], first: dict[str, Any]) -> bool:
+    """Whether two workers have the same model, by their scores of the sample; None is that of a model that cannot read it."""
+    if about["score"] is None or first["score"] is None:
+        return about["score"] is first["score"]
+    tolerance = 0.0 if about["device"] == first["device"] == "cpu" else SAME_SCORE
+    return math.isclose(about["score"], first["score"], rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _with_news(workers: Sequence[Worker], front: FrontProcess, until: float | None = None) -> list[Worker]:
     """Wait until workers say something or die, or a time has come. Raises OSError if the front dies."""
     by_socket = {worker.life: worker for worker in workers}
-    sockets = [*by_socket, *([] if front is None else [front.control])]
     seconds = None if until is None else max(0.0, until - time.monotonic())
-    ready, _, _ = select.select(sockets, [], [], seconds)
-    if front is not None and front.control in ready:
+    ready, _, _ = select.select([*by_socket, front.control], [], [], seconds)
+    if front.control in ready:
         raise front.died()
     return [by_socket[one] for one in ready]
