@@ -6,6 +6,7 @@ so there, with its error if it has one; a rank that says nothing has died or han
 
 import json
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -46,7 +47,7 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
         )
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        found = dist.TCPStore(host, int(port), size, is_master=serves, timeout=timeout)
+        found = _meet(host, int(port), size, serves=serves, timeout=timeout)
     except RuntimeError as error:
         said = "the port is taken" if "EADDRINUSE" in str(error) else "it cannot be reached in time"
         raise ConfigError(
@@ -57,6 +58,29 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     _Store.store, _Store.serves = dist.PrefixStore(f"heedful/{attempt}", found), serves
     _Store.rank, _Store.size = rank, size
     return _Store.store
+
+
+def _meet(host: str, port: int, size: int, *, serves: bool, timeout: timedelta) -> dist.Store:
+    """The store, once it answers. Raises RuntimeError, also if another program listens there and says nothing.
+
+    For that, torch waits without end; so a thread waits for torch.
+    """
+    found: list[dist.Store | RuntimeError] = []
+
+    def connect() -> None:
+        try:
+            found.append(dist.TCPStore(host, port, size, is_master=serves, timeout=timeout))
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds() + GRACE)
+    if not found:
+        raise RuntimeError("another program listens there, and does not answer")
+    if isinstance(found[0], RuntimeError):
+        raise found[0]
+    return found[0]
 
 
 def report(error: BaseException | None) -> None:
