@@ -18,7 +18,7 @@ HALF = {
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
-ON_A_KNIFE_EDGE = {"reward/accuracy"}
+ON_A_KNIFE_EDGE = {"reward/accuracy", "eval/accuracy"}
 """Before the first step policy and reference agree, so which of two equal rewards is larger is up to rounding."""
 
 

@@ -98,4 +98,4 @@ def test_every_trainer_is_the_same_in_float32(trained, comparing, training, size
 def test_every_trainer_is_the_same_in_float64(trained, comparing, training, size):
     names = tuple(name for name in training.CASES if name != "reward-encoder")  # its attention computes in float32
     one, several = trained(1, names, DOUBLE="1"), trained(size, names, DOUBLE="1")
-    check(comparing, training.STEPS, one, several, names, tolerance=FLOAT64, floor=1e-2)
+    check(comparing, training.STEPS, one, several, names, tolerance=FLOAT64, floor=1e-2, left_out=ON_A_KNIFE_EDGE)
