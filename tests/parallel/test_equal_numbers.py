@@ -6,7 +6,7 @@ SHORT = ("sft", "reward", "ppo", "grpo")
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
-PREFERENCES = ("dpo", "simpo", "kto", "online-dpo")
+PREFERENCES = ("dpo", "simpo", "kto", "online-dpo", "online-dpo-twice")
 ON_A_KNIFE_EDGE = {f"{case} {name}" for case in PREFERENCES for name in ("reward/accuracy", "eval/accuracy")}
 """Before the first step policy and reference agree, so which of two equal rewards is larger is up to rounding."""
 
