@@ -96,7 +96,7 @@ _silent = False
 
 def fall_silent() -> None:
     """Show nothing more from this process: another one shows the run that both are in."""
-    global _silent  # noqa: PLW0603
+    global _silent  # noqa: PLW0603  one screen per process
     _silent = True
 
 

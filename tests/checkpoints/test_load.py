@@ -51,9 +51,9 @@ def test_a_relative_path_is_not_asked_of_the_hub(tmp_path, monkeypatch, name):
 def test_a_bare_name_is_left_to_the_hub(tmp_path, monkeypatch, name):
     """``gpt2`` is a model there; only where a folder of nearly that name lies here is it a mistake."""
     monkeypatch.chdir(tmp_path)
-    resolve(name)
+    assert resolve(name).folder == name
     (tmp_path / "runs").mkdir()
-    resolve(name)
+    assert resolve(name).folder == name
 
 
 def test_a_bare_name_near_a_folder_is_a_mistake(tmp_path, monkeypatch):

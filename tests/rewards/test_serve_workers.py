@@ -77,16 +77,22 @@ def fives(prompts, completions, truncated):
     return [5.0] * len(completions)
 
 
+def three(url, first, second):
+    """Requests of which two workers score one each, and the third waits."""
+    clients = [Asking(url, "甲")]
+    wait_until(lambda: first.asked)
+    clients.append(Asking(url, "乙"))
+    wait_until(lambda: second.asked)
+    clients.append(Asking(url, "丙"))
+    time.sleep(0.2)
+    return clients
+
+
 def test_a_request_goes_to_the_worker_that_is_free(serving):
     """Two are scored at a time; the queue begins after them; health is answered beside them."""
     first, second = Busy(), Busy()
     with serving(first, second, max_characters=1000, max_queue=2) as url:
-        clients = [Asking(url, "甲")]
-        wait_until(lambda: first.asked)
-        clients.append(Asking(url, "乙"))
-        wait_until(lambda: second.asked)
-        clients.append(Asking(url, "丙"))
-        time.sleep(0.2)
+        clients = three(url, first, second)
         clients.append(Asking(url, "丁"))
         time.sleep(0.2)
         assert ask(url).status_code == 429
@@ -138,12 +144,7 @@ def test_a_request_whose_worker_dies_is_scored_next(serving):
         raise SystemExit
 
     with serving(dies_later, second, max_characters=1000) as url:
-        clients = [Asking(url, "甲")]
-        wait_until(lambda: first.asked)
-        clients.append(Asking(url, "乙"))
-        wait_until(lambda: second.asked)
-        clients.append(Asking(url, "丙"))
-        time.sleep(0.2)
+        clients = three(url, first, second)
         first.go.release()
         time.sleep(0.2)
         second.go.release(3)

@@ -89,7 +89,7 @@ def whole_weights(folders: Iterable[Path]) -> set[str]:
     names: set[str] = set()
     for folder in folders:
         with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-            names |= {_plain_name(name) for name in file.keys() if ".lora_" not in name}  # noqa: SIM118
+            names |= {_plain_name(name) for name in file.keys() if ".lora_" not in name}  # noqa: SIM118  no dictionary
     return names
 
 

@@ -27,7 +27,7 @@ class ScoreNorm:
         """This norm."""
         return self
 
-    def including(self, scores: Sequence[float]) -> "ScoreNorm":  # noqa: ARG002
+    def including(self, scores: Sequence[float]) -> "ScoreNorm":  # noqa: ARG002  the interface has it
         """The same norm: it was measured before training and does not change."""
         return self
 

@@ -97,10 +97,10 @@ def clipped_sequence_ratio(
 
 def policy_gradient(
     logprobs: Float[Tensor, "*shape"],
-    old_logprobs: Float[Tensor, "*shape"],  # noqa: ARG001
+    old_logprobs: Float[Tensor, "*shape"],  # noqa: ARG001  every surrogate is given it
     advantages: Float[Tensor, "*shape"],
     response_mask: Bool[Tensor, "*shape"],
-    bounds: Bounds | None = None,  # noqa: ARG001
+    bounds: Bounds | None = None,  # noqa: ARG001  every surrogate is given it
 ) -> Surrogate:
     """The policy gradient of advantage actor-critic (Mnih et al. 2016, section 4), no ratio: ``J_t = A_t log pi_t``."""
     advantages = torch.where(response_mask, at_least_float32(advantages.detach()), 0.0)

@@ -72,7 +72,7 @@ class _Options(NamedTuple):
 
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917
+    def forward(  # noqa: PLR0917  autograd passes them by place
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,

@@ -40,7 +40,7 @@ class Mode(ABC):
     def scores(self, cases: Sequence[Case], verdicts: Sequence[Any]) -> list[OneScore | Problem]:
         """The scores of a group, from a verdict or a `Problem` for each question."""
 
-    def metrics(self, verdicts: Sequence[Any]) -> dict[str, float]:  # noqa: ARG002
+    def metrics(self, verdicts: Sequence[Any]) -> dict[str, float]:  # noqa: ARG002  the interface has it
         """What the verdicts of all groups show besides scores."""
         return {}
 

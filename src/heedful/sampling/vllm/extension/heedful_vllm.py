@@ -108,7 +108,7 @@ class HeedfulWorker:
         """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model uses."""
         self.heedful_state()
         self._heedful_version = version
-        dtype = self.model_config.dtype  # type: ignore[attr-defined]
+        dtype = self.model_config.dtype  # type: ignore[attr-defined]  # vLLM's worker has it
         parts = {name: checksum([tensor], dtype) for name, tensor in _weights(self._heedful_model())}
         return self.heedful_state() | {"parts": parts}
 
