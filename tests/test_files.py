@@ -1,12 +1,14 @@
 """What is written is whole or not there: folders that replace one another, and JSON."""
 
 import json
+import math
 import os
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from heedful.files import complete_or_absent, write_json
+from heedful.files import complete_or_absent, to_json, write_json
 
 
 def files(folder):
@@ -91,3 +93,15 @@ def test_all_of_it_is_synchronised_before_it_has_its_name(tmp_path, monkeypatch)
         (partial / "inside" / "head").write_text("new")
     assert set(order[:-2]) == {"weights", "head", "inside", ".final.heedful-partial"}
     assert order[-2:] == ["-> final", tmp_path.name]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"词": (1, 2.5)}, '{"词": [1, 2.5]}'),
+        ({"a": [math.nan, {"b": -math.inf}], "c": 0.0}, '{"a": [null, {"b": null}], "c": 0.0}'),
+        ({"a": MappingProxyType({"b": 1})}, '{"a": {"b": 1}}'),
+    ],
+)
+def test_json_has_no_number_that_is_not_finite(content, text):
+    assert to_json(content) == text
