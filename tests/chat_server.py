@@ -86,7 +86,7 @@ class GoldJudge:
 
 def application(judge: GoldJudge) -> Starlette:
     """The server."""
-    state = {"faults": Faults(), "seen": Seen()}
+    state = {"faults": Faults(), "seen": Seen(), "spoiled": set()}
     draw = random.Random(0)
 
     async def complete(request: Request) -> Response:
@@ -119,7 +119,10 @@ def application(judge: GoldJudge) -> Starlette:
         system, user = (message["content"] for message in body["messages"])
         text = judge.answer(system, user, faults)
         is_mute = faults.mute and zlib.crc32(user.encode()) % faults.mute[0] == faults.mute[1]
-        if is_mute or fate < faults.garbage:
+        spoiled = fate < faults.garbage and user not in state["spoiled"]  # once: whoever asks again is answered
+        if spoiled:
+            state["spoiled"].add(user)
+        if is_mute or spoiled:
             seen.faults += 1
             text = "好的，我觉得不错。"
         message = {"role": "assistant", "content": text}

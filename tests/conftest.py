@@ -22,7 +22,7 @@ from jaxtyping import install_import_hook
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
-# Workers that run beside each other (pytest -n 2) and the commands that they start have one thread each: more would fight.
+# Workers that run beside each other (pytest -n 3) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

@@ -14,12 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact"}
+LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact", "lock"}
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
     "files": {"faults"},
+    "lock": {"errors", "files"},
     "faults": {"errors"},
     "signals": {"errors"},
     "display": set(),
@@ -51,8 +52,20 @@ MAY_IMPORT = {
     },
     "evaluate": {"sampling", "rewards", "checkpoints", "models", "kernels", "data", "core"},
     "publishing": {"evaluate"},
+    "label": {"data", "serving"},
+    "rounds": {
+        "label",
+        "train",
+        "evaluate",
+        "sampling",
+        "rewards",
+        "checkpoints",
+        "models",
+        "kernels",
+        "data",
+    },
     "chat": {"sampling", "checkpoints", "models", "kernels", "data", "core"},
-    "demo": {"train", "evaluate", "rewards", "checkpoints", "models", "kernels", "data"},
+    "demo": {"train", "evaluate", "rewards", "checkpoints", "models", "kernels", "data", "label", "rounds"},
     "commands": {
         "train",
         "tracking",
@@ -65,12 +78,15 @@ MAY_IMPORT = {
         "rewards",
         "planning",
         "sampling",
+        "label",
+        "rounds",
     },
-    "cli": {"commands", "parallel"},
+    "command_table": set(),
+    "cli": {"commands", "command_table", "parallel"},
     "__main__": {"cli"},
     "__init__": {"train", "evaluate", "demo", "rewards", "checkpoints", "types"},
 }
-NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "core"}
+NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "lock", "core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
 ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""

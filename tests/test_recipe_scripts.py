@@ -431,6 +431,7 @@ def test_what_five_folds_refuse(refused, polite, tmp_path):
     refused("polite_folds", [*polite, "--model", "no/such/model"], "CheckpointError")
 
 
+@pytest.mark.exhaustive
 def test_the_scripts_find_each_other(tmp_path):
     """Run as a program from another folder: polite_folds needs bag_of_words, which needs sentiment_data."""
     pytest.importorskip("sklearn")

@@ -256,7 +256,7 @@ def test_thinking_is_off_from_end_to_end(finished, monkeypatch, capsys):
         assert prompt == f"<|user|>你好<|end|><|assistant|>{NO_THOUGHT}"
         set_defaults(renderer.tokenizer, "on", {})
         with pytest.raises(CheckpointError, match="it thinks"):
-            renderer.prompt_ids((Message("user", "你好"),))
+            renderer.prompt_ids((Message("user", "再见"),))
     monkeypatch.setattr("sys.stdin", io.StringIO("你好\n"))
     assert main(["chat", "--model", "runs/lora/ppo/final", "--max-new-tokens", "4"]) == 0
     assert "think" not in capsys.readouterr().out

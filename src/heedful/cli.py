@@ -9,151 +9,17 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from heedful.command_table import COMMANDS, GROUPS
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import remember_command
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command. Its configuration and its function are named as ``module:name`` and imported when it is used."""
-
-    config: str
-    """The class of its configuration."""
-    function: str
-    """The function to call with the configuration."""
-    summary: str
-    """Its line in ``heedful --help``."""
-    objective: str | None = None
-    """Of a trainer: the metric on held-out data to report at the end."""
-
-
-COMMANDS = {
-    "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
-    "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
-    "sft": Command(
-        "configs.sft:SFTConfig", "train.sft:train_sft", "fine-tune on demonstrations or plain text", "eval/loss"
-    ),
-    "reward": Command(
-        "configs.reward_model:RewardConfig",
-        "train.reward:train_reward",
-        "learn a reward model from preferences",
-        "eval/accuracy",
-    ),
-    "ppo": Command(
-        "configs.ppo:PPOConfig",
-        "train.online.engine:train_ppo",
-        "optimise a policy against a reward",
-        "eval/score_mean",
-    ),
-    "a2c": Command(
-        "configs.a2c:A2CConfig",
-        "train.online.engine:train_ppo",
-        "optimise a policy against a reward, one step per rollout batch",
-        "eval/score_mean",
-    ),
-    "grpo": Command(
-        "configs.grpo:GRPOConfig",
-        "train.online.engine:train_grpo",
-        "optimise a policy against a reward, without a critic",
-        "eval/score_mean",
-    ),
-    "online-dpo": Command(
-        "configs.online_dpo:OnlineDPOConfig",
-        "train.online.online_dpo:train_online_dpo",
-        "optimise a policy on pairs of its own responses, ranked by a reward",
-        "eval/score_mean",
-    ),
-    "dpo": Command(
-        "configs.dpo:DPOConfig",
-        "train.dpo:train_dpo",
-        "optimise a policy on preference pairs, without a reward",
-        "eval/loss",
-    ),
-    "kto": Command(
-        "configs.kto:KTOConfig",
-        "train.kto:train_kto",
-        "optimise a policy on single responses labelled good or bad",
-        "eval/loss",
-    ),
-    "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
-    "evaluate accuracy": Command(
-        "configs.evaluate:AccuracyConfig",
-        "commands:evaluate_accuracy",
-        "how often a reward model orders pairs correctly",
-    ),
-    "evaluate win-rate": Command(
-        "configs.evaluate:WinRateConfig", "commands:evaluate_win_rate", "compare one policy with another under a reward"
-    ),
-    "evaluate scores": Command(
-        "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
-    ),
-    "evaluate best-of-n": Command(
-        "configs.evaluate:BestOfNConfig",
-        "commands:evaluate_best_of_n",
-        "score of the best of n responses, chosen by a reward",
-    ),
-    "evaluate pass-at-k": Command(
-        "configs.evaluate:PassAtKConfig",
-        "commands:evaluate_pass_at_k",
-        "how often one of k responses is correct",
-    ),
-    "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
-    "evaluate perplexity": Command(
-        "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
-    ),
-    "evaluate tasks": Command(
-        "configs.tasks:TasksConfig", "commands:evaluate_tasks", "benchmarks by lm-evaluation-harness, such as gsm8k"
-    ),
-    "serve-reward": Command(
-        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP"
-    ),
-    "serve-policy": Command(
-        "configs.serve_policy:ServePolicyConfig",
-        "commands:serve_policy",
-        "start a vLLM server that samples for a trainer",
-    ),
-    **{
-        f"plan {name}": Command(
-            f"configs.plan:Plan{config}", "commands:plan_memory", f"how much memory heedful {name} needs"
-        )
-        for name, config in {
-            "sft": "SFTConfig",
-            "reward": "RewardConfig",
-            "ppo": "PPOConfig",
-            "a2c": "A2CConfig",
-            "grpo": "GRPOConfig",
-            "online-dpo": "OnlineDPOConfig",
-            "dpo": "DPOConfig",
-            "kto": "KTOConfig",
-        }.items()
-    },
-    "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
-    "track": Command(
-        "configs.tracking:TrackConfig",
-        "commands:track",
-        "send a run's metrics to a tracker: wandb, trackio, mlflow, swanlab",
-    ),
-    "push": Command(
-        "configs.push:PushConfig", "commands:push", "upload a run's model to the Hugging Face Hub, with a card"
-    ),
-    "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
-    "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
-}
-
 
 SPINS = "1000"
 """How often a thread of GNU OpenMP looks whether it may go on before it sleeps."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
-GROUPS = {
-    "evaluate": ("measure", "measures one thing at a time"),
-    "plan": ("trainer", "plans a run of one trainer"),
-}
-"""Commands of two words, by the first: what the second is called, and what the first does with it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

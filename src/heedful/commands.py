@@ -21,7 +21,9 @@ from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
 from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
+from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.runs import RunsConfig
+from heedful.configs.sample import SampleConfig
 from heedful.configs.serve_policy import ServePolicyConfig
 from heedful.configs.tasks import TasksConfig
 from heedful.configs.tiny import TinyConfig
@@ -57,6 +59,31 @@ def make_tiny(config: TinyConfig) -> None:
         seed=config.seed,
     )
     _print(f"a random {config.architecture} model is in {config.output}")
+
+
+def sample(config: SampleConfig) -> None:
+    """Write answers of models into a file and print where they are."""
+    from heedful.rounds.sample import sample as write_answers
+
+    counts = write_answers(config)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    _print(f"{said}; written to {config.output}")
+    _print(f"have them compared:  heedful label import PROJECT --data {config.output}")
+
+
+def take_round(config: RoundConfig) -> None:
+    """Take a project through its round, as far as it goes, and print what to do next."""
+    from heedful.rounds.round import run_round
+
+    run_round(config, _print)
+
+
+def simulate_labels(config: SimulateConfig) -> None:
+    """Label a project in the place of people and print how many labels there are."""
+    from heedful.rounds.simulate import simulate
+
+    count, names = simulate(config)
+    _print(f"{count} labels by {', '.join(names)}")
 
 
 def merge(config: MergeConfig) -> None:
@@ -169,8 +196,8 @@ def show_runs(config: RunsConfig) -> None:
 
 def track(config: TrackConfig) -> None:
     """Send a run's metrics to a tracker and print where to look. Raises ConfigError for a run that is being written."""
+    from heedful.lock import is_locked
     from heedful.tracking.trackers import send_run
-    from heedful.train.lock import is_locked
 
     if is_locked(config.run):
         raise ConfigError(
@@ -183,8 +210,8 @@ def track(config: TrackConfig) -> None:
 
 def push(config: PushConfig) -> None:
     """Upload a run's model, or write what would go out. Raises ConfigError for a run that is being written."""
+    from heedful.lock import is_locked
     from heedful.publishing import push as sending
-    from heedful.train.lock import is_locked
 
     if is_locked(config.run):
         raise ConfigError(f"{config.run} is being written; wait for its end")

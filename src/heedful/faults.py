@@ -40,7 +40,21 @@ POINTS = {
     "run.learned": "the last step is done and final/ saved, the summary not written",
     "run.finished": "the summary is written",
 }
-"""Where each point is."""
+"""Where each point of a run is."""
+LABEL_POINTS = {
+    "label.began": "events are in an open transaction of labels.sqlite",
+    "label.committed": "events are in labels.sqlite, not in journal.jsonl",
+    "label.half": "half of their bytes are in journal.jsonl",
+    "label.written": "events are in journal.jsonl, maybe not on the disk",
+    "label.synced": "events are on the disk in both, and nobody was told",
+}
+"""Where each point of a labelling project's store is."""
+ROUND_POINTS = {
+    "round.sampled": "answers to label are on the disk, nothing of them is in the project",
+    "round.step": "a step of a round is done, not noted",
+    "round.noted": "a step of a round is noted",
+}
+"""Where each point of a round is, besides those of its training runs."""
 
 
 def _out_of_memory() -> None:
@@ -75,10 +89,10 @@ def read_plan(text: str) -> Plan:
     for fault in filter(None, text.split(",")):
         point, _, rest = fault.strip().partition(":")
         action, _, visit = rest.partition("@")
-        if point not in POINTS or action not in ACTIONS or not (visit or "1").isdigit():
+        if point not in POINTS | LABEL_POINTS | ROUND_POINTS or action not in ACTIONS or not (visit or "1").isdigit():
             raise ConfigError(
                 f"{VARIABLE}: {fault!r} is not a fault; write POINT:ACTION or POINT:ACTION@VISIT with a point of "
-                f"{', '.join(POINTS)} and an action of {', '.join(ACTIONS)}"
+                f"{', '.join(POINTS | LABEL_POINTS | ROUND_POINTS)} and an action of {', '.join(ACTIONS)}"
             )
         plan.setdefault(point, []).append((action, int(visit or 1)))
     return plan

@@ -249,6 +249,7 @@ def test_a_signal_ends_a_command_with_a_message(talking, number, status, message
     assert (talking.returncode, err) == (status, message)
 
 
+@pytest.mark.exhaustive
 def test_a_terminated_run_leaves_no_half_written_folder(tiny, data, tmp_path):
     """SIGTERM unwinds as Ctrl-C does: a run that has not done a step is removed again."""
     output = tmp_path / "运行"

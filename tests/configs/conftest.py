@@ -17,6 +17,9 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.kto import KTOConfig
+from heedful.configs.label import NewProjectConfig, RebuildConfig
+from heedful.configs.label_data import ExportConfig, ImportConfig, StatsConfig
+from heedful.configs.label_server import InviteConfig, LabelServeConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.plan import (
@@ -33,7 +36,9 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.push import PushConfig
 from heedful.configs.report import ReportConfig
 from heedful.configs.reward_model import RewardConfig
+from heedful.configs.rounds import RoundConfig, SimulateConfig
 from heedful.configs.runs import RunsConfig
+from heedful.configs.sample import SampleConfig
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.configs.serve_policy import ServePolicyConfig
 from heedful.configs.sft import SFTConfig
@@ -54,6 +59,9 @@ LEAST = {
     OnlineDPOConfig: RUN,
     ServePolicyConfig: {"model": "模型"},
     TinyConfig: {"output": "tiny"},
+    SampleConfig: {"models": ("模型",), "data": "数据.jsonl", "output": "回答.jsonl"},
+    RoundConfig: {"project": "标注"},
+    SimulateConfig: {"project": "标注", "rewards": ("rule:digits",)},
     MergeConfig: {"adapter": "运行/一/final", "output": "合并"},
     DemoConfig: {},
     TrackConfig: {"run": "运行/一", "to": "wandb"},
@@ -72,6 +80,13 @@ LEAST = {
     PlanSFTConfig: {"model": "4B"},
     PlanRewardConfig: {"model": "4B"},
     RunsConfig: {"folder": "/"},
+    NewProjectConfig: {"project": "项目"},
+    RebuildConfig: {"project": "项目"},
+    InviteConfig: {"project": "项目", "name": "安娜"},
+    LabelServeConfig: {"project": "项目"},
+    ImportConfig: {"project": "项目", "data": "数据.jsonl"},
+    ExportConfig: {"project": "项目", "output": "导出"},
+    StatsConfig: {"project": "项目"},
     PlanPPOConfig: {"model": "4B"},
     PlanA2CConfig: {"model": "4B"},
     PlanDPOConfig: {"model": "4B"},

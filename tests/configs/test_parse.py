@@ -14,6 +14,7 @@ from heedful import configs
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.chat import ChatConfig
 from heedful.configs.grpo import GRPOConfig
+from heedful.configs.label_server import LabelServeConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
@@ -125,8 +126,13 @@ def _is_valid(config, changes):
 
 def _company(config_class, name):
     """What another setting must be for this one to be valid."""
+    if name in ("answers", "buffer") and config_class is LabelServeConfig:
+        return {"policy": ("模型",)}
     others = {
         "min_new_tokens": {"max_new_tokens": 400, "response_length": "drawn"},
+        "pool": {"pool": 4.0},  # half of its default is less than a prompt per pair
+        "random_share": {"reward_models": 2},
+        "label_simulated": {"label": True},
         "samples_per_prompt": {"rollout_batch_size": 64},
         "track_offline": {"track": ("wandb",)},
         "track_wait": {"track": ("wandb",)},

@@ -248,3 +248,15 @@ def test_rendering_leaves_the_tokenizer_as_it_was():
     before = copy.deepcopy(tokenizer)
     Renderer(tokenizer).prompt_ids(user("<|end|>"))
     assert tokenizer("<|end|>").input_ids == before("<|end|>").input_ids == [END]
+
+
+def test_a_prompt_that_comes_again_has_its_own_ids():
+    """The last prompt's ids are kept for the responses that follow it; what a caller adds to them is not."""
+    renderer = Renderer(TOKENIZER)
+    one, other = user("猫 1"), user("猫 2")
+    first = renderer.prompt_ids(one)
+    ids = list(first)
+    first.append(7)
+    assert renderer.prompt_ids(user("猫 1")) == ids
+    assert renderer.prompt_ids(other) == Renderer(TOKENIZER).prompt_ids(other) != ids
+    assert renderer.prompt_ids(one) == ids

@@ -293,8 +293,8 @@ def test_a_mapped_column_that_a_record_lacks(tmp_path):
 
 def test_parse_columns_takes_every_canonical_name():
     assert parse_columns("") == parse_columns("  ") == {}
-    assert parse_columns(",".join(f"{name}=x {name}=y" for name in CANONICAL_NAMES)) == {
-        name: f"x {name}=y" for name in CANONICAL_NAMES
+    assert parse_columns(",".join(f"{name}=x y={name}" for name in CANONICAL_NAMES)) == {
+        name: f"x y={name}" for name in CANONICAL_NAMES
     }
 
 
@@ -304,6 +304,7 @@ def test_parse_columns_takes_every_canonical_name():
         ("prompt", ["'prompt' in 'prompt' is not NAME=COLUMN", "--columns prompt=question,completion=answer"]),
         ("prompt=a,", ["'' in 'prompt=a,' is not NAME=COLUMN"]),
         ("prompt=", ["'prompt=' in 'prompt=' is not NAME=COLUMN"]),
+        ("prompt=问 题 chosen=better", ["a comma is missing before 'chosen' in 'prompt=问 题 chosen=better'"]),
         ("=a", ["'=a' in '=a' is not NAME=COLUMN"]),
         ("promt=a", ["unknown name 'promt' (perhaps 'prompt')", "text, messages, prompt, completion", "right of it"]),
         ("question=prompt", ["unknown name 'question'", "Left of '=' goes one of"]),

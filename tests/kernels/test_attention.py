@@ -246,6 +246,7 @@ def test_other_attentions_stay_as_they_are(checkpoints):
     assert use_attention(model).config._attn_implementation == "eager"
 
 
+@pytest.mark.exhaustive
 def test_saved_models_do_not_name_it_and_load_without_heedful(checkpoints, tmp_path):
     """In a process that never imported heedful, the same logits and scores."""
     tokenizer = byte_tokenizer()

@@ -88,10 +88,10 @@ def test_a_file_that_is_away_is_no_data_set_on_the_hub(runs, tmp_path):
     assert "Nothing was held out" not in text
 
 
-LONG = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("dpo", "encoder")]
+LONG = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sft", "reward", "dpo", "encoder")]
 
 
-@pytest.mark.parametrize("name", ["sft", "reward", *LONG])
+@pytest.mark.parametrize("name", LONG)
 def test_the_code_of_the_card_runs_in_transformers_alone(name, dry):
     folder = dry(name, *MIT)
     (code,) = re.findall(r"```python\n(.*?)```", card_of(folder)[1], flags=re.DOTALL)

@@ -494,6 +494,7 @@ def test_so_many_requests_in_flight_and_the_order_of_their_results(chat_server, 
     assert chat_server.seen()["most_in_flight"] == 5
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_the_wait_for_a_judge(tmp_path, answering):
     """Long before its answers, which take five minutes and may take two."""
     server = answering(lambda count: server.done.wait(300) and None)

@@ -68,6 +68,8 @@ VARIANTS = {
     "reinforce": (GRPOConfig, {"advantage": "batch-mean", "ratio": "sequence", "kl_in": "reward"}),
 }
 """Every advantage, surrogate, average and place of the KL penalty, and both kinds of critic."""
+COMBINED = {"a2c-response", "response-bounds", "k2-in-loss", "separate-response", "dr-grpo", "reinforce"}
+"""Those of `VARIANTS` whose parts are each in another one; they are tried by the exhaustive tests."""
 
 
 def write_jsonl(path: Path, records) -> str:
@@ -175,7 +177,9 @@ def config(tiny, prompts, tmp_path):
     return make
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.exhaustive if name in COMBINED else ()) for name in VARIANTS]
+)
 def variant(request, config):
     """``variant(**changes)``: the settings of one of `VARIANTS`."""
     kind, settings = VARIANTS[request.param]

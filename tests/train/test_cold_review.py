@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from heedful import faults
+from heedful import lock as locks
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
 from heedful.configs.parse import parse
@@ -24,11 +25,10 @@ from heedful.configs.tiny import TinyConfig
 from heedful.demo import folder as demo_folder
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import complete_or_absent
+from heedful.lock import FolderLock, is_locked
 from heedful.signals import Stops
-from heedful.train import lock as locks
 from heedful.train import sft as sft_module
 from heedful.train.disk_space import check_space
-from heedful.train.lock import FolderLock, is_locked
 from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
 from heedful.train.run_folder import RunFolder
 from heedful.train.runs import state_of
@@ -229,7 +229,7 @@ def test_a_demo_that_runs_is_not_replaced(tmp_path):
     assert demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True)) is False
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
     """It measures and draws when no stage is being written."""
     config = DemoConfig(output=tmp_path / "demo", overwrite=overwrite)

@@ -85,8 +85,17 @@ ENDINGS = {
 TRAINERS = {PPOConfig: train_ppo, GRPOConfig: train_grpo, OnlineDPOConfig: train_online_dpo}
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
-@pytest.mark.parametrize("ending", ENDINGS)
+OFTEN = set(zip(TRAINERS, ENDINGS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        pytest.param(kind, ending, marks=() if (kind, ending) in OFTEN else pytest.mark.exhaustive)
+        for kind in TRAINERS
+        for ending in ENDINGS
+    ],
+)
 def test_what_was_learned_before_a_step_failed_is_saved(never, length, tmp_path, capsys, kind, ending):
     """The interrupted model is bit for bit that of a run with so many steps."""
     raised, seen = ENDINGS[ending]

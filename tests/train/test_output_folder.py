@@ -25,7 +25,10 @@ def files(folder):
     }
 
 
-@pytest.mark.parametrize("point", ["run.aside", "run.opened", "run.started", "evaluation", "evaluated", "save.files"])
+LATER = [pytest.param(point, marks=pytest.mark.exhaustive) for point in ("run.started", "evaluated", "save.files")]
+
+
+@pytest.mark.parametrize("point", ["run.aside", "run.opened", "evaluation", *LATER])
 def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point, killed):
     """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
     sft()
@@ -394,7 +397,7 @@ def test_an_error_inside_the_optimizers_step_leaves_no_whole_checkpoint(sft, tmp
 
 def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path):
     """Two processes never hold it, and letting it go twice takes nobody's."""
-    from heedful.train.lock import FolderLock, is_locked
+    from heedful.lock import FolderLock, is_locked
 
     first = FolderLock(tmp_path)
     first.release()

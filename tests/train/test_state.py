@@ -142,7 +142,25 @@ def disturb():
     torch.rand(7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OFTEN = {
+    "sft-dropout",
+    "reward-float16",
+    "dpo-lora",
+    "kto",
+    "shared",
+    "sampled-norm",
+    "grpo",
+    "dynamic-sampling",
+    "online-dpo",
+    "bfloat16-weights",
+    "everything",
+}
+"""Of several kinds that differ by one setting, one; `EVERYTHING` has the settings of most others."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.exhaustive) for kind in KINDS]
+)
 def test_a_run_goes_on_bit_for_bit(begin, kind):
     learner, step = begin(kind)
     at_start = copy.deepcopy(learner.state_dict())

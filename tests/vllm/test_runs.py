@@ -60,6 +60,7 @@ def test_failing_servers_change_nothing_of_what_is_learned(server, settings, tmp
     assert max(one["rollout/sampler_mismatch"] for one in steps) < 1e-4
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_learns_what_it_would_have(server, settings, tmp_path):
     first = server()
     train_grpo(settings(GRPOConfig, first))
@@ -92,6 +93,7 @@ def test_sampling_is_at_most_so_many_steps_ahead(ahead, staleness, server, setti
     assert all((one["importance/log_ratio_max"] > 1e-4) == (one["step"] > 1) for one in steps)
 
 
+@pytest.mark.exhaustive
 def test_a_run_ahead_goes_on_with_the_same_prompts(server, settings, tmp_path):
     """What was being drawn is drawn anew: each step has the prompts that it would have had, each once."""
     first = server()

@@ -63,7 +63,8 @@ def test_several_servers_draw_what_one_does(server, connected, policy, draw, exp
     both = [server(0), server(1)]
     assert_same(draw(connected(*both, policy=policy)), expected)
     seen = [one.seen()["completions"] for one in both]
-    assert sorted(len(rows) for rows in seen) == [12, 12], "they share the rows"
+    assert sum(len(rows) for rows in seen) == 24
+    assert min(len(rows) for rows in seen) > 0, "they share the rows"
 
 
 def test_weights_are_given_when_they_change_and_only_then(one, policy, draw):
@@ -111,7 +112,7 @@ def test_others_draw_the_rows_of_a_server_that_dies(server, connected, policy, d
     """The one that comes back is given the weights before it draws again."""
     dying, other = server(5), server(1)
     servers = connected(dying, other, policy=policy, sampler_retry_minutes=0.2)
-    dying.set_faults(die_after=4)
+    dying.set_faults(die_after=1)  # on a busy machine it may be given no more than one row
     assert_same(draw(servers), expected)
     assert servers.take_retries() >= 1
     dying.come_back()

@@ -76,6 +76,8 @@ class Renderer:
         self.lacks_header = False
         """True if the template writes no generation prompt, although an answer has a header."""
         self._is_verbatim = True
+        self._last_prompt: tuple[Text, list[int]] = ("", self.bos)
+        """The prompt that was encoded last, and its ids: the responses to a prompt mostly come one after another."""
         self._tail: list[int] = []
         if tokenizer.chat_template:
             self._probe()
@@ -87,7 +89,11 @@ class Renderer:
         """
         if isinstance(prompt, str):
             return self.bos + self.template.literal(prompt)
-        return self.template.ids(prompt, add_generation_prompt=True)
+        last, ids = self._last_prompt
+        if last != prompt:
+            ids = self.template.ids(prompt, add_generation_prompt=True)
+            self._last_prompt = (prompt, ids)
+        return list(ids)
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the ids that a policy has to write after `prompt_ids` to give a response, with the token that ends it.

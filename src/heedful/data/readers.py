@@ -82,7 +82,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
 def parse_columns(columns: str) -> dict[str, str]:
     """Parse ``--columns``: ``"prompt=question,chosen=answer"`` is ``{"prompt": "question", "chosen": "answer"}``.
 
-    Raises ConfigError for a piece that is not NAME=COLUMN, an unknown NAME, or a NAME given twice.
+    Raises ConfigError for a piece that is not NAME=COLUMN, an unknown NAME, a NAME given twice, or a missing comma.
     """
     mapping: dict[str, str] = {}
     for piece in columns.split(",") if columns.strip() else []:
@@ -96,6 +96,11 @@ def parse_columns(columns: str) -> dict[str, str]:
             raise ConfigError(
                 f"--columns: unknown name {name!r}{_perhaps(name, CANONICAL_NAMES)}. Left of '=' goes one of "
                 f"{', '.join(CANONICAL_NAMES)}; right of it the name of the file's own column"
+            )
+        words = column.partition("=")[0].split()
+        if "=" in column and len(words) > 1 and words[-1] in CANONICAL_NAMES:
+            raise ConfigError(
+                f"--columns: a comma is missing before {words[-1]!r} in {piece!r}. Pieces are separated by commas"
             )
         if name in mapping:
             raise ConfigError(f"--columns: {name!r} is given twice, as {mapping[name]!r} and {column!r}. Keep one")

@@ -120,7 +120,7 @@ def read_rankings(
     return each_record(
         read_records(path, columns=mapping, max_samples=max_samples),
         refused,
-        lambda record: _ranking(record, mapping, system_prompt),
+        lambda record: ranking_of(record, mapping, system_prompt),
     )
 
 
@@ -204,7 +204,8 @@ def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
     return [(turns[:end], reply_of(turns[end])) for end in ends]
 
 
-def _ranking(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Ranking:
+def ranking_of(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> Ranking:
+    """Return the ranking of one record, as `read_rankings` does."""
     shape = shape_of(record, mapping, RANKINGS)
     return _k_wise(record, system_prompt) if "ranks" in shape else _pair(record, shape, system_prompt)
 

@@ -30,7 +30,9 @@ def prompt_key(prompt: Text) -> str:
     return next((turn.content for turn in prompt if turn.role == "user"), "")
 
 
-def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[Item], list[Item]]:
+def split_by_prompt(
+    items: Iterable[Item], eval_fraction: float, *, may_be_one_sided: bool = False
+) -> tuple[list[Item], list[Item]]:
     """Split items into ``(train, eval)``, keeping their order.
 
     An item goes to eval if ``SHA-256(prompt_key) / 2^256 < eval_fraction``, so a larger fraction only adds to eval. Items
@@ -39,8 +41,10 @@ def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[I
     Args:
         items: prompts, demonstrations or rankings.
         eval_fraction: the expected share of prompts in eval, in [0, 1); 0 puts every item into train.
+        may_be_one_sided: whether a part may be empty although the fraction is above 0.
 
-    Raises ConfigError for another fraction, and DataError if the fraction is above 0 but one of the two parts is empty.
+    Raises ConfigError for another fraction, and DataError if the fraction is above 0 but one of the two parts is empty
+    and may not be.
     """
     if not 0 <= eval_fraction < 1:
         raise ConfigError(
@@ -51,7 +55,7 @@ def split_by_prompt(items: Iterable[Item], eval_fraction: float) -> tuple[list[I
     held_out: list[Item] = []
     for item in items:
         (held_out if _position(item_key(item)) < eval_fraction else train).append(item)
-    if eval_fraction > 0 and not (train and held_out):
+    if eval_fraction > 0 and not may_be_one_sided and not (train and held_out):
         raise _one_sided(train, held_out, eval_fraction)
     return train, held_out
 

@@ -12,13 +12,15 @@ from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, write_json
-from heedful.train.lock import LOCK, FolderLock, is_locked, owner
+from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
 MARKER = "demo.json"
 STAGES = ("sft", "reward", "ppo")
 CONTENTS = {MARKER, "world", "base", *STAGES, "answers.jsonl", "curves.png", "summary.json"}
 """Everything that a demo writes."""
+LABELS = "labels"
+"""What it writes besides if its user labels."""
 
 
 def check_output(config: DemoConfig) -> bool:
@@ -34,7 +36,7 @@ def check_output(config: DemoConfig) -> bool:
     _refuse_locked(output)
     if not found:
         return False
-    foreign = sorted(found - CONTENTS) or ([] if "world" in found else sorted(found))
+    foreign = sorted(found - CONTENTS - {LABELS}) or ([] if "world" in found else sorted(found))
     if foreign:
         raise ConfigError(
             f"--output {output} holds files that no demo wrote ({', '.join(foreign[:3])}), so it is left alone; choose "
@@ -51,6 +53,12 @@ def check_output(config: DemoConfig) -> bool:
         raise ConfigError(
             f"--output {output} holds an unfinished demo with --seed {seed}, got --seed {config.seed}; use the same, choose "
             "another folder, or add --overwrite to replace it"
+        )
+    if (LABELS in found) != config.label and found & {"reward", LABELS}:
+        has = "with" if LABELS in found else "without"
+        raise ConfigError(
+            f"--output {output} holds an unfinished demo {has} --label; use the same, choose another folder, or add "
+            "--overwrite to replace it"
         )
     return True
 
@@ -116,7 +124,7 @@ def _bring_back(output: Path) -> None:
     stages = [output / stage for stage in STAGES]
     if not older or any(map(has_begun, stages)) or any(map(is_locked, (output, *stages))):
         return
-    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS - {LOCK}:
+    if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS - {LOCK, LABELS}:
         return
     if output.exists():
         shutil.rmtree(output)

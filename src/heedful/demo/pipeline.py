@@ -7,7 +7,7 @@ import json
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ from heedful.configs.sft import SFTConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo import story
-from heedful.demo.folder import STAGES, check_output, drop_replaced, make_beginning
+from heedful.demo.folder import LABELS, STAGES, check_output, drop_replaced, make_beginning
+from heedful.demo.labelling import EVAL, TRAIN, label_pairs
 from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
 from heedful.demo.story import Sizes
 from heedful.demo.world import GOOD
@@ -31,7 +32,7 @@ from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
 from heedful.files import to_json, write_json
 from heedful.kernels.device import resolve_device
-from heedful.train.lock import FolderLock
+from heedful.lock import FolderLock
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.performance import most_memory_gb
 from heedful.train.output_folder import finished
@@ -43,6 +44,10 @@ RECIPE = Path(__file__).parent / "recipe"
 WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12
+FROM_LABELS = ("--batch-size=16", "--max-steps=40", "--learning-rate=5e-4", "--warmup-steps=5", "--eval-every=10")
+"""Settings of a reward model that learns from a user's labels, of which there are tens, in the place of the recipe's."""
+FOR_FEW_LABELS = "--kl-coef=0.3"
+"""The penalty on KL beside such a reward model: at the recipe's, PPO soon exploits it (docs/results/rounds.md)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     Raises ConfigError before anything is written; later DataError, CheckpointError, RewardError and TrainingError.
     """
     started = time.perf_counter()
-    settings = read_recipe(config, recipe)
+    settings = _for_the_labels(read_recipe(config, recipe), config)
     goes_on = check_output(config)
     resolve_device(config.device)
     console = Screen() if Screen().is_terminal else Screen(width=WIDTH)
@@ -90,7 +95,7 @@ def _train_and_measure(console: Console, settings: Settings, config: DemoConfig)
     """The three stages, and what they come to: the summary and the answers of both models."""
     sizes = sizes_of(config.output, settings.ppo.eval_fraction)
     _say(console, "heedful demo", story.opening(sizes))
-    trained = _train(console, settings, sizes, config.output)
+    trained = _train(console, settings, sizes, config)
     _say(console, "Before and after", story.before_measuring(sizes))
     measured, answers = measure_policies(settings.ppo, config.output)
     write_rows(config.output / "answers.jsonl", answers)
@@ -99,15 +104,23 @@ def _train_and_measure(console: Console, settings: Settings, config: DemoConfig)
     return {"seed": config.seed, **measured, **trained, **memory}, answers
 
 
-def _train(console: Console, settings: Settings, sizes: Sizes, output: Path) -> dict[str, float]:
+def _train(console: Console, settings: Settings, sizes: Sizes, config: DemoConfig) -> dict[str, float]:
     """Run the three stages, each with a text before and after. Returns their part of the summary."""
     _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
     sft = finished(settings.sft) or train_sft(settings.sft)
     _say(console, "", story.after_sft(sft))
-    _say(console, "Stage 2 of 3: the reward model", story.before_reward(settings.reward, sizes))
+    if config.label:
+        _say(console, "Your part: which answer is better?", story.before_labelling(config))
+        count = label_pairs(config, settings.ppo, lambda text: _say(console, "", text))
+        settings = _for_the_labels(settings, config)
+        before = story.before_reward_from_labels(settings.reward, count)
+    else:
+        before = story.before_reward(settings.reward, sizes)
+    _say(console, "Stage 2 of 3: the reward model", before)
     reward = finished(settings.reward) or train_reward(settings.reward)
-    accuracy = measure_accuracy(settings.ppo, output)
-    _say(console, "", story.after_reward(reward, accuracy))
+    accuracy = measure_accuracy(settings.ppo, config.output)
+    after = story.after_reward_from_labels if config.label else story.after_reward
+    _say(console, "", after(reward, accuracy))
     _say(console, "Stage 3 of 3: PPO", story.before_ppo(settings.ppo))
     ppo = finished(settings.ppo) or train_ppo(settings.ppo)
     _say(console, "", story.after_ppo(ppo))
@@ -130,11 +143,22 @@ def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
         places = [f"--model={out}/{model}", f"--data={out}/world/{data}.jsonl"]
         return [*places, f"--device={config.device}", f"--dtype={config.dtype}"]
 
+    labels = out / LABELS
+    from_labels = [f"--data={labels / TRAIN}", f"--eval-data={labels / EVAL}", *FROM_LABELS]
     settings = Settings(
         tiny=read(TinyConfig, "tiny"),
         sft=read(SFTConfig, "sft", *sources("base", "demonstrations")),
-        reward=read(RewardConfig, "reward", *sources("sft/final", "preferences")),
-        ppo=read(PPOConfig, "ppo", *sources("sft/final", "prompts"), "--rewards", f"model:{out}/reward/final"),
+        reward=read(
+            RewardConfig, "reward", *sources("sft/final", "preferences"), *(from_labels if config.label else ())
+        ),
+        ppo=read(
+            PPOConfig,
+            "ppo",
+            *sources("sft/final", "prompts"),
+            *([FOR_FEW_LABELS] if config.label else ()),
+            "--rewards",
+            f"model:{out}/reward/final",
+        ),
     )
     fractions = {name: getattr(settings, name).eval_fraction for name in STAGES}
     if len(set(fractions.values())) > 1 or not fractions["ppo"]:
@@ -143,6 +167,15 @@ def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
             f"{', '.join(f'{fraction} in {name}.yaml' for name, fraction in fractions.items())}"
         )
     return settings
+
+
+def _for_the_labels(settings: Settings, config: DemoConfig) -> Settings:
+    """The settings with batches that are no larger than the user's preferences are many: most labels may be ties."""
+    file = config.output / LABELS / TRAIN
+    if not (config.label and file.is_file()):
+        return settings
+    batch_size = min(settings.reward.batch_size, file.read_bytes().count(b"\n"))
+    return replace(settings, reward=replace(settings.reward, batch_size=batch_size))
 
 
 def sizes_of(output: Path, eval_fraction: float) -> Sizes:

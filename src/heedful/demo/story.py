@@ -77,6 +77,37 @@ def before_reward(config: RewardConfig, sizes: Sizes) -> str:
     )
 
 
+def before_labelling(config: DemoConfig) -> str:
+    """Say what the user is asked to do."""
+    simulated = "A simulated labeller, who agrees with the gold judge on 73 % of pairs, says"
+    who = simulated if config.label_simulated else "You say"
+    return (
+        f"The model answers {config.label_pairs} prompts several times. {who} which of two answers is better. Nothing else "
+        "will tell the reward model what is good: the demo's own preferences are not used.\n"
+        "On the page, 1 and 2 choose an answer, then 1 to 4 say how much better it is; t is a tie, ? shows all keys."
+    )
+
+
+def before_reward_from_labels(config: RewardConfig, labels: int) -> str:
+    """Explain the reward model's stage if it learns from the user's labels."""
+    return (
+        f"A copy of the SFT model predicts a score instead of the next byte. From {labels} preferences, which it reads many "
+        "times, it learns to give the preferred answer the higher score.\n"
+        "In the progress line, loss is -log sigmoid(preferred score - other score): guessing gives 0.69. accuracy is the "
+        f"share of pairs in the labelled order. It comes close to 1 in {_its_steps(config.max_steps)}, as so few can be "
+        "learned by heart; what counts is the accuracy on pairs that it has not seen, which the gold judge has ordered."
+    )
+
+
+def after_reward_from_labels(summary: Summary, accuracy: float) -> str:
+    """Report the accuracy of the reward model that learned from the user's labels."""
+    first, _ = _change(summary, "eval/accuracy")
+    return (
+        f"It agrees with the gold judge on {100 * accuracy:.0f} of 100 pairs that nobody has labelled, {100 * first:.0f} "
+        f"before ({_work(summary)}). If your taste is not the judge's, that is no mistake of the model."
+    )
+
+
 def after_reward(summary: Summary, accuracy: float) -> str:
     """Report the accuracy of the reward model; ``accuracy`` is its share of agreement with the gold judge."""
     first, last = _change(summary, "eval/accuracy")

@@ -8,7 +8,6 @@ import contextlib
 import os
 import pickle
 import resource
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.serving.limits import SPARE_FILES, Limits
+from heedful.serving.listening import bound
 from heedful.serving.process import FrontProcess
 from heedful.serving.workers import Workers
 
@@ -44,7 +44,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = sh
     limits = limits_of(config)
     orders = [pickle.dumps((config, index)) for index in range(config.workers)]
     with (
-        _bound(config.host, config.port) as listening,
+        bound(config.host, config.port) as listening,
         Workers(WORKER, orders) as workers,
         FrontProcess(listening) as front,
     ):
@@ -127,22 +127,3 @@ def _token(variable: str) -> str:
 def _files_allowed() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address. Raises ConfigError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host} is not an address of this machine: {error}") from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(
-            f"--port {port} of --host {host} cannot be listened at: {error.strerror}; choose another, or --port 0 for a "
-            "free one"
-        ) from error
-    return bound

@@ -1,8 +1,9 @@
-"""Who may ask for scores: checks on a request's headers, before anything of its body is read."""
+"""Who may ask: checks on a request's headers, before anything of its body is read."""
 
 import hmac
 from collections.abc import Mapping
 from ipaddress import ip_address
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from heedful.serving.limits import Limits
@@ -11,7 +12,19 @@ Refusal = tuple[int, str]
 """The status and the message of an answer that refuses a request."""
 
 
-def host_refusal(headers: Mapping[str, str], limits: Limits) -> Refusal | None:
+class OwnNames(Protocol):
+    """The names by which a server may be called, besides those of this machine's loopback."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names, in lower case."""
+
+    @property
+    def any_address(self) -> bool:
+        """An address in digits is a name of it, whichever it is."""
+
+
+def host_refusal(headers: Mapping[str, str], limits: OwnNames) -> Refusal | None:
     """Refuse a request that calls the server by a name that is not its own, or that another web site's page has made.
 
     A page of a foreign site reaches a server on this machine if the site lets its own name point here (DNS rebinding). Its
@@ -53,7 +66,7 @@ def is_loopback(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost") or (_is_address(name) and ip_address(name).is_loopback)
 
 
-def _is_own(name: str | None, limits: Limits) -> bool:
+def _is_own(name: str | None, limits: OwnNames) -> bool:
     if name is None:
         return False
     return is_loopback(name) or name in limits.hosts or (limits.any_address and _is_address(name))

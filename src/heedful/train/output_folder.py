@@ -16,9 +16,9 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json
+from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train import skips
 from heedful.train.environment import with_bases
-from heedful.train.lock import LOCK, FolderLock, is_locked, owner
 
 MARKER = "run.json"
 """The file by which a folder is a run's."""

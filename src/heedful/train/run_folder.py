@@ -18,9 +18,9 @@ from heedful.configs.parse import to_yaml
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
+from heedful.lock import LOCK, FolderLock
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
 from heedful.train.environment import SOURCES, digest, environment, same_sources
-from heedful.train.lock import LOCK, FolderLock
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
     LOGS,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import CheckpointError
+from heedful.lock import is_locked, owner
 from heedful.train.checkpoints import Checkpoints
-from heedful.train.lock import is_locked, owner
 from heedful.train.output_folder import MARKER, holds_models
 
 

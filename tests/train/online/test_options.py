@@ -238,7 +238,7 @@ def table():
 CELLS = [(preset, option) for option in OPTIONS for preset in PRESETS]
 
 
-VARIANTS = {"response-level PPO", "Dr. GRPO", "CISPO", "GSPO", "RLOO", "REINFORCE"}
+VARIANTS = set(PRESETS) - {"PPO", "GRPO", "online DPO"}
 """Presets that are another one with a setting changed; their cells are read in full by the exhaustive tests."""
 
 

@@ -1,4 +1,4 @@
-"""One writer per run folder: a lock that the system releases when its process ends, however it ends."""
+"""One writer per folder: a lock that the system releases when its process ends, however it ends."""
 
 import contextlib
 import errno
@@ -25,9 +25,12 @@ TRIES = 4
 
 class FolderLock:
     """A lock on a folder, held until `release`, the end of a ``with`` block or of the process. Raises ConfigError, naming the
-    owner."""
+    owner.
 
-    def __init__(self, folder: Path) -> None:
+    ``refusal`` is what its message says, with ``{owner}`` where the owner is named.
+    """
+
+    def __init__(self, folder: Path, refusal: str | None = None) -> None:
         self.path = folder / LOCK
         for tries in range(1, TRIES + 1):
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -44,10 +47,11 @@ class FolderLock:
                     break  # a file system without locks
                 os.close(file)
             if tries == TRIES:
-                raise ConfigError(
-                    f"--output {folder} is being written by another run ({owner(folder)}); wait for it, end it, or "
-                    "choose another folder"
+                refusal = refusal or (
+                    f"--output {folder} is being written by another run ({{owner}}); wait for it, end it, or choose "
+                    "another folder"
                 )
+                raise ConfigError(refusal.replace("{owner}", owner(folder)))
             time.sleep(0.05)
         os.ftruncate(file, 0)
         os.write(file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())

@@ -1,0 +1,93 @@
+"""Settings of ``heedful label import``, ``export`` and ``stats``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from heedful.configs.label import Task
+from heedful.configs.ranges import BELOW_ONE, Range
+from heedful.configs.settings import Settings
+
+PROJECT = ("project",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig(Settings):
+    """Add prompts, answers or preferences to a project: heedful label import PROJECT --data FILE."""
+
+    project: Path
+    """Folder of the project."""
+    data: str
+    """File or data set to read: prompts, answers to judge, or preferences (docs/labelling-data.md)."""
+    task: Task | None = None
+    """What people do with each record. By default what its columns say: prompt, chosen and rejected are a pair."""
+    columns: str = ""
+    """The file's own column names: prompt=question,chosen=answer."""
+    with_labels: bool = False
+    """Also take the preferences, ratings or demonstrations that the file has, as labels of the person "import". Their items
+    then count as labelled."""
+    screening: bool = False
+    """Put the items into the screening set, which decides who may label."""
+    round: Annotated[int | None, Range(at_least=1)] = None
+    """Round that the items belong to. By default 1, or what an exported items.jsonl says."""
+    max_samples: Annotated[int | None, Range(at_least=1)] = None
+    """Read only the first N records."""
+    unusable: Literal["error", "drop"] = "error"
+    """What to do with a record that cannot be used: stop, or leave it out and count it."""
+    preview: bool = False
+    """Only say what would be added."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Settings):
+    """Write a project's labels as training data: heedful label export PROJECT --output FOLDER."""
+
+    project: Path
+    """Folder of the project."""
+    output: Path
+    """Folder to write. It may not be in the project, or contain it."""
+    eval_fraction: Annotated[float, BELOW_ONE] = 0.1
+    """Share of the prompts that go to the evaluation files; the trainers' --eval-fraction chooses the same ones."""
+    margin: Literal["none", "small", "large"] = "small"
+    """Margin of a pair whose strength is 1, 2, 3 or 4. small: 0, 1/3, 2/3, 1; large: 0, 1, 2, 3 (Llama 2)."""
+    flagged: Literal["keep", "leave-out"] = "keep"
+    """Whether items that anybody flagged as personal-data, unsafe or broken, in a label or a skip, are in the training
+    files."""
+    without: tuple[str, ...] = ()
+    """People whose labels are in none of the training files, by the ids that heedful label stats shows."""
+    overwrite: bool = False
+    """Replace the folder if it holds an earlier export and nothing else."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+        object.__setattr__(self, "output", Path(self.output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsConfig(Settings):
+    """Show how well people agree and how they label: heedful label stats PROJECT."""
+
+    project: Path
+    """Folder of the project."""
+    output: Path | None = None
+    """Also write all statistics to this JSON file."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+        if self.output is not None:
+            object.__setattr__(self, "output", Path(self.output))

@@ -1,0 +1,159 @@
+"""The demo's preferences by its user: pairs of the fine-tuned model's answers, labelled in the browser.
+
+With ``heedful demo --label`` the reward model learns from these labels only. So what the policy becomes is what they prefer:
+whoever prefers rude answers gets a rude model.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from heedful.configs.demo import DemoConfig
+from heedful.configs.label import ProjectSettings
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.sample import SampleConfig
+from heedful.data import read_prompts, split_by_prompt
+from heedful.demo.folder import LABELS
+from heedful.demo.judge import gold_score
+from heedful.errors import ConfigError
+from heedful.files import to_json, write_text
+from heedful.label.exporting import ExportOptions, export_project
+from heedful.label.project import Project
+from heedful.label.records import Item
+from heedful.rounds.active import choose, different_pairs
+from heedful.rounds.asking import item_of
+from heedful.rounds.sample import sample
+from heedful.rounds.simulated import Labeller, label_project
+
+TRAIN, EVAL = "exported/preferences.train.jsonl", "held-out.jsonl"
+INSTRUCTIONS = (
+    "Which answer would you rather have? Right ones are better than wrong ones. Beyond that it is your taste: polite or "
+    "curt, short or long. The model will become what you prefer."
+)
+LOOK_EVERY = 1.0
+"""Seconds between looks at how many pairs are labelled."""
+
+
+def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) -> int:
+    """Have pairs labelled, unless they are, and write what the reward model reads. Returns the number of preferences.
+
+    Args:
+        config: the demo's settings.
+        ppo: those of the last stage: which prompts are held out, and how long answers are.
+        say: prints a paragraph.
+
+    Raises ConfigError if all labels are ties or skips, or the server cannot start.
+    """
+    folder = config.output / LABELS
+    if not (folder / "exported").is_dir():
+        _ask(config, ppo, folder)
+        if config.label_simulated:
+            _simulate(config, folder)
+        else:
+            _wait_for_labels(config, folder, say)
+        _held_out(config, ppo, folder / EVAL)
+        with Project.open(folder, read_only=True) as project:
+            exported = export_project(project, ExportOptions(eval_fraction=0.0, margin="none"))
+        if Path(TRAIN).name not in exported.files:
+            raise ConfigError(
+                f"every label in {folder} is a tie or a skip, so there is nothing to learn from; label again"
+            )
+        exported.write(folder / "exported", None)
+    return (folder / TRAIN).read_bytes().count(b"\n")
+
+
+def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path) -> None:
+    """Make the project, with as many pairs as are to be labelled."""
+    settings = ProjectSettings(name="heedful demo", overlap=0.0, repeats=0.0, seed=config.seed)
+    if not (folder / "project.yaml").is_file():
+        Project.create(folder, settings).close()
+    answers = folder / "answers.jsonl"
+    if not answers.is_file():
+        sample(
+            SampleConfig(
+                models=(ppo.model,),
+                data=ppo.data,
+                output=answers,
+                answers=4,
+                max_prompts=config.label_pairs,
+                eval_fraction=ppo.eval_fraction,
+                max_new_tokens=ppo.max_new_tokens,
+                micro_batch_size=ppo.rollout_micro_batch_size,
+                seed=config.seed,
+                device=config.device,
+                dtype=config.dtype,
+            )
+        )
+    rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").split("\n") if line]
+    pairs = [different_pairs([answer["response"] for answer in row["responses"]]) for row in rows]
+    chosen = choose(pairs, config.label_pairs, f"demo {config.seed}")
+    with Project.open(folder) as project:
+        project.add_items([item_of(rows[choice.prompt], choice, 1) for choice in chosen])
+        if project.instructions()[0] == 0:
+            project.set_instructions(INSTRUCTIONS)
+
+
+def _simulate(config: DemoConfig, folder: Path) -> None:
+    with Project.open(folder) as project:
+        known = [person.person_id for person in project.people() if person.name == "simulated"]
+        person = known[0] if known else project.add_person("simulated", "annotator").person_id
+        label_project(project, [(person, Labeller("simulated", seed=config.seed))], _gold)
+
+
+def _gold(item: Item) -> list[float]:
+    ended = [not (candidate.source or {}).get("truncated") for candidate in item.candidates]
+    return [
+        gold_score(item.columns["family"], item.columns["answer"], candidate.response, end)
+        for candidate, end in zip(item.candidates, ended, strict=True)
+    ]
+
+
+def _wait_for_labels(config: DemoConfig, folder: Path, say: Callable[[str], None]) -> None:
+    """Serve the page in a process of its own until every pair is labelled or skipped."""
+    command = [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", str(config.label_port)]
+    done, asked = _progress(folder)
+    say(
+        f"{asked - done} of {asked} pairs are to be labelled. Open the link below in a browser; after Ctrl-C, the same "
+        "command goes on with what you have done."
+    )
+    with subprocess.Popen(command) as server:
+        try:
+            while done < asked:
+                if server.poll() is not None:
+                    raise ConfigError(
+                        f"the label server ended with status {server.returncode} before all pairs were labelled; run the "
+                        "same command again, or choose another --label-port"
+                    )
+                time.sleep(LOOK_EVERY)
+                done, asked = _progress(folder)
+        finally:
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=10)
+            server.kill()
+
+
+def _progress(folder: Path) -> tuple[int, int]:
+    """How many pairs somebody has labelled or skipped, and how many there are."""
+    with Project.open(folder, read_only=True) as project:
+        items = {item.item_id for item in project.items()}
+        taken_back = {event.content["event"] for event in project.events() if event.kind == "retract"}
+        done = {
+            event.content["item"]
+            for event in project.events()
+            if event.kind in ("label", "skip") and event.event_id not in taken_back
+        }
+    return len(items & done), len(items)
+
+
+def _held_out(config: DemoConfig, ppo: PPOConfig, file: Path) -> None:
+    """The world's pairs of held-out prompts, ordered by the gold judge, to watch the reward model learn."""
+    held_out = split_by_prompt(read_prompts(ppo.data), ppo.eval_fraction)[1]
+    texts = {prompt.prompt[0].content for prompt in held_out if not isinstance(prompt.prompt, str)}
+    with (config.output / "world" / "gold_preferences.jsonl").open(encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if row["prompt"][0]["content"] in texts]
+    write_text(file, "".join(f"{to_json(row)}\n" for row in rows))

@@ -1,0 +1,214 @@
+"""Whether an answer is one that its task takes, and how it is turned from places on the screen to candidates and back."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from heedful.errors import DataError
+from heedful.label.records import ITEM_FLAGS, MOST_ANSWERS, RATING_FLAGS, STRENGTHS, TASKS, Item
+
+LONGEST_COMMENT = 20_000
+"""Most characters of a comment, and of the reason of a skip."""
+CANDIDATES = {
+    "pair": (2, 2),
+    "ranking": (2, MOST_ANSWERS),
+    "rating": (1, 1),
+    "demonstration": (0, 1),
+    "correction": (1, 1),
+    "chat": (0, 0),
+}
+"""The least and the most candidates of an item, by task."""
+JUDGED = ("pair", "ranking", "rating")
+"""Tasks whose answers can be compared between people: only they overlap, come as hidden repeats, and screen people."""
+
+
+def from_screen(answer: Any, order: Sequence[int]) -> Any:
+    """Return an answer with places on the screen replaced by candidates. Raises DataError if it names no place.
+
+    ``order`` is the index of the candidate at each place. Of a pair and a turn of a chat ``preferred`` is a place; of a
+    ranking ``ranks`` has one rank for each place. Other answers stay as they are.
+    """
+    return _turned(answer, list(order), [list(order).index(i) for i in range(len(order))])
+
+
+def to_screen(answer: Any, order: Sequence[int]) -> Any:
+    """Return an answer with candidates replaced by their places on the screen: `from_screen` the other way round."""
+    return _turned(answer, [list(order).index(i) for i in range(len(order))], list(order))
+
+
+def _turned(answer: Any, target: list[int], origin: list[int]) -> Any:
+    """Replace the preferred index i by ``target[i]``, and make the rank at index i the one that was at ``origin[i]``."""
+    if not isinstance(answer, Mapping):
+        raise _wrong("an answer", answer, "an object")
+    turned = dict(answer)
+    preferred = turned.get("preferred")
+    if preferred is not None:
+        _is_one_of("preferred", preferred, range(len(target)))
+        turned["preferred"] = target[preferred]
+    if "ranks" in turned:
+        ranks = turned["ranks"]
+        if not isinstance(ranks, list | tuple) or len(ranks) != len(origin):
+            raise _wrong("ranks", ranks, f"a list of {len(origin)} ranks")
+        turned["ranks"] = [ranks[i] for i in origin]
+    return turned
+
+
+def check_answer(item: Item, answer: Any, *, strength_known: bool = True) -> dict[str, Any]:
+    """Return an answer, in terms of candidates, with exactly the fields of its task. Raises DataError for anything else.
+
+    ``strength_known=False``: the strength of a preference may be None.
+    """
+    if not isinstance(answer, Mapping):
+        raise _wrong("an answer", answer, "an object")
+    fields = FIELDS[item.task]
+    if unknown := [name for name in answer if name not in fields]:
+        raise DataError(f"the answer to a {item.task} has no field {unknown[0]!r:.80}; it has {', '.join(fields)}")
+    if missing := [name for name in fields if name not in answer]:
+        raise DataError(f"the answer to a {item.task} lacks {missing[0]!r}; it has {', '.join(fields)}")
+    CHECKS[item.task](item, answer, strength_known)
+    return {name: answer[name] for name in fields}
+
+
+def _preference(item: Item, answer: Mapping[str, Any], strength_known: bool) -> None:
+    tie = answer["preferred"] is None
+    if not tie:
+        _is_one_of("preferred", answer["preferred"], (0, 1), "null for a tie")
+    if not isinstance(answer["both_bad"], bool):
+        raise _wrong("both_bad", answer["both_bad"], "true or false")
+    if answer["both_bad"] and not tie:
+        raise DataError("both_bad is true beside a preferred answer; it goes only with a tie (preferred null)")
+    if tie and answer["strength"] is not None:
+        raise _wrong("strength", answer["strength"], "null with a tie")
+    if not tie and (strength_known or answer["strength"] is not None):
+        _is_one_of("strength", answer["strength"], STRENGTHS)
+    if item.task == "chat":
+        _turn(answer)
+
+
+def _turn(answer: Mapping[str, Any]) -> None:
+    messages, responses = answer["messages"], answer["responses"]
+    if not isinstance(answer["last"], bool):
+        raise _wrong("last", answer["last"], "true or false")
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) and "role" in one for one in messages):
+        raise _wrong("messages", messages, "a list of messages, each with a role")
+    if not messages or messages[-1]["role"] != "user":
+        raise DataError("the messages of a turn must end with the person's message (role user)")
+    fields = {"response", "source"}
+    if (
+        not isinstance(responses, list)
+        or len(responses) != 2
+        or not all(isinstance(one, Mapping) and set(one) == fields for one in responses)
+    ):
+        raise DataError("responses must be two objects with response and source")
+
+
+def _ranking(item: Item, answer: Mapping[str, Any], _: bool) -> None:
+    ranks, count = answer["ranks"], len(item.candidates)
+    if not isinstance(ranks, list | tuple) or len(ranks) != count:
+        raise _wrong("ranks", ranks, f"a list of {count} ranks, one for each answer")
+    for rank in ranks:
+        _is_one_of("a rank", rank, range(1, count + 1))
+    if 1 not in ranks:
+        raise DataError(f"no answer has rank 1, the best; the ranks are {list(ranks)}")
+
+
+def _rating(_item: Item, answer: Mapping[str, Any], _: bool) -> None:
+    _is_one_of("rating", answer["rating"], range(1, 8))
+    check_flags(answer["flags"], RATING_FLAGS)
+
+
+def _text(item: Item, answer: Mapping[str, Any], _: bool) -> None:
+    text = answer["text"]
+    if not isinstance(text, str):
+        raise _wrong("text", text, "a text")
+    if not text.strip():
+        raise DataError("the text is empty; write an answer, or skip the item")
+    if item.task == "correction" and text == response_text(item.candidates[0].response):
+        raise DataError("the text is the answer as it was; correct it, or skip the item")
+
+
+def response_text(response: Any) -> Any:
+    """Return the text of a response, which may be a message; None if it has none."""
+    return response.get("content") if isinstance(response, Mapping) else response
+
+
+Check = Callable[[Item, Mapping[str, Any], bool], None]
+PREFERENCE = ("preferred", "strength", "both_bad")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "pair": PREFERENCE,
+    "ranking": ("ranks",),
+    "rating": ("rating", "flags"),
+    "demonstration": ("text",),
+    "correction": ("text",),
+    "chat": ("messages", "responses", *PREFERENCE, "last"),
+}
+"""The fields of an answer, by task."""
+CHECKS: dict[str, Check] = {
+    "pair": _preference,
+    "ranking": _ranking,
+    "rating": _rating,
+    "demonstration": _text,
+    "correction": _text,
+    "chat": _preference,
+}
+
+
+def check_item(item: Item) -> None:
+    """Raise DataError if an item is not one that its task can show."""
+    if item.task not in TASKS:
+        raise _wrong("task", item.task, f"one of {', '.join(TASKS)}")
+    if not isinstance(item.item_id, str) or not item.item_id:
+        raise _wrong("item_id", item.item_id, "a text that is not empty")
+    least, most = CANDIDATES[item.task]
+    if not least <= len(item.candidates) <= most:
+        allowed = f"{least}" if least == most else f"{least} to {most}"
+        raise DataError(f"a {item.task} has {allowed} answers to show, got {len(item.candidates)}: item {item.item_id}")
+    if not isinstance(item.needed, int) or isinstance(item.needed, bool) or item.needed < 1:
+        raise _wrong("needed", item.needed, "a whole number from 1")
+    if item.screening and item.task not in JUDGED:
+        raise DataError(f"a screening item is one of {', '.join(JUDGED)}; item {item.item_id} is a {item.task}")
+
+
+def check_flags(flags: Any, allowed: Sequence[str] = ITEM_FLAGS) -> list[str]:
+    """Return flags as a list. Raises DataError for one that does not exist or comes twice."""
+    if not isinstance(flags, list | tuple):
+        raise _wrong("flags", flags, "a list")
+    for flag in flags:
+        if flag not in allowed:
+            raise _wrong("a flag", flag, f"one of {', '.join(allowed)}")
+    if len(set(flags)) < len(flags):
+        raise DataError(f"a flag stands twice in {list(flags)}")
+    return list(flags)
+
+
+def check_words(name: str, text: Any, longest: int = LONGEST_COMMENT) -> str:
+    """Return a short text. Raises DataError if it is none or too long."""
+    if not isinstance(text, str):
+        raise _wrong(name, text, "a text")
+    if len(text) > longest:
+        raise DataError(f"{name} has {len(text)} characters, at most {longest} are kept; shorten it")
+    return text
+
+
+def check_nonce(nonce: Any) -> str:
+    """Return the nonce of something that was sent. Raises DataError if it is none."""
+    if not isinstance(nonce, str) or not 1 <= len(nonce) <= 128:
+        raise _wrong("nonce", nonce, "a text of 1 to 128 characters, new for each thing sent")
+    return nonce
+
+
+def check_seconds(seconds: Any) -> float:
+    """Return the time that a label took. Raises DataError if it is no such time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise _wrong("seconds", seconds, "a number from 0")
+    return float(seconds)
+
+
+def _is_one_of(name: str, value: Any, allowed: Sequence[int], other: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        words = ", ".join(map(str, allowed)) + (f", or {other}" if other else "")
+        raise _wrong(name, value, f"one of {words}")
+
+
+def _wrong(name: str, value: Any, allowed: str) -> DataError:
+    return DataError(f"{name} must be {allowed}, got {value!r:.80}")

@@ -1,0 +1,182 @@
+"""Who gets which item next. Pure functions of the project's state and of who holds what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label.answers import JUDGED, from_screen, to_screen
+from heedful.label.identity import draw, order_of
+from heedful.label.records import Assignment, Item, Person
+from heedful.label.state import State
+
+__all__ = ["Assignment", "from_screen", "to_screen"]
+
+REPEAT_AFTER = 10
+"""A hidden repeat comes after at least so many other labels."""
+
+
+class NotHeldError(DataError):
+    """A person sends something about an item that they do not hold: it was labelled, or its lease has ended."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """An item that a person holds."""
+
+    item_id: str
+    repeat: bool
+    until: float
+    """Seconds since 1970. Afterwards the item is still theirs if nobody else has taken it."""
+    token: str = ""
+    """Drawn when the item is given, so that a page that shows the item as it was given before can be told."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What somebody is to label next."""
+
+    item: Item
+    repeat: bool = False
+
+
+def choose(
+    state: State, leases: Mapping[str, Lease], person: Person, settings: ProjectSettings, now: float
+) -> Choice | None:
+    """Return what a person is to label next, or None if there is nothing for them now.
+
+    The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
+    in which they were added, each to no more people at a time than it still needs, with hidden repeats in between. Those who
+    label for evaluation only get every item once, whatever others do with it.
+    """
+    if not may_label(person):
+        return None
+    touched = touched_by(state, person)
+    if person.standing == "screening" or person.role == "owner":
+        item = _screening_item(state, person, settings, touched)
+        if item is not None or person.standing == "screening":
+            return Choice(item) if item is not None else None
+    repeat = _repeat(state, person, settings)
+    if repeat is not None:
+        return Choice(repeat, repeat=True)
+    if person.standing == "held-out":
+        items = (item for item in state.items.values() if not item.screening and item.item_id not in touched)
+        item = next(items, None)
+        return Choice(item) if item is not None else None
+    held = _held(state, leases, person, now)
+    for position in state.left:
+        item = state.at(position)
+        if item.item_id not in touched and state.counted(item.item_id) + held.get(item.item_id, 0) < item.needed:
+            return Choice(item)
+    return None
+
+
+def may_label(person: Person) -> bool:
+    """True for people who label: not viewers, nor those who were refused or removed."""
+    return person.role != "viewer" and person.standing not in ("refused", "removed")
+
+
+def touched_by(state: State, person: Person) -> set[str]:
+    """Return the ids of the items that a person has labelled or skipped."""
+    return {event.content["item"] for event in state.trail.get(person.person_id, []) if not event.content["repeat"]}
+
+
+def screening_set(state: State, person: Person, settings: ProjectSettings) -> list[Item]:
+    """Return the screening items of a person in screening: those that the owner has labelled come first."""
+    skipped = {event.content["item"] for event in state.trail.get(person.person_id, []) if event.kind == "skip"}
+    items = [item for item in state.screening if item.item_id not in skipped]
+    items.sort(key=lambda item: not owner_has(state, item))
+    mine = [item for item in items if person.person_id in state.answers.get(item.item_id, {})]
+    others = [item for item in items if person.person_id not in state.answers.get(item.item_id, {})]
+    return (mine + others)[: settings.screening_items]
+
+
+def owner_has(state: State, item: Item) -> bool:
+    """True if an owner has labelled an item."""
+    return any(state.people[person].role == "owner" for person in state.answers.get(item.item_id, ()))
+
+
+def _screening_item(state: State, person: Person, settings: ProjectSettings, touched: set[str]) -> Item | None:
+    if person.role == "owner":
+        items = [item for item in state.screening if not owner_has(state, item)]
+    else:
+        items = screening_set(state, person, settings)
+    return next((item for item in items if item.item_id not in touched), None)
+
+
+def _repeat(state: State, person: Person, settings: ProjectSettings) -> Item | None:
+    trail = state.trail.get(person.person_id, [])
+    if draw(settings.seed, "repeat", person.person_id, len(trail)) >= settings.repeats:
+        return None
+    again = {event.content["item"] for event in trail if event.content["repeat"]}
+    labels = [event for event in trail if event.kind == "label"]
+    candidates = [
+        event.content["item"]
+        for event in labels[:-REPEAT_AFTER]
+        if event.content["item"] not in again and state.items[event.content["item"]].task in JUDGED
+    ]
+    if not candidates:
+        return None
+    place = int(draw(settings.seed, "which", person.person_id, len(trail)) * len(candidates))
+    return state.items[candidates[place]]
+
+
+def _held(state: State, leases: Mapping[str, Lease], person: Person, now: float) -> dict[str, int]:
+    """How many others hold each item, to label it for the first time."""
+    held: dict[str, int] = {}
+    for person_id, lease in leases.items():
+        if person_id != person.person_id and _keeps_others_off(state, person_id, lease) and lease.until > now:
+            held[lease.item_id] = held.get(lease.item_id, 0) + 1
+    return held
+
+
+def can_return(state: State, leases: Mapping[str, Lease], person: Person, item: Item, now: float) -> bool:
+    """True if somebody who skipped an item can have it after all: others may have labelled it, or hold it, by now."""
+    if item.screening or person.standing == "held-out":
+        return True
+    return state.counted(item.item_id) + _held(state, leases, person, now).get(item.item_id, 0) < item.needed
+
+
+def _keeps_others_off(state: State, person_id: str, lease: Lease) -> bool:
+    return not lease.repeat and state.people[person_id].standing != "held-out"
+
+
+def superseded(state: State, leases: Mapping[str, Lease], person: Person, choice: Choice, now: float) -> list[str]:
+    """Return who holds no more what a person is given now: of the leases that have ended, the oldest that have no room."""
+    if choice.repeat or choice.item.screening or person.standing == "held-out":
+        return []
+    item = choice.item.item_id
+    ended = [
+        person_id
+        for person_id, lease in leases.items()
+        if lease.item_id == item
+        and lease.until <= now
+        and person_id != person.person_id
+        and _keeps_others_off(state, person_id, lease)
+    ]
+    ended.sort(key=lambda person_id: leases[person_id].until)
+    room = choice.item.needed - state.counted(item) - _held(state, leases, person, now).get(item, 0) - 1
+    return ended[: max(0, len(ended) - max(0, room))]
+
+
+def screen_order(state: State, settings: ProjectSettings, person_id: str, item: Item, repeat: bool) -> tuple[int, ...]:
+    """Return which candidate is at each place on a person's screen; of a chat, which of the next turn's two answers."""
+    if item.task == "chat":
+        return order_of(settings.seed, item.item_id, person_id, len(state.turns(person_id, item.item_id)), 2)
+    return order_of(settings.seed, item.item_id, person_id, repeat, len(item.candidates))
+
+
+def chosen_to_overlap(state: State, settings: ProjectSettings, items: list[Item]) -> set[str]:
+    """Return which of some new items several people label.
+
+    So many that of all items of the project the share is exact: ``round(overlap * items)``. The draw is by hash.
+    """
+    judged = [item for item in (*state.items.values(), *items) if _may_overlap(item)]
+    wanted = round(settings.overlap * len(judged)) - sum(item.needed > 1 for item in judged)
+    new = [item.item_id for item in items if _may_overlap(item) and item.needed == 1]
+    new.sort(key=lambda item_id: draw(settings.seed, "overlap", item_id))
+    return set(new[: max(0, wanted)])
+
+
+def _may_overlap(item: Item) -> bool:
+    return item.task in JUDGED and not item.screening

@@ -1,0 +1,162 @@
+"""``heedful label import``, ``export`` and ``stats``."""
+
+from typing import Any
+
+from heedful.configs.label_data import ExportConfig, ImportConfig, StatsConfig
+from heedful.display import harmless
+from heedful.files import write_json
+from heedful.label.exporting import ExportOptions, export_project
+from heedful.label.importing import Imported, ImportOptions, add, read_items
+from heedful.label.project import Project
+from heedful.label.statistics import read_scores, statistics
+
+EXCERPT = 70
+"""Characters of a text in a preview."""
+
+
+def import_data(config: ImportConfig) -> dict[str, int]:
+    """Add the items of a file to a project, and print what was added."""
+    with Project.open(config.project, read_only=config.preview) as project:
+        imported = read_items(
+            config.data,
+            ImportOptions(
+                task=config.task,
+                usual=project.settings.task,
+                columns=config.columns,
+                screening=config.screening,
+                round=config.round,
+                max_samples=config.max_samples,
+                unusable=config.unusable,
+            ),
+        )
+        _show(imported)
+        if config.preview:
+            _show_first(imported)
+            print("Nothing was added (--preview).")
+            return {}
+        added = add(project, imported, with_labels=config.with_labels)
+    labels = f" and {_many(added['labels'], 'label')}" if config.with_labels else ""
+    print(f"Added {_many(added['items'], 'item')}{labels}; {len(imported.items) - added['items']} there already.")
+    if added["against"]:
+        print(
+            f"{_many(added['against'], 'label')} left out against the one that the project has from an earlier import."
+        )
+    if imported.answers and not config.with_labels:
+        print(f"{_many(len(imported.answers), 'label')} of the file not taken (add --with-labels to take them).")
+    return added
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _show(imported: Imported) -> None:
+    facts = imported.preview()
+    tasks = ", ".join(_many(count, task) for task, count in facts["tasks"].items())
+    items = f"{_many(facts['items'], 'item')} ({tasks})" if tasks else "0 items"
+    print(f"{_many(facts['records'], 'record')}: {items}, {facts['labels']} with a label in the file.")
+    if facts["repeated"]:
+        print(f"{_many(facts['repeated'], 'repetition')} of an item left out; each item is taken once.")
+    if facts["same_labels"]:
+        print(f"{_many(facts['same_labels'], 'repetition')} of a label left out; each label is taken once.")
+    if facts["against"]:
+        print(f"{_many(facts['against'], 'label')} left out against an earlier one of the same item in the file:")
+        for line in facts["against_at"]:
+            print(f"  {harmless(line)}")
+    if facts["refused"]:
+        print(f"{_many(facts['refused'], 'record')} left out, which cannot be used:")
+        for error in facts["errors"]:
+            print(f"  {harmless(error)}")
+
+
+def _show_first(imported: Imported) -> None:
+    for item in imported.preview(first=3)["first"]:
+        print(f"  {item['task']}: {_excerpt(item['prompt'])}")
+        for answer in item["answers"]:
+            print(f"    - {_excerpt(answer)}")
+
+
+def _excerpt(content: Any) -> str:
+    last = content[-1] if isinstance(content, list) and content else content
+    text = str(last.get("content") or "") if isinstance(last, dict) else str(last)
+    line = " ".join(text.split())
+    return harmless(line[:EXCERPT] + ("..." if len(line) > EXCERPT else ""))
+
+
+def export_data(config: ExportConfig) -> dict[str, Any]:
+    """Write a project's labels as training data, and print what is in each file."""
+    with Project.open(config.project, read_only=True) as project:
+        result = export_project(
+            project, ExportOptions(config.eval_fraction, config.margin, config.flagged, config.without)
+        )
+    result.write(config.output, config.project, overwrite=config.overwrite)
+    width = max(map(len, result.files))
+    for name, fact in result.manifest["files"].items():
+        print(f"{name:<{width}}  {fact['records']:>7} records")
+    for reason, count in result.manifest["left_out"].items():
+        print(f"left out of the training files: {count} ({reason})")
+    for note in result.manifest["notes"]:
+        print(note)
+    if set(result.files) <= {"items.jsonl", "events.jsonl"}:
+        print("There is nothing to train on yet: nobody has labelled anything that is exported.")
+    print(f"{config.output}: content hash {result.manifest['content_hash'][:16]}")
+    return dict(result.manifest)
+
+
+def show_statistics(config: StatsConfig) -> dict[str, Any]:
+    """Print a project's statistics, and write them if asked."""
+    with Project.open(config.project, read_only=True) as project:
+        found = statistics(
+            project.labels(), project.people(), scores=read_scores(config.project / "scores.jsonl") or None
+        )
+    for line in report(found):
+        print(harmless(line))
+    if config.output is not None:
+        write_json(config.output, found)
+    return found
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    """Return statistics as lines of text."""
+    left_out = ", ".join(f"{count} {what}" for what, count in found["left_out"].items())
+    lines = [f"{found['labels']} labels of {found['items']} items (apart from them: {left_out})", ""]
+    for task, agreement in found["agreement"].items():
+        if agreement is not None:
+            lines += [
+                f"Agreement, {task}: {_share(agreement['share'])} on {agreement['items']} items",
+                f"  without ties {_share(agreement['without_ties'])}; Fleiss' kappa {_number(agreement['fleiss'])}; "
+                f"Krippendorff's alpha {_number(agreement['alpha_nominal'])} nominal, "
+                f"{_number(agreement['alpha_ordinal'])} ordinal",
+            ]
+    if not any(found["agreement"].values()):
+        lines.append("Agreement: n/a, because no item was labelled by two people")
+    references = ", ".join(f"{100 * one['value']:.1f} %" for one in found["references"])
+    lines += [
+        f"  published: {references} (docs/labelling-statistics.md)",
+        f"Self-consistency on hidden repeats: {_share(found['self_consistency'])}",
+        f"Left answer preferred: {_share(found['left'])}",
+        f"Longer answer preferred: {_share(found['longer'])}",
+        f"Ties: {_share(found['ties'])}",
+        "Seconds per label (median): "
+        + (", ".join(f"{task} {seconds:.0f}" for task, seconds in found["median_seconds"].items()) or "n/a"),
+        "Labels per day: " + (", ".join(f"{one['day']} {one['labels']}" for one in found["per_day"][-7:]) or "n/a"),
+    ]
+    if found["model"] is not None:
+        lines.append(f"Reward model agrees with people: {_share(found['model']['agreement'])}")
+    lines += ["", "id    name              labels  with the others         left                    seconds"]
+    for one in found["people"]:
+        seconds = "n/a" if one["median_seconds"] is None else f"{one['median_seconds']:.0f}"
+        agreement, left = _share(one["agreement"]), _share(one["left"])
+        name = f"{one['person']:<4}  {one['name'][:16]:<16}"
+        lines.append(f"{name}  {one['labels']:>6}  {agreement:<22}  {left:<22}  {seconds}")
+    return lines
+
+
+def _share(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "n/a"
+    return f"{100 * found['value']:.1f} % ({100 * found['low']:.1f} to {100 * found['high']:.1f})"
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"

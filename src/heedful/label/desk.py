@@ -1,0 +1,79 @@
+"""What lies on the desks of a project and is not kept for ever: leases, drafts, invitations, sessions."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.label.assignment import Lease
+from heedful.label.identity import to_line
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of them: what it is, and when it ends in seconds since 1970; None if it does not end by itself."""
+
+    value: Any
+    until: float | None = None
+
+    def columns(self) -> tuple[str, float | None]:
+        """Return the row as the database keeps it."""
+        return to_line(self.value), self.until
+
+
+class Desk:
+    """Rows by kind (``lease``, ``draft``, ``invitation``, ``session``) and key, with the changes that were not saved yet."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Row]] = {"lease": {}, "draft": {}, "invitation": {}, "session": {}}
+        self.changes: list[tuple[str, str, Row | None]] = []
+
+    def load(self, kind: str, key: str, value: str, until: float | None) -> None:
+        """Put what the database has."""
+        self._rows.setdefault(kind, {})[key] = Row(json.loads(value), until)
+
+    def get(self, kind: str, key: str) -> Row | None:
+        """Return a row, or None if there is none."""
+        return self._rows[kind].get(key)
+
+    def rows(self, kind: str) -> dict[str, Row]:
+        """Return the rows of a kind by key."""
+        return self._rows[kind]
+
+    def put(self, kind: str, key: str, row: Row) -> None:
+        """Set a row. Raises DataError for what JSON cannot hold."""
+        row.columns()
+        self._rows[kind][key] = row
+        self.changes.append((kind, key, row))
+
+    def drop(self, kind: str, key: str) -> None:
+        """Remove a row if it is there."""
+        if self._rows[kind].pop(key, None) is not None:
+            self.changes.append((kind, key, None))
+
+    def take_changes(self) -> dict[tuple[str, str], Row | None]:
+        """Return what has changed since the last time, by kind and key."""
+        changes, self.changes = self.changes, []
+        return {(kind, key): row for kind, key, row in changes}
+
+    def leases(self) -> dict[str, Lease]:
+        """Return the leases by person."""
+        return {person: _lease(row) for person, row in self._rows["lease"].items()}
+
+    def lease(self, person_id: str) -> Lease | None:
+        """Return what a person holds."""
+        row = self.get("lease", person_id)
+        return None if row is None else _lease(row)
+
+    def hold(self, person_id: str, lease: Lease) -> None:
+        """Give a person an item instead of what they hold."""
+        value = {"item": lease.item_id, "repeat": lease.repeat, "token": lease.token}
+        self.put("lease", person_id, Row(value, lease.until))
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(row.value["item"], row.value["repeat"], float(row.until or 0), row.value.get("token", ""))
+
+
+def draft_key(person_id: str, item_id: str) -> str:
+    """Return the key of the draft of a person for an item."""
+    return to_line([person_id, item_id])

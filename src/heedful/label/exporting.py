@@ -1,0 +1,231 @@
+"""Write what people said as the files that `heedful sft`, `reward`, `dpo` and `kto` read (docs/labelling-data.md).
+
+The files depend only on the project's events and the options: same events, same bytes.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.splits import split_by_prompt
+from heedful.errors import ConfigError
+from heedful.files import complete_or_absent, to_json, write_bytes
+from heedful.label.export_records import Fields, item_record, labelled_of, pairs_of, record_of
+from heedful.label.project import Labelled, Project
+from heedful.label.records import Event, Item, Person
+from heedful.types import Message, Prompt, Text
+
+WEIGHTING = "every label is one record: an item that three people labelled has three"
+TRAINING = ("preferences", "pairs", "demonstrations", "labelled")
+"""What trainers read, each split into parts."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What an export contains."""
+
+    eval_fraction: float = 0.1
+    """Share of the prompts that are kept for evaluation, as `heedful.data.splits.split_by_prompt` chooses them."""
+    margin: Literal["none", "small", "large"] = "small"
+    """What the strength of a preference becomes (`heedful.label.export_records.MARGINS`)."""
+    flagged: Literal["keep", "leave-out"] = "keep"
+    """Whether labels of items that anybody flagged (personal data, unsafe, broken) are in the training files."""
+    without: tuple[str, ...] = ()
+    """Ids of people whose labels are in none of the training files. Those of refused people never are."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Files by name, and what is in them."""
+
+    files: Mapping[str, bytes]
+    manifest: Mapping[str, Any]
+    """``content_hash``, ``files`` (records and SHA-256 of each), ``left_out`` (counts), ``notes`` (sentences), ``options``,
+    ``weighting``."""
+
+    def write(self, folder: Path, project: Path | None, *, overwrite: bool = False) -> None:
+        """Write the files and manifest.json into a folder that is complete or absent.
+
+        Raises ConfigError if it overlaps with the folder of the ``project``, and if it exists, unless it is an export and
+        ``overwrite`` is set. ``project`` is None for a folder of heedful's own in a project, such as that of a round.
+        """
+        _refuse_output(folder, project, overwrite)
+        with complete_or_absent(folder) as partial:
+            for name, content in self._all().items():
+                write_bytes(partial / name, content)
+
+    def zipped(self) -> bytes:
+        """Return a zip archive of the files and manifest.json, the same bytes for the same files."""
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in self._all().items():
+                archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+        return packed.getvalue()
+
+    def _all(self) -> dict[str, bytes]:
+        return {**self.files, "manifest.json": (to_json(self.manifest, indent=2) + "\n").encode()}
+
+
+def _refuse_output(folder: Path, project: Path | None, overwrite: bool) -> None:
+    """Raise ConfigError if an export to a folder would replace anything but an earlier export."""
+    real, own = folder.resolve(), None if project is None else project.resolve()
+    if own is not None and (real.is_relative_to(own) or own.is_relative_to(real)):
+        raise ConfigError(
+            f"--output {folder} overlaps with the project {project}, whose labels would be lost; choose a folder that is not "
+            "in it and does not contain it"
+        )
+    if not folder.exists():
+        return
+    if not overwrite:
+        raise ConfigError(f"{folder} exists already; name another folder, or add --overwrite to replace it")
+    if not folder.is_dir():
+        raise ConfigError(f"--output {folder} is a file, which --overwrite does not replace; choose another folder")
+    if foreign := sorted({path.name for path in folder.iterdir()} - _exported_names(folder)):
+        raise ConfigError(
+            f"--output {folder} holds {', '.join(foreign[:3])}, which no export wrote and --overwrite would delete; move it "
+            "away, or choose another folder"
+        )
+
+
+def _exported_names(folder: Path) -> set[str]:
+    """The names of the files that an export wrote into a folder, as its manifest.json says; none if it has none."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        return {"manifest.json", *manifest["files"]} if manifest["weighting"] == WEIGHTING else set()
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return set()
+
+
+def export_project(project: Project, options: ExportOptions = ExportOptions()) -> Export:
+    """Export a project as it is now.
+
+    Raises ConfigError for an eval fraction that is none, and for a person who is not in the project. An empty side of the
+    split is no error, and is said in ``notes``.
+    """
+    return export(project.items(), project.labels(), project.events(), project.people(), options)
+
+
+def export(
+    items: Sequence[Item],
+    labels: Sequence[Labelled],
+    events: Sequence[Event],
+    people: Sequence[Person],
+    options: ExportOptions,
+) -> Export:
+    """Export labels. The module says what decides the result; `export_project` what is raised."""
+    known = [person.person_id for person in people]
+    if unknown := sorted({*options.without} - {*known}):
+        raise ConfigError(f"--without {unknown[0]}: there is no such person; the project has {', '.join(known)}")
+    place = {item.item_id: i for i, item in enumerate(items)}
+    ordered = sorted(labels, key=lambda one: (place[one.item.item_id], one.event.seq))
+    refused = {person.person_id for person in people if person.standing == "refused"}
+    flagged = _flagged(events) if options.flagged == "leave-out" else set()
+    usable, left_out = _usable(ordered, options, refused, flagged)
+    held_out = {person.person_id for person in people if person.standing == "held-out"}
+    _, of_eval = split_by_prompt(map(_prompt, usable), options.eval_fraction, may_be_one_sided=True)
+    evaluated = {prompt.source for prompt in of_eval}
+    records: dict[str, list[Fields]] = {}
+    for one in usable:
+        event = one.event
+        part = "eval" if event.event_id in evaluated else "held-out" if event.person in held_out else "train"
+        made = record_of(one.item, event, options.margin)
+        named = f"{made.kind}.{part}" if made.kind in TRAINING else made.kind
+        records.setdefault(named, []).append(made.fields)
+        left_out[made.kind] += made.kind in ("ties", "contradictions")
+        if made.kind == "preferences":
+            records.setdefault(f"pairs.{part}", []).extend(pairs_of(made.fields, event.event_id))
+        if made.kind == "ratings":
+            good_or_bad = labelled_of(made.fields)
+            left_out["ratings in the middle"] += good_or_bad is None
+            records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
+    records["items"] = [item_record(item) for item in items]
+    records["events"] = [asdict(event) for event in events]
+    files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
+    return Export(files, _manifest(files, left_out, options) | {"notes": _one_sided(records, options)})
+
+
+def _usable(
+    labels: Sequence[Labelled], options: ExportOptions, refused: Set[str], flagged: Set[str]
+) -> tuple[list[Labelled], Counter[str]]:
+    """Labels that become records, and how many do not, by reason."""
+    usable, left_out = [], Counter[str]()
+    for one in labels:
+        if one.item.screening:
+            left_out["screening items"] += 1
+        elif one.event.content.get("repeat"):
+            left_out["hidden repeats"] += 1
+        elif one.event.person in refused:
+            left_out["refused people"] += 1
+        elif one.event.person in options.without:
+            left_out["people"] += 1
+        elif one.item.item_id in flagged:
+            left_out["flagged"] += 1
+        else:
+            usable.append(one)
+    return usable, left_out
+
+
+def _flagged(events: Sequence[Event]) -> set[str]:
+    """Items that anybody flagged, beside a label or a skip that was not taken back."""
+    taken_back = {event.content["event"] for event in events if event.kind == "retract"}
+    return {
+        event.content["item"]
+        for event in events
+        if event.kind in ("label", "skip") and event.content.get("flags") and event.event_id not in taken_back
+    }
+
+
+def _one_sided(records: Mapping[str, Sequence[Fields]], options: ExportOptions) -> list[str]:
+    """What to say about kinds of records that are all on one side of the split."""
+    notes = []
+    for kind in ("preferences", "demonstrations", "labelled"):
+        sides = {part: len(records.get(f"{kind}.{part}", ())) for part in ("train", "eval")}
+        for part, other in (("train", "eval"), ("eval", "train")):
+            if options.eval_fraction > 0 and sides[other] and not sides[part]:
+                notes.append(
+                    f"{kind}: all {sides[other]} records are in {kind}.{other}, none in {kind}.{part}, because a prompt is "
+                    f"only on one side and there are few; label more prompts, or choose another eval fraction than "
+                    f"{options.eval_fraction:g}"
+                )
+    return notes
+
+
+def _prompt(one: Labelled) -> Prompt:
+    """What decides about the side of a label: its prompt, or the item's first answer if whole texts are compared.
+
+    A chat's turns are on one side, as they have one first message.
+    """
+    answer = one.event.content["answer"]
+    prompt = answer["messages"] if one.item.task == "chat" else one.item.prompt
+    text: Text
+    if isinstance(prompt, str):
+        first = one.item.candidates[0].response if one.item.candidates else ""
+        text = prompt or (first if isinstance(first, str) else first.get("content") or "")
+    else:
+        text = tuple(Message(turn["role"], turn.get("content") or "") for turn in prompt)
+    return Prompt(text, one.event.event_id)
+
+
+def _lines(records: Sequence[Fields]) -> bytes:
+    return "".join(to_json(record) + "\n" for record in records).encode()
+
+
+def _manifest(files: Mapping[str, bytes], left_out: Mapping[str, int], options: ExportOptions) -> dict[str, Any]:
+    facts = {
+        name: {"records": content.count(b"\n"), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    }
+    whole = hashlib.sha256("".join(f"{name} {fact['sha256']}\n" for name, fact in facts.items()).encode())
+    return {
+        "content_hash": whole.hexdigest(),
+        "files": facts,
+        "left_out": {name: count for name, count in sorted(left_out.items()) if count},
+        "options": asdict(options),
+        "weighting": WEIGHTING,
+    }

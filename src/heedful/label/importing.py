@@ -1,0 +1,395 @@
+"""Read prompts, answers and preferences as items to label, and the labels that a file already has (docs/labelling-data.md).
+
+Records are read and checked as every trainer does (`heedful.data`), so an error has the file and the line.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from heedful.data.messages import as_dict, read_conversation, shown, wrong
+from heedful.data.readers import Record, parse_columns, read_records
+from heedful.data.record_fields import Task as Shapes
+from heedful.data.record_fields import (
+    prompt_of,
+    reply_of,
+    require_question,
+    response_of,
+    shape_of,
+    with_system,
+)
+from heedful.data.schemas import ranking_of
+from heedful.errors import ConfigError, DataError
+from heedful.label.answers import CANDIDATES, from_screen
+from heedful.label.identity import item_id, places_in
+from heedful.label.people import IMPORT, is_import
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item, Task
+from heedful.types import Message, Response, Text
+
+ChosenBy = Literal["import", "random", "active"]
+T = TypeVar("T")
+
+TO_LABEL = Shapes(
+    "record to label",
+    (
+        ("prompt", "chosen", "rejected"),
+        ("prompt", "responses"),
+        ("chosen", "rejected"),
+        ("prompt", "completion"),
+        ("prompt",),
+        ("messages",),
+    ),
+    "`prompt`; `messages`; `prompt` and `completion`; `prompt` and `responses`, perhaps with `ranks`; `prompt`, `chosen` and "
+    "`rejected`; or only `chosen` and `rejected`, as conversations that share all but the last message or as Anthropic HH "
+    "dialogues",
+    "`text` has no prompt. If it is one: --columns prompt=text",
+)
+OF_AN_ANSWER: tuple[Task | None, ...] = (None, "rating", "correction", "demonstration")
+OF_A_PROMPT: tuple[Task | None, ...] = ("demonstration", "chat")
+"""What people may do with one answer (somebody has to say which), and with a prompt."""
+READ = (
+    "prompt",
+    "messages",
+    "completion",
+    "chosen",
+    "rejected",
+    "responses",
+    "ranks",
+    "label",
+    "chosen_by",
+    "feedback",
+)
+"""Columns that become something else; all others are kept."""
+BEST_RATING, WORST_RATING = 7, 1
+"""What a ``label`` of true or false is as a rating."""
+FORMATS = (".jsonl", ".json")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How records become items."""
+
+    task: Task | None = None
+    """What people do with each record; None: what its columns say."""
+    usual: Task | None = None
+    """The project's task, for records whose columns leave it open."""
+    columns: str = ""
+    """The file's own column names, as ``--columns`` gives them."""
+    screening: bool = False
+    """Whether the items are of the screening set."""
+    round: int | None = None
+    """Round of the items; None: that of the export that a record is from, else 1."""
+    chosen_by: ChosenBy = "import"
+    """How the items were chosen, if a record does not say so in its column ``chosen_by``."""
+    max_samples: int | None = None
+    unusable: Literal["error", "drop"] = "error"
+    """Whether a record that cannot be used ends the import, or is left out and counted."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a file holds."""
+
+    items: list[Item]
+    """Without repetitions."""
+    answers: dict[str, Mapping[str, Any]]
+    """By item id: the label that its record has, as the content of `heedful.label.records.Event` says."""
+    records: int
+    """Number of records read."""
+    repeated: int
+    """Number of items that are in the file more than once, and are left out."""
+    refused: list[DataError]
+    """What is wrong with records that cannot be used, with file and line."""
+    same_labels: int = 0
+    """Number of labels that say of an item what an earlier record said, and are left out."""
+    against: list[DataError] = field(default_factory=list)
+    """Labels that say of an item another thing than an earlier record did, and are left out, with file and line."""
+
+    def preview(self, first: int = 5) -> dict[str, Any]:
+        """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
+        tasks = {task: sum(item.task == task for item in self.items) for task in CANDIDATES}
+        shown_items = [
+            {"task": item.task, "prompt": item.prompt, "answers": [one.response for one in item.candidates]}
+            for item in self.items[:first]
+        ]
+        return {
+            "records": self.records,
+            "items": len(self.items),
+            "tasks": {task: count for task, count in tasks.items() if count},
+            "labels": len(self.answers),
+            "repeated": self.repeated,
+            "same_labels": self.same_labels,
+            "against": len(self.against),
+            "against_at": [str(error) for error in self.against[:20]],
+            "refused": len(self.refused),
+            "errors": [str(error) for error in self.refused[:20]],
+            "first": shown_items,
+        }
+
+
+def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
+    """Read a file or data set as items.
+
+    Raises DataError as `heedful.data.readers.read_records` does, and, unless ``options.unusable`` is "drop", for the first
+    record that cannot be used.
+    """
+    mapping = parse_columns(options.columns)
+    records = read_records(path, columns=mapping, max_samples=options.max_samples)
+    items: dict[str, Item] = {}
+    answers: dict[str, Mapping[str, Any]] = {}
+    refused: list[DataError] = []
+    against: list[DataError] = []
+    said_by: dict[str, str] = {}
+    repeated = same = 0
+    for record in records:
+        try:
+            found = _items(record, mapping, options)
+        except DataError as error:
+            if options.unusable == "error":
+                raise
+            refused.append(error)
+            continue
+        for item, answer in found:
+            repeated += item.item_id in items
+            first = items.setdefault(item.item_id, item)
+            if answer is None:
+                continue
+            said = from_screen(answer, places_in(first.candidates, item.candidates))
+            if item.item_id not in answers:
+                answers[item.item_id], said_by[item.item_id] = said, record.source
+            elif said == answers[item.item_id]:
+                same += 1
+            else:
+                against.append(DataError(f"{record.source}: another label than that of {said_by[item.item_id]}"))
+    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against)
+
+
+def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions()) -> Imported:
+    """Read the text of a file as `read_items` reads the file; its name in messages is ``import`` and the ending.
+
+    Raises ConfigError for another ending than those of `FORMATS`.
+    """
+    if ending not in FORMATS:
+        raise ConfigError(f"the format is {ending!r}; it must be one of {', '.join(FORMATS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"import{ending}")
+        try:
+            path.write_bytes(text.encode())
+        except UnicodeEncodeError as error:
+            raise DataError(f"{path.name}: holds a lone surrogate (half of a character); repair the text") from error
+        try:
+            imported = read_items(str(path), options)
+        except DataError as error:
+            raise _without(error, folder) from None
+    return Imported(
+        **{
+            **vars(imported),
+            "refused": [_without(error, folder) for error in imported.refused],
+            "against": [_without(error, folder) for error in imported.against],
+        }
+    )
+
+
+def add(project: Project, imported: Imported, *, with_labels: bool = False) -> dict[str, int]:
+    """Add items to a project, and with ``with_labels`` their labels, as those of a person "import" who cannot sign in.
+
+    A label is of the candidates of the item that is there, whatever their order in the file. Returns how many ``items`` and
+    ``labels`` were new, and how many labels said another thing than the project's (``against``), which stays. Raises
+    DataError, and adds nothing, if an item cannot be shown, or is for screening and in the project already outside it.
+    """
+    there = {item_id(item.task, item.prompt, item.candidates): item for item in project.items()}
+    for item in imported.items:
+        if item.screening and item.item_id in there and not there[item.item_id].screening:
+            raise DataError(
+                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, outside the screening set, and "
+                "items do not change; import other items for screening, or import the screening set first"
+            )
+    added = {"items": project.add_items([one for one in imported.items if one.item_id not in there])}
+    added |= {"labels": 0, "against": 0}
+    if with_labels and imported.answers:
+        person = next(filter(is_import, project.people()), None) or project.add_person(*IMPORT)
+        answers = [
+            _of_there(there, item, imported.answers) for item in imported.items if item.item_id in imported.answers
+        ]
+        labels = (one for one in project.labels() if one.person == person)
+        before = {one.item.item_id: one.event.content["answer"] for one in labels}
+        added["against"] = sum(before.get(name, answer) != answer for name, answer in answers)
+        added["labels"] = project.add_labels(person.person_id, answers)
+    return added
+
+
+def _of_there(
+    there: Mapping[str, Item], item: Item, answers: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, Mapping[str, Any]]:
+    """An item's label in terms of the same item in the project."""
+    known = there.get(item.item_id, item)
+    return known.item_id, from_screen(answers[item.item_id], places_in(known.candidates, item.candidates))
+
+
+def _without(error: DataError, folder: str) -> DataError:
+    return DataError(str(error).replace(f"{folder}/", ""))
+
+
+def _items(
+    record: Record, mapping: Mapping[str, str], options: ImportOptions
+) -> list[tuple[Item, Mapping[str, Any] | None]]:
+    """The items of a record, with the label that it has."""
+    prompt, candidates, tasks = _content(record, mapping)
+    task = options.task or _exported_task(record) or (options.usual if options.usual in tasks else tasks[0])
+    if task is None:
+        raise wrong(
+            record.source,
+            "an answer to a prompt, which people may rate, correct, or edit into a demonstration",
+            "a task: --task rating, --task correction or --task demonstration",
+        )
+    groups = [candidates]
+    if task in ("rating", "correction") and len(candidates) > 1:
+        groups = [(one,) for one in candidates]  # each answer by itself
+    fewest, most = CANDIDATES[task]
+    if not fewest <= len(groups[0]) <= most:
+        number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        raise wrong(record.source, f"{len(candidates)} answers for the task {task}", f"{number} for each record")
+    responses = [one.response for one in candidates]
+    if task in ("pair", "ranking") and all(one == responses[0] for one in responses):
+        raise wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")
+    exported = _exported(record)
+    chosen_by = record.fields.get("chosen_by", exported.get("chosen_by", options.chosen_by))
+    if chosen_by not in get_args(ChosenBy):
+        raise wrong(record.source, f"`chosen_by` is {shown(chosen_by)}", f"one of {', '.join(get_args(ChosenBy))}")
+    columns = {name: value for name, value in record.fields.items() if name not in READ and value is not None}
+    answer = _answer(record, task, candidates) if len(groups) == 1 else None
+    return [
+        (
+            Item(
+                item_id(task, prompt, group),
+                task,
+                prompt,
+                group,
+                round=_round(record, options),
+                chosen_by=chosen_by,
+                screening=options.screening or exported.get("screening") is True,
+                columns=columns,
+            ),
+            answer,
+        )
+        for group in groups
+    ]
+
+
+def _exported_task(record: Record) -> Task | None:
+    """The task of a record that an export wrote (items.jsonl)."""
+    task = _exported(record).get("task")
+    return task if task in CANDIDATES else None
+
+
+def _exported(record: Record) -> Mapping[str, Any]:
+    """What an export wrote about the item of a record; empty for a record from elsewhere."""
+    feedback = record.fields.get("feedback")
+    return feedback if isinstance(feedback, dict) else {}
+
+
+def _round(record: Record, options: ImportOptions) -> int:
+    number = _exported(record).get("round", 1) if options.round is None else options.round
+    if type(number) is not int or number < 1:
+        raise wrong(record.source, f"`feedback.round` is {shown(number)}", "a whole number from 1")
+    return number
+
+
+def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Candidate, ...], tuple[Task | None, ...]]:
+    """A record's prompt, its answers, and the tasks for which it has the columns: first what it is if nobody says."""
+    shape = shape_of(record, mapping, TO_LABEL)
+    if len(lone := [name for name in ("chosen", "rejected") if record.fields.get(name) is not None]) == 1:
+        raise wrong(record.source, f"`{lone[0]}` by itself", "`chosen` and `rejected` together, or neither")
+    if "chosen" in shape:
+        ranking = ranking_of(record, mapping, None)
+        return plain(ranking.prompt), tuple(Candidate(plain(one)) for one in ranking.responses), ("pair",)
+    if shape == ("messages",):
+        turns = read_conversation(record.source, "messages", record.fields["messages"])
+        last = turns[-1] if turns[-1].role == "assistant" else None
+        turns = turns if last is None else turns[:-1]
+        require_question(record, "`messages`, without a last assistant turn,", turns)
+        answers = () if last is None else (Candidate(plain(reply_of(last))),)
+        return _prompt(record, turns), answers, OF_AN_ANSWER if answers else OF_A_PROMPT
+    prompt: Text = "" if "responses" in shape and record.fields["prompt"] == "" else prompt_of(record)
+    if shape == ("prompt",):
+        return _prompt(record, prompt), (), OF_A_PROMPT
+    if "completion" in shape:
+        answer = response_of(record, "completion", record.fields["completion"], prompt)
+        rated = record.fields.get("label") is not None or record.fields.get("rating") is not None
+        return _prompt(record, prompt), (Candidate(plain(answer)),), ("rating",) if rated else OF_AN_ANSWER
+    candidates = _candidates(record, prompt)
+    tasks = OF_AN_ANSWER if len(candidates) == 1 else ("ranking", "rating", "correction")
+    if len(candidates) == 2 and record.fields.get("ranks") is None:
+        tasks = ("pair", *tasks)
+    return _prompt(record, prompt), candidates, tasks
+
+
+def _prompt(record: Record, prompt: Text) -> Any:
+    """A prompt as JSON; its tools, which stay a column, are checked."""
+    with_system(prompt, None, record)
+    return plain(prompt)
+
+
+def plain(text: Text | Response) -> Any:
+    """Return text as it is, a message as an object, and a conversation as a list of them."""
+    if isinstance(text, str):
+        return text
+    return as_dict(text) if isinstance(text, Message) else [as_dict(turn) for turn in text]
+
+
+def _candidates(record: Record, prompt: Text) -> tuple[Candidate, ...]:
+    """The column ``responses``: each a response, or an object of a ``response`` and its ``source``."""
+    values = record.fields["responses"]
+    if not isinstance(values, list) or not values:
+        raise wrong(record.source, f"`responses` is {shown(values)}", "a list of responses")
+    found = []
+    for i, value in enumerate(values):
+        name = f"responses[{i}]"
+        has_source = isinstance(value, dict) and "response" in value
+        response, source = (value["response"], value.get("source")) if has_source else (value, None)
+        if has_source and (value.keys() - {"response", "source"} or not isinstance(source, dict | None)):
+            raise wrong(record.source, f"`{name}` is {shown(value)}", "{response, source: {...}}")
+        message_alone = isinstance(response, dict)
+        read = response_of(record, name, [response] if message_alone else response, prompt)
+        found.append(Candidate(plain(read), source))
+    return tuple(found)
+
+
+def _answer(record: Record, task: Task, candidates: Sequence[Candidate]) -> Mapping[str, Any] | None:
+    """The label that a record has for a task; None if it has none."""
+    fields = record.fields
+    ranks = fields.get("ranks") if fields.get("responses") is not None else None
+    if ranks is None and task in ("pair", "ranking") and fields.get("chosen") is not None:
+        ranks = [0, 1]
+    if ranks is not None and task in ("pair", "ranking"):
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            raise wrong(record.source, f"`ranks` is {shown(ranks)}", "a list of integers, 0 the best; equal ranks tie")
+        if len(ranks) != len(candidates):
+            found = f"{len(candidates)} `responses` but {len(ranks)} `ranks`"
+            raise wrong(record.source, found, "one rank for each response")
+        if task == "ranking":
+            place = {rank: i for i, rank in enumerate(sorted(set(ranks)), 1)}
+            return {"ranks": [place[rank] for rank in ranks]}
+        preferred = None if ranks[0] == ranks[1] else int(ranks[1] < ranks[0])
+        return {"preferred": preferred, "strength": None, "both_bad": False}
+    if task == "rating":
+        return _rating(record)
+    if task == "demonstration" and candidates and isinstance(candidates[0].response, str):
+        return {"text": candidates[0].response}
+    return None
+
+
+def _rating(record: Record) -> Mapping[str, Any] | None:
+    rating, label = record.fields.get("rating"), record.fields.get("label")
+    if rating is not None:
+        if type(rating) is not int or not WORST_RATING <= rating <= BEST_RATING:
+            raise wrong(record.source, f"`rating` is {shown(rating)}", f"{WORST_RATING} to {BEST_RATING}")
+        return {"rating": rating, "flags": []}
+    if label is None:
+        return None
+    if not isinstance(label, bool):
+        raise wrong(record.source, f"`label` is {shown(label)}", "true for a good response, false for a bad one")
+    return {"rating": BEST_RATING if label else WORST_RATING, "flags": []}

@@ -1,0 +1,308 @@
+"""What people do with items: get one, label it, skip it, take that back, keep a draft. Each is one operation of the store."""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label.answers import (
+    check_answer,
+    check_flags,
+    check_item,
+    check_nonce,
+    check_seconds,
+    check_words,
+    from_screen,
+    to_screen,
+)
+from heedful.label.assignment import (
+    Choice,
+    Lease,
+    NotHeldError,
+    can_return,
+    choose,
+    chosen_to_overlap,
+    may_label,
+    screen_order,
+    superseded,
+)
+from heedful.label.desk import Desk, Row, draft_key
+from heedful.label.identity import to_line
+from heedful.label.people import find_person, screen
+from heedful.label.records import Assignment, Event, Item, Person
+from heedful.label.state import State, item_content
+from heedful.label.store import Transaction, iso
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A label as somebody sends it."""
+
+    answer: Mapping[str, Any]
+    """In terms of candidates; with a ``token``, of places on the screen (a chat's turns are always in terms of responses)."""
+    nonce: str
+    seconds: float
+    comment: str
+    flags: Sequence[str]
+    expected_version: int | None
+    """The version of the instructions that the person saw; None is the newest."""
+    token: str | None = None
+    """The token of the assignment that a page shows; None if there is no page."""
+
+
+def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequence[Item]) -> int:
+    """Add those items whose ids are not there, and return how many. Raises DataError, and adds none, for a wrong one."""
+    new: dict[str, Item] = {}
+    for item in items:
+        check_item(item)
+        if item.item_id not in transaction.state.items:
+            new.setdefault(item.item_id, item)
+    overlapping = chosen_to_overlap(transaction.state, settings, list(new.values()))
+    new |= {one: dataclasses.replace(new[one], needed=settings.overlap_people) for one in overlapping}
+    contents = [item_content(item) for item in new.values()]
+    to_line(contents)
+    for content in contents:
+        transaction.add("item", None, content)
+    return len(contents)
+
+
+def next_item(transaction: Transaction, settings: ProjectSettings, person_id: str) -> Assignment | None:
+    """Give a person the item that they hold, for some more minutes, else the next one."""
+    state, desk = transaction.state, transaction.desk
+    person = find_person(state, person_id)
+    if not may_label(person):
+        return None
+    lease = desk.lease(person_id)
+    if lease is None:
+        leases = desk.leases()
+        choice = choose(state, leases, person, settings, transaction.now)
+        if choice is None:
+            return None
+        for other in superseded(state, leases, person, choice, transaction.now):
+            desk.drop("lease", other)
+        lease = Lease(choice.item.item_id, choice.repeat, 0)
+    lease = dataclasses.replace(
+        lease, until=_until(transaction, settings), token=lease.token or secrets.token_urlsafe(12)
+    )
+    desk.hold(person_id, lease)
+    return assignment_of(state, desk, settings, person_id, lease)
+
+
+def held(state: State, desk: Desk, settings: ProjectSettings, person_id: str) -> Assignment | None:
+    """Return the item that a person holds, without changing anything."""
+    lease = desk.lease(person_id)
+    return None if lease is None else assignment_of(state, desk, settings, person_id, lease)
+
+
+def assignment_of(state: State, desk: Desk, settings: ProjectSettings, person_id: str, lease: Lease) -> Assignment:
+    """Return a lease as a page sees it."""
+    item = state.items[lease.item_id]
+    draft = desk.get("draft", draft_key(person_id, item.item_id))
+    return Assignment(
+        item,
+        screen_order(state, settings, person_id, item, lease.repeat),
+        iso(lease.until),
+        lease.repeat,
+        None if draft is None else draft.value,
+        len(state.instructions),
+        lease.token,
+        state.turns(person_id, item.item_id) if item.task == "chat" else (),
+    )
+
+
+def label(transaction: Transaction, settings: ProjectSettings, person_id: str, item_id: str, sent: Sent) -> Event:
+    """Record a label. Raises NotHeldError, or DataError for what the task does not take."""
+    state = transaction.state
+    before = _sent_before(state, person_id, sent.nonce, "label", item_id)
+    if before is not None:
+        return before
+    lease = _held_lease(transaction, person_id, item_id, sent.token)
+    item = state.items[item_id]
+    order = screen_order(state, settings, person_id, item, lease.repeat)
+    on_screen = sent.token is not None and item.task != "chat"
+    answer = check_answer(item, from_screen(sent.answer, order) if on_screen else sent.answer)
+    if item.task == "chat":
+        _check_follows(state.turns(person_id, item_id), answer["messages"])
+    content = {
+        "item": item_id,
+        "answer": answer,
+        "order": list(order),
+        "instructions": _version(state, sent.expected_version),
+        "seconds": check_seconds(sent.seconds),
+        "comment": check_words("comment", sent.comment),
+        "flags": check_flags(sent.flags),
+        "repeat": lease.repeat,
+    }
+    event = transaction.add("label", person_id, content, sent.nonce)
+    transaction.desk.drop("draft", draft_key(person_id, item_id))
+    if item.task == "chat" and not answer["last"]:
+        transaction.desk.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+    else:
+        transaction.desk.drop("lease", person_id)
+    if item.screening:
+        screen(transaction, settings)
+    return event
+
+
+def add_labels(transaction: Transaction, person_id: str, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
+    """Record labels that were given elsewhere, and return how many. Raises DataError, and adds none, for a wrong one."""
+    state = transaction.state
+    find_person(state, person_id)
+    contents: dict[str, dict[str, Any]] = {}
+    for item_id, answer in answers:
+        item = _find_item(state, item_id)
+        if item.task == "chat":
+            raise DataError(f"item {item_id} is a chat; labels of chats cannot be added from elsewhere")
+        content = {
+            "item": item_id,
+            "answer": check_answer(item, answer, strength_known=False),
+            "order": list(range(len(item.candidates))),
+            "instructions": 0,
+            "seconds": None,
+            "comment": "",
+            "flags": [],
+            "repeat": False,
+        }
+        if person_id not in state.answers.get(item_id, {}):
+            contents.setdefault(item_id, content)
+    to_line(contents)
+    for content in contents.values():
+        transaction.add("label", person_id, content)
+    return len(contents)
+
+
+def skip(
+    transaction: Transaction,
+    person_id: str,
+    item_id: str,
+    *,
+    nonce: str,
+    reason: str,
+    flags: Sequence[str],
+    token: str | None = None,
+) -> Event:
+    """Record that a person does not label the item that they hold. Raises NotHeldError."""
+    before = _sent_before(transaction.state, person_id, nonce, "skip", item_id)
+    if before is not None:
+        return before
+    lease = _held_lease(transaction, person_id, item_id, token)
+    words = check_words("reason", reason)
+    content = {"item": item_id, "reason": words, "flags": check_flags(flags), "repeat": lease.repeat}
+    event = transaction.add("skip", person_id, content, nonce)
+    transaction.desk.drop("draft", draft_key(person_id, item_id))
+    transaction.desk.drop("lease", person_id)
+    return event
+
+
+def undo(
+    transaction: Transaction, settings: ProjectSettings, person_id: str, nonce: str
+) -> tuple[Event, Assignment | None] | None:
+    """Take back a person's last label or skip, and give its item back. None if there is nothing to take back.
+
+    An item that was skipped, and that others have by now, stays with them; then the person keeps what they have.
+    """
+    state = transaction.state
+    before = _sent_before(state, person_id, nonce, "retract", None)
+    if before is not None:
+        return before, next_item(transaction, settings, person_id)
+    person = _labelling_person(state, person_id)
+    trail = state.trail.get(person_id, [])
+    last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
+    if last is None:
+        return None
+    event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
+    item = state.items[last.content["item"]]
+    choice = Choice(item, last.content["repeat"])
+    leases = transaction.desk.leases()
+    if last.kind == "label" or choice.repeat or can_return(state, leases, person, item, transaction.now):
+        for other in superseded(state, leases, person, choice, transaction.now):
+            transaction.desk.drop("lease", other)
+        transaction.desk.hold(person_id, Lease(item.item_id, choice.repeat, 0))
+    if last.kind == "label":
+        transaction.desk.put("draft", draft_key(person_id, item.item_id), Row(_as_draft(last)))
+    return event, next_item(transaction, settings, person_id)
+
+
+def save_draft(
+    transaction: Transaction,
+    settings: ProjectSettings,
+    person_id: str,
+    item_id: str,
+    draft: Any,
+    *,
+    token: str | None = None,
+) -> None:
+    """Keep a draft, and the item for some more minutes. Raises NotHeldError."""
+    lease = _held_lease(transaction, person_id, item_id, token)
+    transaction.desk.put("draft", draft_key(person_id, item_id), Row(draft))
+    transaction.desk.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+
+
+def _as_draft(event: Event) -> dict[str, Any]:
+    """A label as a draft: the answer as it was on the screen, without what says who wrote the answers of a chat."""
+    answer = to_screen(event.content["answer"], event.content["order"])
+    if "responses" in answer:
+        answer["responses"] = [
+            {"response": answer["responses"][candidate]["response"]} for candidate in event.content["order"]
+        ]
+    return {"answer": answer, "comment": event.content["comment"], "flags": event.content["flags"]}
+
+
+def _until(transaction: Transaction, settings: ProjectSettings) -> float:
+    return transaction.now + 60 * settings.lease_minutes
+
+
+def _find_item(state: State, item_id: str) -> Item:
+    item = state.items.get(item_id)
+    if item is None:
+        raise DataError(f"there is no item {item_id!r:.80} in this project")
+    return item
+
+
+def _labelling_person(state: State, person_id: str) -> Person:
+    person = find_person(state, person_id)
+    if not may_label(person):
+        what = "a viewer" if person.role == "viewer" else person.standing
+        raise DataError(f"{person.name} is {what} and cannot label")
+    return person
+
+
+def _sent_before(state: State, person_id: str, nonce: str, kind: str, item_id: str | None) -> Event | None:
+    """The event of a nonce. Raises DataError if it was another thing."""
+    event = state.sent.get((person_id, check_nonce(nonce)))
+    if event is not None and (event.kind != kind or (item_id is not None and event.content["item"] != item_id)):
+        raise DataError(
+            f"the nonce {nonce!r:.80} was used for another thing ({event.kind}); take a new one for each thing"
+        )
+    return event
+
+
+def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: str | None) -> Lease:
+    person = _labelling_person(transaction.state, person_id)
+    _find_item(transaction.state, item_id)
+    lease = transaction.desk.lease(person_id)
+    if lease is None or lease.item_id != item_id or token not in (None, lease.token):
+        raise NotHeldError(
+            f"{person.name} does not hold the item {item_id} as it was shown: it was answered already, or it was left for "
+            "so long that somebody else has had it; go on with the next item"
+        )
+    return lease
+
+
+def _check_follows(turns: Sequence[Event], messages: Sequence[Any]) -> None:
+    """Raise NotHeldError if a turn of a chat does not go on from the turn before."""
+    before = turns[-1].content["answer"]["messages"] if turns else []
+    if turns and (list(messages[: len(before)]) != before or len(messages) < len(before) + 2):
+        raise NotHeldError("this turn of the chat was answered already; load the page again to go on with the next one")
+
+
+def _version(state: State, expected: int | None) -> int:
+    newest = len(state.instructions)
+    if expected is None:
+        return newest
+    if isinstance(expected, bool) or not isinstance(expected, int) or not 0 <= expected <= newest:
+        raise DataError(f"expected_version must be a version of the instructions, 0 to {newest}, got {expected!r:.80}")
+    return expected

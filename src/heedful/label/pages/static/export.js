@@ -1,0 +1,49 @@
+// Giving out the labels as the files that the trainers read. What will be in the archive is shown before it is made.
+import { get, Refused } from "./api.js";
+import { el } from "./dom.js";
+import { attempt, ready, start } from "./shell.js";
+import { named, number, t } from "./words.js";
+
+const main = document.getElementById("main");
+const me = await start();
+if (me) draw();
+
+function draw() {
+  const choice = (name, values) => el("label", { class: "field" }, el("span", {}, t(`export_${name}`)), el("select", { name }, values.map((value) => el("option", { value }, t(`export_${name}_${value}`)))));
+  const fault = el("div", { class: "fault", role: "alert", hidden: true });
+  const withoutShare = el("button", { type: "button", on: { click: () => { form.elements.eval_fraction.value = "0"; show(); } } }, t("export_without_share"));
+  const form = el("form", { class: "card", on: { change: show, submit: (event) => event.preventDefault() } }, el("div", { class: "form" },
+    el("div", { class: "share" }, el("label", { class: "field" }, el("span", {}, t("export_eval_fraction")), el("input", { type: "number", name: "eval_fraction", min: "0", max: "0.9", step: "0.05", value: "0.1" })), fault),
+    choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"])));
+  main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_export")), el("span", { class: "hint" }, t("export_hint"))), form, el("div", { id: "result", class: "preview" }));
+  show();
+
+  async function show() {
+    const query = new URLSearchParams(new FormData(form));
+    const manifest = await attempt(() => get(`/api/export?${query}&preview=1`).catch(shareIsWrong));
+    if (manifest !== null) {
+      fault.hidden = !manifest.fault;
+      fault.replaceChildren(...(manifest.fault ? [el("p", {}, manifest.fault), withoutShare] : []));
+      document.getElementById("result").replaceChildren(...(manifest.fault ? [] : contents(manifest, query)));
+    }
+    ready();
+  }
+}
+
+/** Of what the form has, only the share can be refused (few prompts, say): that is said beside it. */
+function shareIsWrong(error) {
+  if (error instanceof Refused && error.status === 422) return { fault: error.message };
+  throw error;
+}
+
+function contents(manifest, query) {
+  const left = Object.entries(manifest.left_out ?? {}).filter(([, count]) => count);
+  return [
+    el("section", { class: "card" }, el("h2", {}, t("export_files")), el("div", { class: "scroll", tabindex: "0", role: "region", aria: { label: t("export_files") } }, el("table", {},
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("column_file")), el("th", { class: "number", scope: "col" }, t("column_records")), el("th", { scope: "col" }, t("column_for")))),
+      el("tbody", {}, Object.entries(manifest.files).map(([name, one]) => el("tr", {}, el("td", {}, el("code", {}, name)), el("td", { class: "number" }, number(one.records)), el("td", { class: "hint" }, named("file", name.split(".")[0])))))))),
+    left.length ? el("section", { class: "card" }, el("h2", {}, t("export_left_out")), el("ul", { class: "plain" }, left.map(([name, count]) => el("li", {}, `${named("left", name.replaceAll(" ", "_"))}: ${number(count)}`)))) : "",
+    el("div", { class: "row" }, el("a", { class: "button main", href: `/api/export?${query}`, download: "labels.zip" }, t("download")),
+      el("span", { class: "hint hash" }, `${t("content_hash")} ${String(manifest.content_hash).slice(0, 16)}…`)),
+  ];
+}

@@ -1,0 +1,95 @@
+// Taking in a file: read in the browser, looked at before anything is added, errors with their lines.
+import { post } from "./api.js";
+import { answer, prompt } from "./content.js";
+import { el } from "./dom.js";
+import { attempt, ready, showBanner, start, toast } from "./shell.js";
+import { decoded } from "./utf8.js";
+import { number, t } from "./words.js";
+
+const TASKS = ["", "pair", "ranking", "rating", "demonstration", "correction", "chat"];
+const LARGEST = 64e6; // bytes, as the server allows
+const SLOW = 300_000;
+const SHOWN = 2000; // characters of a text in the preview
+const ENDINGS = [".jsonl", ".json"];
+const main = document.getElementById("main");
+/** The file's text and name; options come from the form. */
+const file = { text: null, name: "" };
+
+const me = await start();
+if (me) draw();
+ready();
+
+function draw() {
+  const input = el("input", { type: "file", accept: ".jsonl,.json", class: "unseen", id: "file", on: { click: () => { input.value = ""; }, change: () => take(input.files[0]) } }); // the same file, repaired, is a change too
+  const drop = el("label", { class: "drop", for: "file", on: {
+    dragover: (event) => { event.preventDefault(); drop.classList.add("over"); },
+    dragleave: () => drop.classList.remove("over"),
+    drop: (event) => { event.preventDefault(); drop.classList.remove("over"); take(event.dataTransfer.files[0]); } } },
+  el("strong", {}, t("import_drop")), el("span", { class: "hint" }, t("import_formats")), el("span", { id: "file-name" }));
+  const paste = el("textarea", { class: "code", rows: "5", spellcheck: "false", aria: { label: t("import_paste") }, placeholder: '{"prompt": "…", "responses": ["…", "…"]}', on: { input: () => { file.text = paste.value; file.name = t("import_pasted"); } } });
+  const options = el("form", { class: "card", id: "options", on: { submit: (event) => { event.preventDefault(); preview(); } } },
+    drop, input,
+    el("details", { class: "changes" }, el("summary", {}, t("import_paste")), paste),
+    el("div", { class: "form" },
+      el("label", { class: "field" }, el("span", {}, t("import_task")), el("select", { name: "task" }, TASKS.map((name) => el("option", { value: name }, t(name ? `task_${name}` : "task_of_file"))))),
+      el("label", { class: "field" }, el("span", {}, t("import_columns")), el("input", { type: "text", name: "columns", placeholder: "prompt=question,chosen=better" })),
+      el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "screening" }), el("span", {}, t("import_screening"))),
+      el("button", { type: "submit", class: "main" }, t("preview"))));
+  main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_import")), el("span", { class: "hint" }, t("import_hint"))), options, el("div", { id: "result", class: "preview" }));
+}
+
+async function take(chosen) {
+  if (!chosen) return;
+  Object.assign(file, { text: null, name: "" });
+  document.getElementById("file-name").textContent = "";
+  document.getElementById("result").replaceChildren();
+  if (chosen.size > LARGEST) return toast(t("import_too_large", { n: number(chosen.size / 1e6) }), "warn");
+  if (!ENDINGS.some((ending) => chosen.name.toLowerCase().endsWith(ending))) return showBanner(t("import_ending", { name: chosen.name }));
+  const { text, fault } = decoded(new Uint8Array(await chosen.arrayBuffer()));
+  Object.assign(file, { text, name: chosen.name });
+  document.getElementById("file-name").textContent = `${chosen.name} · ${number(chosen.size / 1000, 1)} kB`;
+  if (fault) return showBanner(t("import_not_utf8", { name: chosen.name, byte: fault.byte, line: fault.line }));
+  return preview();
+}
+
+const body = (more) => {
+  const { task, columns, screening } = document.getElementById("options").elements;
+  return { text: file.text, name: file.name, format: file.name.toLowerCase().endsWith(".json") ? ".json" : ".jsonl", task: task.value, columns: columns.value.trim(), screening: screening.checked, ...more };
+};
+
+async function preview() {
+  if (!file.text) return toast(t("import_choose_first"), "warn");
+  const found = await attempt(() => post("/api/import", body({ preview: true }), { patience: SLOW }));
+  const place = document.getElementById("result");
+  if (found === null) return place.replaceChildren();
+  const some = found.items > 0;
+  const drop = el("input", { type: "checkbox", on: { change: () => { add.disabled = !drop.checked; } } });
+  const add = el("button", { type: "button", class: "main", disabled: !some || found.refused > 0, on: { click: () => commit(found.refused > 0) } }, t("import_add", { n: number(found.items) }));
+  const tasks = Object.entries(found.tasks).map(([task, count]) => `${t(`task_${task}`)} ${number(count)}`).join(" · ");
+  return place.replaceChildren(
+    el("section", { class: "card" }, el("h2", {}, t("import_found")),
+      el("p", {}, [t("import_counts", { records: number(found.records), items: number(found.items) }), tasks, found.repeated ? t("import_repeated", { n: number(found.repeated) }) : "", found.labels ? t("import_labels", { n: number(found.labels) }) : ""].filter(Boolean).join(" · ")),
+      el("div", { class: "row end" }, some && found.refused > 0 && el("label", { class: "one-line" }, drop, el("span", {}, t("import_drop_bad", { n: number(found.refused) }))), add)),
+    ...(found.refused ? [el("section", { class: "card" }, el("h2", {}, t("import_errors", { n: number(found.refused) })), el("ul", { class: "errors" }, found.errors.map((error) => el("li", {}, error))),
+      found.refused > found.errors.length && el("p", { class: "hint" }, t("import_more_errors", { n: number(found.refused - found.errors.length) })))] : []),
+    el("h2", {}, some ? t("import_first", { n: number(found.first.length) }) : ""),
+    ...found.first.map((item) => el("section", { class: "card" }, el("h2", {}, t(`task_${item.task}`)), prompt(short(item.prompt)), el("div", { class: "samples" }, item.answers.map((one) => el("div", { class: "card" }, answer(short(one))))))));
+}
+
+/** A prompt or an answer with the beginning of each long text, and how much more there is. */
+function short(value) {
+  if (Array.isArray(value)) return value.map(short);
+  if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, short(part)]));
+  if (typeof value !== "string" || value.length <= SHOWN) return value;
+  const characters = [...value]; // not halves of an emoji
+  if (characters.length <= SHOWN) return value;
+  return `${characters.slice(0, SHOWN).join("")} ${t("import_more_characters", { n: number(characters.length - SHOWN) })}`;
+}
+
+async function commit(drop) {
+  const done = await attempt(() => post("/api/import", body({ drop }), { patience: SLOW }));
+  if (done === null) return;
+  document.getElementById("result").replaceChildren(el("section", { class: "card link-made" }, el("strong", {}, t("import_done", { added: number(done.added) })),
+    done.added < done.items && el("span", { class: "hint" }, t("import_known", { n: number(done.items - done.added) }))));
+  toast(t("import_done", { added: number(done.added) }));
+}

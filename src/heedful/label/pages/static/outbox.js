@@ -1,0 +1,63 @@
+// What was decided but has not reached the server yet. It survives a lost connection and a closed tab: it is kept in the
+// browser and sent again under the same nonce, so that the server counts it once however often it arrives.
+import { post, Refused, Unreachable } from "./api.js";
+import { memory } from "./dom.js";
+
+const DELAYS = [1, 2, 4, 8, 10]; // seconds between attempts; the last one goes on
+
+/** An outbox for one person in one project. `waiting(true, error)` is called when something could not be sent, `waiting(false)` when it was. */
+export function outbox(owner, waiting) {
+  const name = `outbox.${owner}`;
+
+  async function deliver(path, body, options) {
+    for (let attempt = 0; ; attempt += 1) {
+      try {
+        const reply = await post(path, body, options);
+        memory.set(name, null);
+        waiting(false);
+        return reply;
+      } catch (error) {
+        if (error instanceof Refused) {
+          if (error.status !== 401) memory.set(name, null); // after signing in again it is sent
+          waiting(false);
+          throw error;
+        }
+        if (!(error instanceof Unreachable)) throw error;
+        waiting(true, error);
+        await pause(Math.max(error.wait, DELAYS[Math.min(attempt, DELAYS.length - 1)]));
+      }
+    }
+  }
+
+  return {
+    /** Keeps a request and sends it until the server answers; throws `Refused` if it says no. */
+    send(path, body, options) {
+      memory.set(name, { path, body });
+      return deliver(path, body, options);
+    },
+    /** Sends what an earlier visit left. True if there was something. */
+    async flush() {
+      const left = memory.get(name);
+      if (left === null) return false;
+      await deliver(left.path, left.body).catch((error) => {
+        if (!(error instanceof Refused) || error.status === 401) throw error;
+      });
+      return true;
+    },
+  };
+}
+
+/** Waits some seconds, less if the connection comes back or somebody clicks "try now" (an event `heedful:retry`). */
+export function pause(seconds) {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      window.removeEventListener("online", done);
+      window.removeEventListener("heedful:retry", done);
+      resolve();
+    };
+    const timer = setTimeout(done, 1000 * seconds);
+    window.addEventListener("online", done);
+    window.addEventListener("heedful:retry", done);
+  });
+}

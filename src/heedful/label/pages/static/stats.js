@@ -1,0 +1,76 @@
+// What the labels say about people, the page and the reward model. Every share has its 95 % interval and its count.
+import { get } from "./api.js";
+import { bars, intervals } from "./chart.js";
+import { answer, asText, prompt } from "./content.js";
+import { el } from "./dom.js";
+import { attempt, ready, start } from "./shell.js";
+import { number, percent, t } from "./words.js";
+
+const range = (share) => (share ? `${percent(share.low)} – ${percent(share.high)} · n\u00a0${number(share.count)}` : "");
+const tile = (label, value, below = "") => el("div", { class: "tile" }, el("h2", {}, label), el("div", { class: "value" }, value), el("div", { class: "range" }, below));
+const shareTile = (label, share, note) => tile(label, percent(share?.value), [range(share), note].filter(Boolean).join(" · "));
+const shareCell = (share) => el("td", { class: "number" }, percent(share?.value, 0), share && el("div", { class: "range" }, `${percent(share.low, 0)}–${percent(share.high, 0)}`));
+const table = (label, heads, rows, numbers = 1) => el("div", { class: "scroll", tabindex: "0", role: "region", aria: { label } }, el("table", {},
+  el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", { scope: "col", class: at >= numbers ? "number" : null }, head)))), el("tbody", {}, rows)));
+const cell = (value) => el("td", { class: "number" }, value);
+
+function draw(stats) {
+  const left = Object.entries(stats.left_out ?? {}).filter(([, count]) => count).map(([name, count]) => t(`left_out_${name}`, { n: number(count) }));
+  const seconds = Object.entries(stats.median_seconds ?? {});
+  document.getElementById("main").replaceChildren(
+    el("div", { class: "page-head" }, el("h1", {}, t("page_stats")), el("span", { class: "hint" }, [t("stats_of", { labels: number(stats.labels), items: number(stats.items) }), ...left].join(" · "))),
+    el("div", { class: "tiles" },
+      shareTile(t("left_rate"), stats.left, t("left_rate_note")), shareTile(t("longer_rate"), stats.longer), shareTile(t("tie_rate"), stats.ties), shareTile(t("both_bad_rate"), stats.both_bad),
+      shareTile(t("self_consistency"), stats.self_consistency), tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
+    el("div", { class: "columns" }, agreement(stats), el("section", { class: "card" }, el("h2", {}, t("per_day")), stats.per_day?.length ? bars(t("per_day"), stats.per_day.map((one) => [one.day, one.labels])) : el("p", { class: "hint" }, t("no_labels_yet")))),
+    people(stats.people ?? []), model(stats.model));
+}
+
+function agreement(stats) {
+  const tasks = Object.entries(stats.agreement ?? {}).filter(([, one]) => one);
+  const card = el("section", { class: "card" }, el("h2", {}, t("agreement")));
+  if (!tasks.length) card.append(el("p", {}, t("no_overlap")));
+  else {
+    card.append(intervals(t("agreement"), tasks.flatMap(([task, one]) => [
+      ...(one.share ? [[t(`task_${task}`), one.share]] : []), ...(one.without_ties ? [[`${t(`task_${task}`)}, ${t("without_ties")}`, one.without_ties]] : [])]), stats.references));
+    const names = new Map((stats.people ?? []).map((one) => [one.person, one.name]));
+    card.append(table(t("agreement"), [t("column_task"), t("column_items"), "κ Fleiss", t("alpha_nominal"), t("alpha_ordinal"), t("alpha_interval")], tasks.map(([task, one]) => el("tr", {}, el("td", {}, t(`task_${task}`)), cell(number(one.items)), cell(number(one.fleiss, 2)), cell(number(one.alpha_nominal, 2)), cell(number(one.alpha_ordinal, 2)), cell(number(one.alpha_interval, 2))))));
+    const cohen = tasks.flatMap(([task, one]) => (one.cohen ?? []).map((two) => el("tr", {}, el("td", { dir: "auto" }, two.people.map((id) => names.get(id) ?? id).join(" · ")), el("td", {}, t(`task_${task}`)), cell(number(two.units)), cell(number(two.kappa, 2)))));
+    if (cohen.length) card.append(el("details", { class: "changes" }, el("summary", {}, t("cohen_by_pair")), table(t("cohen_by_pair"), [t("column_people"), t("column_task"), t("column_items"), "κ Cohen"], cohen, 2)));
+  }
+  if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${one.who} (${one.paper})`))));
+  return card;
+}
+
+function people(rows) {
+  const heads = ["name", "labels", "others", "self", "left", "longer", "ties", "seconds", "screening"].map((name) => t(`column_${name}`));
+  return el("section", { class: "card" }, el("h2", {}, t("page_people")), table(t("page_people"), heads, rows.filter((one) => one.labels > 0 || one.role === "annotator").map((one) => el("tr", {},
+    el("td", { dir: "auto" }, one.name, el("div", { class: "hint" }, t(`standing_${one.standing}`))), cell(number(one.labels)), shareCell(one.others ?? one.with_others ?? one.agreement),
+    shareCell(one.self_consistency), shareCell(one.left), shareCell(one.longer), shareCell(one.ties), cell(number(one.median_seconds, 1)), shareCell(one.screening)))));
+}
+
+function model(found) {
+  const card = el("section", { class: "card" }, el("h2", {}, t("model_and_people")));
+  if (!found) {
+    card.append(el("p", {}, t("no_scores")));
+    return card;
+  }
+  card.append(el("p", {}, `${t("model_agrees")}: ${percent(found.agreement?.value)} `, el("span", { class: "hint" }, range(found.agreement))));
+  for (const [at, item] of found.items.entries()) {
+    card.append(el("details", { class: "changes", open: at === 0 }, el("summary", {}, `${number(item.margin, 2)} · ${asText(item.prompt).slice(0, 110)}`),
+      el("div", { class: "preview" }, prompt(item.prompt), el("div", { class: "samples" }, item.answers.map((one, at) => el("div", { class: "card" },
+        el("h2", {}, t("score_n", { score: number(item.scores[at], 2) }), " ", liked(item, at)), answer(one)))))));
+  }
+  return card;
+}
+
+/** How many people preferred an answer, or its ranks. */
+function liked(item, at) {
+  if (item.task === "ranking") return t("ranked", { ranks: item.labels.map((one) => one.ranks[at]).join(", ") });
+  return t("preferred_by", { n: item.labels.filter((one) => one.preferred === at).length, of: item.labels.length });
+}
+
+const me = await start();
+const found = me && await attempt(() => get("/api/stats"));
+if (found) draw(found);
+ready();

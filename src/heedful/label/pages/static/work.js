@@ -1,0 +1,379 @@
+// The page on which people label: takes an item, shows it, sends what was decided, takes the next.
+import { get, post, Refused, Unreachable } from "./api.js";
+import { prompt } from "./content.js";
+import { el, key, memory, nonce } from "./dom.js";
+import { outbox, pause } from "./outbox.js";
+import { announce, ask, attempt, leave, offline, projectName, ready, showBanner, start, toast } from "./shell.js";
+import { chat } from "./tasks/chat.js";
+import { pair } from "./tasks/pair.js";
+import { ranking } from "./tasks/ranking.js";
+import { rating } from "./tasks/rating.js";
+import { correction, demonstration, fit } from "./tasks/writing.js";
+import { known, t } from "./words.js";
+
+const TASKS = { pair, ranking, rating, demonstration, correction, chat };
+const ITEM_FLAGS = ["personal-data", "unsafe", "broken"];
+const SKIP_REASONS = ["unclear", "not-my-field", "cannot-decide", "other"];
+const RENEW = 4 * 60_000; // ms between renewals of an item's lease (15 minutes by default)
+const STILL_THERE = 10 * 60_000; // ms after which somebody who does nothing counts as gone
+const LOOK_AGAIN = 20; // seconds between looks for new items when there are none
+
+const main = document.getElementById("main");
+const tabs = "BroadcastChannel" in window ? new BroadcastChannel("heedful") : null;
+let me = null;
+let out = null;
+/** The item on the screen: `item`, its `view`, `flags`, `comment`, `before` (seconds of earlier visits), `shown` (when). */
+let now = null;
+let sending = false;
+let draftTimer = 0;
+
+/* ---- taking and showing an item ---- */
+
+async function next() {
+  const reply = await insist(() => get("/api/next"));
+  if (reply !== null) show(reply);
+}
+
+/** Asks until there is a reply. Null if the server refuses, which is shown. */
+async function insist(action) {
+  for (let wait = 1; ; wait = Math.min(10, 2 * wait)) {
+    try {
+      const reply = await action();
+      offline(false);
+      return reply;
+    } catch (error) {
+      if (!(error instanceof Unreachable)) {
+        await attempt(() => { throw error; });
+        return null;
+      }
+      if (error.body?.loading) showBanner(t("model_loading"), { kind: "warn" });
+      else offline(true, error.message && error.body?.error ? error.message : t("offline"));
+      await pause(Math.max(error.wait, error.body?.loading ? 1 : wait));
+    }
+  }
+}
+
+function show(reply) {
+  clearTimeout(draftTimer);
+  drawProgress(reply.progress);
+  sending = false;
+  if (!reply.item) return showNothing(reply);
+  const item = reply.item;
+  now = { item, flags: [], before: 0, shown: performance.now() };
+  now.comment = el("textarea", { class: "comment", rows: "2", dir: "auto", aria: { label: t("comment") }, placeholder: t("comment_placeholder"), on: { input: () => { fit(now.comment); changed(); } } });
+  now.view = TASKS[item.task](item, { changed, request, submit });
+  now.commentBox = el("section", { class: "comment-box", hidden: true }, now.comment);
+  now.flagNote = el("span", { class: "flag-note" });
+  main.className = `work task-${item.task}`;
+  main.dataset.item = item.id;
+  main.replaceChildren(
+    el("div", { class: "task-line" }, el("h1", { id: "question", tabindex: "-1" }, t(`question_${item.task}`)), now.flagNote, instructionsButton()),
+    instructionsPane(item),
+    el("div", { class: "work-area" },
+      item.task === "chat" ? null : el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(item.prompt)),
+      now.view.body, now.commentBox),
+    el("section", { class: "bar", aria: { label: t("decide") } }, now.view.controls, actions()));
+  restore(item);
+  drawFlags();
+  window.scrollTo(0, 0);
+  const target = now.view.focus ?? document.getElementById("question");
+  target.focus({ preventScroll: true });
+  announce(t(`question_${item.task}`));
+}
+
+function showNothing({ reason, why }) {
+  now = null;
+  main.className = "work";
+  main.dataset.item = "";
+  main.replaceChildren(el("section", { class: "card notice nothing" },
+    el("h1", { id: "question", tabindex: "-1" }, t("nothing_left")),
+    reason && el("p", {}, known(`why_${reason}`) ? t(`why_${reason}`) : why),
+    el("div", { class: "row" },
+      el("button", { type: "button", class: "main", on: { click: next } }, t("look_again")),
+      el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u")))));
+  document.getElementById("question").focus({ preventScroll: true });
+  const looked = document.getElementById("question");
+  pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
+}
+
+function actions() {
+  const writes = now.item.task === "demonstration" || now.item.task === "correction";
+  const quiet = (name, short, action, more = {}) => el("button", { type: "button", class: "quiet", ...more, on: { click: action } }, t(name), " ", key(short));
+  return el("div", { class: "actions" },
+    quiet("undo", "u", undo), quiet("skip", "s", skip), quiet("flag", "f", flag), quiet("comment", "c", openComment, { id: "comment-button" }),
+    el("span", { class: "grow" }), el("span", { id: "missing", class: "missing" }),
+    now.view.more,
+    el("button", { type: "button", class: "main", id: "submit", on: { click: () => submit() } }, t(now.item.task === "chat" ? "choose_and_go_on" : "submit"), " ", writes && key("Ctrl"), key("Enter")));
+}
+
+/* ---- instructions ---- */
+
+const versionOf = (item) => item.instructions?.version ?? item.instructions ?? 0;
+const instructionsButton = () => el("button", { type: "button", class: "quiet", id: "instructions-button", hidden: versionOf(now.item) === 0, aria: { controls: "instructions", expanded: "false" }, on: { click: toggleInstructions } }, t("instructions_v", { version: versionOf(now.item) }), " ", key("i"));
+
+function instructionsPane(item) {
+  const pane = el("aside", { id: "instructions", class: "card instructions", aria: { label: t("page_instructions") }, hidden: true });
+  pane.append(el("h2", {}, t("instructions_v", { version: versionOf(item) })), el("div", { class: "text", dir: "auto" }, item.instructions?.text || t("no_instructions")));
+  queueMicrotask(() => { // open while it stays open, and whenever there is a version that this person has not seen
+    const unseen = versionOf(item) > (memory.get(`seen.${owner()}`) ?? 0) && item.instructions?.text;
+    setInstructions(Boolean(item.instructions?.text && (unseen || memory.get("instructions"))));
+  });
+  return pane;
+}
+
+function setInstructions(open) {
+  const pane = document.getElementById("instructions");
+  if (!pane) return;
+  pane.hidden = !open;
+  main.classList.toggle("with-instructions", open);
+  document.getElementById("instructions-button").setAttribute("aria-expanded", String(open));
+}
+
+function toggleInstructions() {
+  if (versionOf(now.item) === 0) return; // nothing was written
+  const open = document.getElementById("instructions").hidden;
+  setInstructions(open);
+  memory.set("instructions", open);
+  if (!open) memory.set(`seen.${owner()}`, versionOf(now.item));
+}
+
+/* ---- drafts: kept in the browser at once, on the server after a moment ---- */
+
+const owner = () => `${projectName(me)}.${me.id}`;
+const draftName = () => `draft.${owner()}`;
+/** Says which item, and which giving of it: a hidden repeat may show its answers the other way round. */
+const given = (item) => ({ item: item.id, assignment: item.assignment });
+const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
+
+function draftNow() {
+  const answer = now.view.draft ? now.view.draft() : now.view.answer();
+  return { answer, comment: now.comment.value, flags: now.flags, seconds: seconds() };
+}
+
+function changed() {
+  if (now === null || sending) return;
+  document.getElementById("missing").textContent = "";
+  memory.set(draftName(), { assignment: now.item.assignment, draft: draftNow() });
+  clearTimeout(draftTimer);
+  draftTimer = setTimeout(saveDraft, 800);
+}
+
+function saveDraft() {
+  clearTimeout(draftTimer);
+  if (now === null || sending || memory.get(draftName())?.assignment !== now.item.assignment) return;
+  const keepalive = document.visibilityState === "hidden";
+  post("/api/draft", { ...given(now.item), draft: draftNow() }, { keepalive }).catch(() => {}); // the browser has it too
+}
+
+/** Renews the lease of an item that somebody reads for long: as long as they scroll or touch a key now and then. */
+let active = 0;
+for (const kind of ["keydown", "pointerdown", "wheel", "touchmove"]) document.addEventListener(kind, () => { active = performance.now(); }, { passive: true });
+setInterval(() => {
+  if (now === null || sending || document.visibilityState === "hidden" || performance.now() - active > STILL_THERE) return;
+  post("/api/draft", { ...given(now.item), draft: draftNow() }).catch(() => {});
+}, RENEW);
+
+function restore(item) {
+  const kept = memory.get(draftName());
+  const draft = kept?.assignment === item.assignment ? kept.draft : item.draft;
+  if (!draft) return;
+  now.before = Number(draft.seconds) || 0;
+  now.flags = (draft.flags ?? []).filter((name) => ITEM_FLAGS.includes(name));
+  now.comment.value = draft.comment ?? "";
+  now.commentBox.hidden = now.comment.value === "";
+  now.view.restore(draft.answer ?? draft);
+}
+
+/* ---- sending ---- */
+
+async function submit(more = {}) {
+  if (now === null || sending) return;
+  const missing = now.view.missing();
+  if (missing !== null) {
+    toast(missing, "warn");
+    return;
+  }
+  const answer = now.view.answer(more);
+  const { item, view } = now;
+  const body = { nonce: nonce(), ...given(item), answer, seconds: seconds(), comment: now.comment.value.trim(), flags: now.flags, version: versionOf(item) };
+  const reply = await deliver("/api/label", body);
+  if (reply === null) return;
+  if (view.sent?.(answer)) {
+    drawProgress(reply.progress);
+    now.shown = performance.now();
+    now.before = 0;
+    changed();
+  } else await next();
+  toast(t("saved"));
+}
+
+/** Sends a decision through the outbox; while it waits, the item stays as it is. Null if the server refused it. */
+async function deliver(path, body) {
+  busy(true);
+  clearTimeout(draftTimer);
+  try {
+    const reply = await out.send(path, body);
+    memory.set(draftName(), null);
+    tabs?.postMessage({ owner: owner(), item: body.item });
+    busy(false);
+    return reply;
+  } catch (error) {
+    busy(false);
+    if (error instanceof Refused && error.status === 409) {
+      memory.set(draftName(), null);
+      await next();
+      if (now?.item.id === body.item) {
+        now.view.lost?.();
+        toast(error.message, "warn");
+      } else toast(t("gone"), "warn");
+    } else await attempt(() => { throw error; });
+    return null;
+  }
+}
+
+/** A request of a task (a chat's question) that is not kept if it fails, but asked again while there is no connection. */
+const request = (path, body, options) => insist(() => post(path, body, options));
+
+function busy(is) {
+  sending = is;
+  main.classList.toggle("sending", is);
+  for (const control of main.querySelectorAll(".bar button")) control.toggleAttribute("inert", is);
+}
+
+async function undo() {
+  if (sending) return;
+  const reply = await deliver("/api/undo", { nonce: nonce() });
+  if (reply === null) return;
+  if (!reply.item) return toast(t("nothing_to_undo"));
+  show({ item: reply.item, progress: reply.progress });
+  toast(t("undone"));
+}
+
+/* ---- skip, flag, comment ---- */
+
+const numbered = (type, group, names, label, checked) => el("div", { class: "options" }, names.map((name, at) => el("label", {},
+  el("input", { type, name: group, value: name, checked: checked(name, at), autofocus: at === 0 }), el("span", {}, label(name)), " ", key(at + 1))));
+
+/** In a dialog with numbered options, digits tick them. */
+function digits(dialog) {
+  dialog.addEventListener("keydown", (event) => {
+    if (event.target.matches("input[type=text], textarea") || !/^[1-9]$/.test(event.key)) return;
+    const input = dialog.querySelectorAll(".options input")[Number(event.key) - 1];
+    input?.focus();
+    input?.click();
+  });
+}
+
+function skip() {
+  if (now === null) return;
+  const more = el("input", { type: "text", name: "more", maxlength: "300", aria: { label: t("skip_more") }, placeholder: t("skip_more") });
+  digits(ask(t("skip_title"), [numbered("radio", "reason", SKIP_REASONS, (name) => t(`skip_${name}`), (_, at) => at === 0), more], t("skip"), (form) => {
+    const reason = [form.elements.reason.value, more.value.trim()].filter(Boolean).join(": ");
+    deliver("/api/skip", { nonce: nonce(), ...given(now.item), reason, flags: now.flags }).then((reply) => {
+      if (reply === null) return;
+      next().then(() => toast(t("skipped")));
+    });
+  }));
+}
+
+function flag() {
+  if (now === null) return;
+  digits(ask(t("flag_title"), [el("p", { class: "hint" }, t("flag_hint")), numbered("checkbox", "flag", ITEM_FLAGS, (name) => t(`item_flag_${name}`), (name) => now.flags.includes(name))], t("keep"), (form) => {
+    now.flags = ITEM_FLAGS.filter((_, at) => form.querySelectorAll("input")[at].checked);
+    drawFlags();
+    changed();
+  }));
+}
+
+function drawFlags() {
+  now.flagNote.textContent = now.flags.length ? `⚑ ${now.flags.map((name) => t(`item_flag_${name}`)).join(" · ")}` : "";
+}
+
+function openComment() {
+  if (now === null) return;
+  now.commentBox.hidden = false;
+  fit(now.comment);
+  now.comment.focus();
+}
+
+/* ---- progress and help ---- */
+
+function drawProgress(progress) {
+  if (!progress) return;
+  const total = progress.done + progress.left;
+  const label = t(["screening", "held-out"].includes(me.standing) ? "progress_own" : "progress", { done: progress.done, total, today: progress.today ?? progress.own ?? 0 });
+  const bar = el("progress", { max: Math.max(total, 1), value: progress.done, aria: { label: t("progress_label") } });
+  document.getElementById("progress").replaceChildren(bar, el("span", {}, label));
+}
+
+function help() {
+  const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["1 2 3 4", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
+    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"],
+    ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
+  const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
+  ask(t("help"), [
+    el("dl", { class: "keys" }, rows.map(([keys, name]) => el("div", {}, el("dt", {}, keys.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, t(name))))),
+    el("label", { class: "one-line" }, on, el("span", {}, t("single_keys"))),
+    el("p", { class: "hint" }, t("blind_note")),
+    el("p", { class: "hint" }, `${me.name} · ${t(`role_${me.role}`)} `, el("button", { type: "button", class: "quiet small", on: { click: leave } }, t("leave")))]);
+}
+
+/* ---- keys ---- */
+
+const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?? false;
+const COMMANDS = { u: () => undo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), "?": () => help() };
+
+/** The key as on a Latin keyboard, also with another layout (Cyrillic, say) or caps lock. */
+function latin({ key: name, code }) {
+  if (name.length > 1) return name;
+  return (name.codePointAt(0) < 128 ? name : code.replace(/^(Key|Digit)/, "")).toLowerCase();
+}
+
+function onKey(event) {
+  if (document.querySelector("dialog[open]") || event.isComposing) return; // a dialog has its own keys; an input method too
+  const active = document.activeElement;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    if (active === now?.view.focus && now.view.textEnter) now.view.textEnter();
+    else submit();
+    return;
+  }
+  if (isText(active)) {
+    if (event.key === "Escape") document.getElementById("question")?.focus();
+    return;
+  }
+  if (event.ctrlKey || event.metaKey || event.repeat && event.key === "Enter" || sending) return;
+  if (event.key === "Enter") {
+    if (active && active !== document.body && active.matches("a, button:not(.choice):not(.grip), summary")) return;
+    event.preventDefault();
+    submit();
+    return;
+  }
+  const pressed = { key: latin(event), shiftKey: event.shiftKey, altKey: event.altKey };
+  if (memory.get("keys") === false && pressed.key.length === 1 && pressed.key !== "?") return;
+  if (now?.view.onKey(pressed)) event.preventDefault();
+  else if (!event.altKey && COMMANDS[pressed.key]) {
+    event.preventDefault();
+    COMMANDS[pressed.key]();
+  }
+}
+
+/* ---- start ---- */
+
+me = await start();
+if (me !== null) {
+  document.getElementById("extras").replaceWith(el("button", { type: "button", class: "quiet", id: "help", aria: { label: t("help") }, title: t("help"), on: { click: help } }, "?"));
+  out = outbox(owner(), (waits) => {
+    if (waits) offline(true, t("offline_kept"));
+    else showBanner(null);
+  });
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("visibilitychange", () => document.visibilityState === "hidden" && saveDraft());
+  window.addEventListener("pageshow", (event) => event.persisted && next()); // back to this page: what it shows may be old
+  tabs?.addEventListener("message", ({ data }) => {
+    if (data.owner === owner() && !sending && (now === null || data.item === undefined || data.item === now.item.id)) next();
+  });
+  await attempt(() => out.flush());
+  await next();
+  ready();
+}

@@ -1,0 +1,190 @@
+"""Who may do what: invitations and sessions by tokens, of which only hashes are kept, and the screening of newcomers."""
+
+import dataclasses
+import hmac
+import itertools
+import secrets
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label.answers import check_words
+from heedful.label.assignment import owner_has, screening_set
+from heedful.label.desk import Desk, Row
+from heedful.label.identity import token_hash
+from heedful.label.records import Event, Person, Role, Standing
+from heedful.label.state import State
+from heedful.label.store import Transaction
+
+ROLES: tuple[str, ...] = get_args(Role)
+STANDINGS: tuple[str, ...] = get_args(Standing)
+INVITATION_HOURS = 72.0
+"""How long an invitation can be redeemed."""
+SESSION_HOURS = 14 * 24.0
+"""How long somebody stays signed in."""
+IMPORT: tuple[str, Role, Standing] = ("import", "annotator", "removed")
+"""Name, role and standing of whom labels that came with files are kept under. Nobody else may have this name."""
+LONGEST_NAME = 200
+"""Most characters of a person's name."""
+
+
+def add_person(
+    transaction: Transaction, settings: ProjectSettings, name: str, role: Role, standing: Standing | None
+) -> Person:
+    """Add somebody. Raises DataError for a name, role or standing that cannot be."""
+    screens = role == "annotator" and settings.screening_items > 0
+    number = len(transaction.state.people) + 1
+    person = _checked(Person(f"p{number}", name, role, standing or ("screening" if screens else "active")))
+    transaction.add("person", None, dataclasses.asdict(person))
+    return person
+
+
+def change_person(transaction: Transaction, person_id: str, changes: Mapping[str, Any]) -> Person:
+    """Change fields of a person. Raises DataError for values that cannot be, and for the only owner."""
+    people = transaction.state.people.values()
+    old = find_person(transaction.state, person_id)
+    person = _checked(dataclasses.replace(old, **changes))
+    if person != old and (is_import(old) or is_import(person)):
+        raise _reserved()
+    if [one for one in people if is_owner(one)] == [old] and not is_owner(person):
+        raise DataError(f"{old.name} is the only owner of the project; make somebody else an owner first")
+    if person != old:
+        transaction.add("person", None, dataclasses.asdict(person))
+    if person.standing == "removed":
+        _drop_tokens(transaction.desk, "session", person_id)
+        _drop_tokens(transaction.desk, "invitation", person_id)
+    if (person.role, person.standing) != (old.role, old.standing):
+        transaction.desk.drop("lease", person_id)
+    return person
+
+
+def is_import(person: Person) -> bool:
+    """True for the person whose labels came with imported files."""
+    return (person.name, person.role, person.standing) == IMPORT
+
+
+def _reserved() -> DataError:
+    return DataError(f"the name {IMPORT[0]!r} is that of the labels that came with files; give the person another name")
+
+
+def is_owner(person: Person) -> bool:
+    """True for an owner who can still sign in."""
+    return person.role == "owner" and person.standing != "removed"
+
+
+def _checked(person: Person) -> Person:
+    for name, allowed in {"role": ROLES, "standing": STANDINGS}.items():
+        if getattr(person, name) not in allowed:
+            raise DataError(f"{name} must be one of {', '.join(allowed)}, got {getattr(person, name)!r:.80}")
+    if not check_words("name", person.name, LONGEST_NAME).strip():
+        raise DataError("the name of a person is empty; give one by which people know each other")
+    if person.name == IMPORT[0] and not is_import(person):
+        raise _reserved()
+    if person.role != "annotator" and person.standing not in ("active", "removed"):
+        raise DataError(f"{person.standing} is a standing of annotators; {person.name} is {person.role}")
+    return person
+
+
+def find_person(state: State, person_id: str) -> Person:
+    """Return a person. Raises DataError if there is none with that id."""
+    person = state.people.get(person_id)
+    if person is None:
+        raise DataError(f"there is no person {person_id!r:.80} in this project")
+    return person
+
+
+def invite(transaction: Transaction, person_id: str, hours: float) -> str:
+    """Return a new token for a person, which can be redeemed once. An earlier one of theirs counts no more."""
+    person = find_person(transaction.state, person_id)
+    if person.standing == "removed":
+        raise DataError(f"{person.name} was removed; set their standing to active to invite them again")
+    _drop_tokens(transaction.desk, "invitation", person_id)
+    return _new_token(transaction, "invitation", person_id, hours)
+
+
+def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
+    """Return the token of a new session for an invitation's token, which counts no more; None if it does not count."""
+    person = holder(transaction.state, transaction.desk, "invitation", token, transaction.now)
+    if person is None:
+        return None
+    transaction.desk.drop("invitation", token_hash(token))
+    return _new_token(transaction, "session", person.person_id, hours)
+
+
+def holder(state: State, desk: Desk, kind: str, token: str, now: float) -> Person | None:
+    """Return whose token it is; None for one that does not exist, has ended, or is of somebody who was removed.
+
+    A token is looked for by its hash, so the time of the search says nothing about the token; the comparison takes the same
+    time for every hash.
+    """
+    given = token_hash(token)
+    row = desk.get(kind, given)
+    if row is None or not hmac.compare_digest(given, row.value["hash"]) or (row.until or 0) <= now:
+        return None
+    person = state.people.get(row.value["person"])
+    return None if person is None or person.standing == "removed" else person
+
+
+def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float) -> str:
+    token = secrets.token_urlsafe(32)
+    key = token_hash(token)
+    for other, row in list(transaction.desk.rows(kind).items()):
+        if (row.until or 0) <= transaction.now:
+            transaction.desk.drop(kind, other)
+    transaction.desk.put(kind, key, Row({"hash": key, "person": person_id}, transaction.now + hours * 3600))
+    return token
+
+
+def _drop_tokens(desk: Desk, kind: str, person_id: str) -> None:
+    for key, row in list(desk.rows(kind).items()):
+        if row.value["person"] == person_id:
+            desk.drop(kind, key)
+
+
+def screen(transaction: Transaction, settings: ProjectSettings) -> None:
+    """Let in or refuse everybody in screening who has labelled all their screening items, if the owner has too."""
+    state = transaction.state
+    for person in [one for one in state.people.values() if one.standing == "screening"]:
+        agreement = screening_agreement(state, person, settings)
+        if agreement is not None:
+            standing: Standing = "active" if agreement >= settings.screening_agreement else "refused"
+            transaction.add("person", None, dataclasses.asdict(dataclasses.replace(person, standing=standing)))
+            if standing == "refused":
+                transaction.desk.drop("lease", person.person_id)
+
+
+def screening_agreement(state: State, person: Person, settings: ProjectSettings) -> float | None:
+    """Return a newcomer's mean agreement with the owner on their screening items; None if labels are missing."""
+    items = screening_set(state, person, settings)
+    labels = [state.answers.get(item.item_id, {}) for item in items]
+    ready = all(owner_has(state, item) and person.person_id in own for item, own in zip(items, labels, strict=True))
+    if len(items) < settings.screening_items or not items or not ready:
+        return None
+    return sum(_agreement(state, own, person) for own in labels) / len(items)
+
+
+def _agreement(state: State, labels: dict[str, Event], person: Person) -> float:
+    owner = next(event for one, event in labels.items() if state.people[one].role == "owner")
+    mine = labels[person.person_id]
+    item = state.items[mine.content["item"]]
+    return agreement(item.task, owner.content["answer"], mine.content["answer"])
+
+
+def agreement(task: str, one: dict, other: dict) -> float:
+    """Return how far two answers to an item agree, from 0 to 1.
+
+    Pair: 1 for the same preference or both ties, else 0. Ranking: the share of pairs of answers that both put in the same
+    order or both tie. Rating: 1 if they differ by at most 1, else 0.
+    """
+    if task == "pair":
+        return float(one["preferred"] == other["preferred"])
+    if task == "rating":
+        return float(abs(one["rating"] - other["rating"]) <= 1)
+    pairs = list(itertools.combinations(range(len(one["ranks"])), 2))
+    return sum(_sign(one["ranks"], pair) == _sign(other["ranks"], pair) for pair in pairs) / len(pairs)
+
+
+def _sign(ranks: list[int], pair: tuple[int, int]) -> int:
+    first, second = ranks[pair[0]], ranks[pair[1]]
+    return (first > second) - (first < second)

@@ -1,0 +1,52 @@
+"""How far a project and a person are, and why somebody has nothing to label."""
+
+from heedful.configs.label import ProjectSettings
+from heedful.label.assignment import may_label, screening_set, touched_by
+from heedful.label.people import find_person
+from heedful.label.records import Person
+from heedful.label.state import State
+
+
+def progress(state: State, settings: ProjectSettings, person_id: str, day: str) -> dict[str, int]:
+    """Return ``done``, ``left``, ``own`` and ``today`` (of ``day``, such as 2026-03-01) for a person's page."""
+    person = find_person(state, person_id)
+    own = [event for event in state.trail.get(person_id, []) if event.kind == "label"]
+    work = len(state.items) - len(state.screening)
+    done, left = work - len(state.left), len(state.left)
+    if person.standing == "screening":
+        items = screening_set(state, person, settings)
+        done = sum(person_id in state.answers.get(item.item_id, {}) for item in items)
+        left = len(items) - done
+    elif person.standing == "held-out":
+        done = sum(not state.items[item].screening for item in touched_by(state, person))
+        left = work - done
+    return {"done": done, "left": left, "own": len(own), "today": sum(event.at[:10] == day for event in own)}
+
+
+def waiting(state: State) -> int:
+    """Return how many items wait at least for each who labels: others may hold one each, which they cannot be given now.
+
+    Those in screening are left out, since they get screening items only.
+    """
+    people = [one for one in state.people.values() if may_label(one) and one.standing != "screening"]
+    return min(_untouched(state, one) for one in people) - len(people)
+
+
+def _untouched(state: State, person: Person) -> int:
+    """How many items a person could still be given: what they labelled or skipped may still wait for others."""
+    touched = touched_by(state, person)
+    if person.standing == "held-out":
+        return sum(not item.screening and item.item_id not in touched for item in state.items.values())
+    return sum(state.at(position).item_id not in touched for position in state.left)
+
+
+def why_nothing(state: State, person_id: str) -> str:
+    """Return why a person has nothing to label, as `Project.why` lists it."""
+    person = find_person(state, person_id)
+    if person.role == "viewer":
+        return "viewer"
+    if person.standing in ("removed", "refused", "screening"):
+        return person.standing
+    if not state.items:
+        return "empty"
+    return "others" if state.left and person.standing != "held-out" else "done"

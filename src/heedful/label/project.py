@@ -1,0 +1,274 @@
+"""A labelling project: the one way in which pages, commands and rounds read and change it.
+
+All methods are synchronous and may be called from any thread; those that change something return when it is on the disk.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.label import ProjectSettings
+from heedful.errors import ConfigError
+from heedful.label import labelling
+from heedful.label import people as persons
+from heedful.label.answers import check_words
+from heedful.label.assignment import NotHeldError
+from heedful.label.identity import token_hash
+from heedful.label.journal import event_line
+from heedful.label.labelling import Sent
+from heedful.label.progress import progress, waiting, why_nothing
+from heedful.label.reader import Reader
+from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
+from heedful.label.settings_file import read_settings, write_settings
+from heedful.label.store import Store, Transaction, iso
+from heedful.lock import FolderLock
+
+__all__ = ["Assignment", "Labelled", "NotHeldError", "Project"]
+
+
+class Project:
+    """An open project. Made by `create` and `open`; a context manager that closes it.
+
+    ``settings`` are those of its project.yaml, ``folder`` is where it is.
+    """
+
+    def __init__(
+        self, folder: Path, settings: ProjectSettings, store: "Store | Reader", lock: FolderLock | None
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._store = store
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls, folder: Path | str, settings: ProjectSettings, *, clock: Callable[[], float] = time.time
+    ) -> "Project":
+        """Make a project in a folder that is empty or does not exist, with one person: its owner. Raises ConfigError."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} exists and is not an empty folder; choose another name for the project")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_settings(folder, settings)
+        return cls.open(folder, clock=clock)
+
+    @classmethod
+    def open(cls, folder: Path | str, read_only: bool = False, *, clock: Callable[[], float] = time.time) -> "Project":
+        """Open a project. One process at a time may do so to write; with ``read_only`` any number may, at any time.
+
+        Raises ConfigError if it is no project, or if another process has it open to write; DataError if it is damaged.
+        """
+        folder = Path(folder)
+        settings = read_settings(folder)
+        if read_only:
+            return cls(folder, settings, Reader(folder, clock), None)
+        lock = FolderLock(
+            folder,
+            f"the project {folder} is open in another process ({{owner}}), which is the only one to write to it; end that "
+            "process first, or do this on its pages",
+        )
+        try:
+            store = Store(folder, clock)
+        except BaseException:
+            lock.release()
+            raise
+        project = cls(folder, settings, store, lock)
+        if not project.people():  # also if the one who made it was killed in between
+            project.add_person("owner", "owner")
+        return project
+
+    def close(self) -> None:
+        """Finish what is being written and let others open the project. A second time does nothing."""
+        try:
+            self._store.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> "Project":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Items
+
+    def add_items(self, items: Sequence[Item]) -> int:
+        """Add items, and return how many were new: an item whose id is there already is not added again.
+
+        Of all pairs, rankings and ratings together, exactly ``round(overlap * count)`` need several people; which ones of the
+        new items do is drawn by a hash. Items that ask for several by themselves (``needed``) keep that and count. Raises
+        DataError, and adds none, if one of them is not complete.
+        """
+        return self._store.do(lambda t: labelling.add_items(t, self.settings, items))
+
+    def items(self) -> list[Item]:
+        """Return all items, in the order in which they were added."""
+        return self._store.look(lambda state, *_: list(state.items.values()))
+
+    # People
+
+    def add_person(self, name: str, role: Role, standing: Standing | None = None) -> Person:
+        """Add somebody. An annotator without a ``standing`` begins in screening if the project screens, else is active."""
+        return self._store.do(lambda t: persons.add_person(t, self.settings, name, role, standing))
+
+    def set_person(
+        self, person_id: str, *, name: str | None = None, role: Role | None = None, standing: Standing | None = None
+    ) -> Person:
+        """Change somebody's name, role or standing; None leaves it. Who is removed is signed out.
+
+        With another role or standing, an item that they hold goes back to the others. Raises DataError for the only owner.
+        """
+        given = {"name": name, "role": role, "standing": standing}
+        changes = {key: value for key, value in given.items() if value is not None}
+        return self._store.do(lambda t: persons.change_person(t, person_id, changes))
+
+    def people(self) -> list[Person]:
+        """Return everybody, in the order in which they were added."""
+        return self._store.look(lambda state, *_: list(state.people.values()))
+
+    def invite(self, person_id: str, hours: float = persons.INVITATION_HOURS) -> str:
+        """Return a token that signs a person in once, within some hours. An earlier one of theirs counts no more."""
+        return self._store.do(lambda t: persons.invite(t, person_id, hours))
+
+    def redeem(self, token: str, hours: float = persons.SESSION_HOURS) -> str | None:
+        """Return the token of a new session in exchange for an invitation's; None if that does not count (any more)."""
+        return self._store.do(lambda t: persons.redeem(t, token, hours))
+
+    def session(self, token: str) -> Person | None:
+        """Return whose session a token is; None if it is none, has ended, or its person was removed."""
+        return self._store.look(lambda state, desk, now: persons.holder(state, desk, "session", token, now))
+
+    def end_session(self, token: str) -> None:
+        """Sign out."""
+        self._store.do(lambda t: t.desk.drop("session", token_hash(token)))
+
+    # Labelling
+
+    def next_item(self, person_id: str) -> Assignment | None:
+        """Return the item that a person holds, else the next one for them, which they hold from now on; None if none is."""
+        return self._store.do(lambda t: labelling.next_item(t, self.settings, person_id))
+
+    def held(self, person_id: str) -> Assignment | None:
+        """Return the item that a person holds; None if they hold none. Nothing changes."""
+        return self._store.look(lambda state, desk, _: labelling.held(state, desk, self.settings, person_id))
+
+    def label(
+        self,
+        person_id: str,
+        item_id: str,
+        answer: Mapping[str, Any],
+        *,
+        nonce: str,
+        seconds: float,
+        comment: str = "",
+        flags: Sequence[str] = (),
+        expected_version: int | None = None,
+        token: str | None = None,
+    ) -> Event:
+        """Record a person's answer to the item that they hold.
+
+        Args:
+            nonce: the same for the same thing sent again, which then changes nothing and returns the same event.
+            seconds: how long it took.
+            expected_version: the version of the instructions that the person saw; None is the newest.
+            token: that of the `Assignment` that a page shows. The answer then names places on its screen, and counts only
+                while the person still holds that assignment. Without it the answer names candidates, as those of chats do.
+
+        Raises NotHeldError if the person does not hold the item, DataError if the answer is not one that the task takes.
+        """
+        sent = Sent(answer, nonce, seconds, comment, flags, expected_version, token)
+        return self._store.do(lambda t: labelling.label(t, self.settings, person_id, item_id, sent))
+
+    def add_labels(self, person_id: str, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
+        """Record labels that were given elsewhere, as ``(item id, answer)``, and return how many were new.
+
+        Nobody has to hold their items. A person's second answer to an item is not added. Raises DataError, and adds none, if
+        an answer is not one that its task takes; chats cannot be added.
+        """
+
+        return self._store.do(lambda t: labelling.add_labels(t, person_id, answers))
+
+    def skip(
+        self, person_id: str, item_id: str, reason: str, flags: Sequence[str], nonce: str, *, token: str | None = None
+    ) -> Event:
+        """Record that a person does not label the item that they hold; they are not given it again. Raises as `label`."""
+
+        return self._store.do(
+            lambda t: labelling.skip(t, person_id, item_id, nonce=nonce, reason=reason, flags=flags, token=token)
+        )
+
+    def undo(self, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
+        """Take back a person's last label or skip that counts, and give them its item again with the old answer as draft.
+
+        An item that they skipped, and that others have by now, stays with those. The same nonce again returns the same event.
+        The second value is what the person holds now. None if there is nothing to take back.
+        """
+
+        return self._store.do(lambda t: labelling.undo(t, self.settings, person_id, nonce))
+
+    def save_draft(self, person_id: str, item_id: str, draft: Any, *, token: str | None = None) -> None:
+        """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError."""
+
+        self._store.do(lambda t: labelling.save_draft(t, self.settings, person_id, item_id, draft, token=token))
+
+    def progress(self, person_id: str) -> dict[str, int]:
+        """Return counts for a person's page.
+
+        ``done``, ``left``: the project's items that are done and that are not; for somebody in screening, of their screening
+        items, and for somebody who labels for evaluation only, of what they have labelled themselves. ``own``: this person's
+        labels that count; ``today``: those of this day in UTC.
+        """
+        return self._store.look(lambda state, _, now: progress(state, self.settings, person_id, iso(now)[:10]))
+
+    def waiting(self) -> int:
+        """Return how many items wait at least for each person who labels, whoever else is labelling now.
+
+        What somebody has labelled or skipped does not wait for them, though it may still need others. Below 0 if there are
+        fewer items than people.
+        """
+        return self._store.look(lambda state, *_: waiting(state))
+
+    def why(self, person_id: str) -> str:
+        """Return why `next_item` has nothing for a person.
+
+        ``viewer``, ``removed``, ``refused``, ``screening`` (the owner's labels or screening items are missing), ``empty`` (no
+        items were added), ``done`` (all items are), or ``others`` (what is left is for others, or they have it now).
+        """
+        return self._store.look(lambda state, *_: why_nothing(state, person_id))
+
+    def set_instructions(self, text: str) -> int:
+        """Set the instructions that people see, and return their version: 1, 2, ..."""
+        check_words("instructions", text, 1_000_000)
+
+        def work(transaction: Transaction) -> int:
+            version = len(transaction.state.instructions) + 1
+            transaction.add("instructions", None, {"version": version, "text": text})
+            return version
+
+        return self._store.do(work)
+
+    def instructions(self) -> tuple[int, str]:
+        """Return the version of the instructions and their text; 0 and an empty text if there are none."""
+        return self._store.look(lambda s, *_: (len(s.instructions), s.instructions[-1] if s.instructions else ""))
+
+    # What came of it
+
+    def labels(self) -> list[Labelled]:
+        """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
+        return self._store.look(lambda state, *_: state.labels())
+
+    def events(self, since: int = 0) -> list[Event]:
+        """Return the events with a ``seq`` above ``since``."""
+        return self._store.look(lambda state, *_: state.events[max(0, since) :])
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of all events, as 64 hexadecimal digits: that of journal.jsonl."""
+        content = "".join(f"{event_line(event)}\n" for event in self.events())
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def event(self, event_id: str) -> Event | None:
+        """Return an event, also one that was retracted; None if there is none with that id."""
+        return next((event for event in reversed(self.events()) if event.event_id == event_id), None)

@@ -1,0 +1,27 @@
+"""The functions behind `heedful label new` and `heedful label rebuild`."""
+
+from heedful.configs.label import NewProjectConfig, ProjectSettings, RebuildConfig
+from heedful.display import Screen, harmless
+from heedful.label.project import Project
+
+
+def new_project(config: NewProjectConfig) -> None:
+    """Make a project and print what to do next. Raises ConfigError if the folder is in use."""
+    settings = ProjectSettings(**{name: getattr(config, name) for name in ProjectSettings.__dataclass_fields__})
+    Project.create(config.project, settings).close()
+    say(f"the project {settings.name!r} is in {config.project}; its settings are in {config.project}/project.yaml")
+    say(f"put in what is to be labelled:  heedful label import {config.project} --data FILE.jsonl")
+    say(f"open its pages:                 heedful label serve {config.project}")
+
+
+def rebuild_project(config: RebuildConfig) -> None:
+    """Make a project's database anew from its journal, and print how it compares with the old one."""
+    from heedful.label.rebuild import rebuild
+
+    for line in rebuild(config.project):
+        say(line)
+
+
+def say(text: str) -> None:
+    """Print a line, without what a terminal would obey."""
+    Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)

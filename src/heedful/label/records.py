@@ -1,0 +1,153 @@
+"""What people label and what they answer: items, candidates, people, events. Plain data that turns to JSON and back.
+
+An item is fixed when it is added. That, and everything that happens later (a label, an undo, a skip, a new person), is an
+`Event`; events are only ever appended, and the state of a project is what they add up to, in order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from heedful.configs.label import Task
+
+TASKS: tuple[str, ...] = get_args(Task)
+Role = Literal["owner", "annotator", "viewer"]
+Standing = Literal["screening", "active", "refused", "held-out", "removed"]
+"""Where an annotator stands: still in the screening set, labelling, refused by it, labelling for evaluation only, removed."""
+
+RATING_FLAGS = (
+    "fails-instruction",
+    "inappropriate-for-assistant",
+    "hallucination",
+    "satisfies-constraint",
+    "sexual-content",
+    "violent-content",
+    "encourages-violence",
+    "denigrates-protected-class",
+    "harmful-advice",
+    "expresses-opinion",
+    "moral-judgement",
+)
+"""What may be ticked beside a rating (Ouyang et al. 2022, table 3)."""
+ITEM_FLAGS = ("personal-data", "unsafe", "broken")
+"""What may be wrong with an item itself."""
+MOST_ANSWERS = 9
+"""Most candidates of a ranking."""
+STRENGTHS = (1, 2, 3, 4)
+"""How much better the preferred answer of a pair is: 1 negligibly, 2 slightly, 3 better, 4 significantly (Llama 2:
+Touvron et al. 2023, section 3.2.1)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An answer that somebody or something wrote."""
+
+    response: Any
+    """Text, or the assistant's message as an object (docs/data.md)."""
+    source: Mapping[str, Any] | None = None
+    """What wrote it: checkpoint, sampling settings, seed. Never leaves the server before an item is labelled."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to label: a prompt, and the answers to judge if the task has any.
+
+    ``pair`` has two candidates, ``ranking`` two to nine, ``rating`` and ``correction`` one, ``demonstration`` none or one (a
+    draft to edit), ``chat`` none: its answers are written while people talk.
+    """
+
+    item_id: str
+    task: Task
+    prompt: Any
+    """Raw text, or a list of messages."""
+    candidates: tuple[Candidate, ...] = ()
+    needed: int = 1
+    """How many people have to label it; more than 1 for the share of items that overlap."""
+    round: int = 1
+    chosen_by: Literal["import", "random", "active"] = "import"
+    """How it came to be asked: imported, drawn at random, or because reward models disagree about it."""
+    screening: bool = False
+    """True if it belongs to the set on which new annotators are compared with the owner."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The record's other columns, kept for the export."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody with an invitation."""
+
+    person_id: str
+    name: str
+    role: Role
+    standing: Standing = "active"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, never changed afterwards.
+
+    ``kind`` and ``content``:
+
+    - ``item``: the fields of an `Item`
+    - ``person``: the fields of a `Person`; a later one for the same ``person_id`` replaces it
+    - ``instructions``: ``version`` (1, 2, ...), ``text``
+    - ``label``: ``item``, ``answer`` (below), ``order`` (candidate index at each place on the screen, left or top first),
+      ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``comment``, ``flags`` (of
+      `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat)
+    - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``
+    - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
+
+    ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:
+
+    - pair: ``preferred`` (0, 1, or None for a tie), ``strength`` (1 to 4; None for a tie, and for an imported preference
+      without one), ``both_bad`` (True only with a tie)
+    - ranking: ``ranks``, one integer from 1 for each candidate; lower is better, equal ranks tie
+    - rating: ``rating`` (1 to 7), ``flags`` (of `RATING_FLAGS`)
+    - demonstration: ``text``
+    - correction: ``text``, which differs from the candidate
+    - chat: one label per turn: ``messages`` (the conversation up to and with the person's message), ``responses`` (two
+      candidates as objects with ``response`` and ``source``), ``preferred``, ``strength``, ``both_bad`` as for a pair,
+      ``last`` (True ends the chat); ``order`` is that of ``responses``
+    """
+
+    seq: int
+    """1, 2, 3, ... without gaps."""
+    event_id: str
+    at: str
+    """UTC, ISO 8601 with milliseconds."""
+    person: str | None
+    """Who did it; None for the program."""
+    kind: Literal["item", "person", "instructions", "label", "skip", "retract"]
+    content: Mapping[str, Any]
+    nonce: str | None = None
+    """Made by the page for each thing sent; a second event with the same nonce and person is the first one again."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A label that counts, with what it is about and who gave it."""
+
+    item: Item
+    person: Person
+    event: Event
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An item that a person holds."""
+
+    item: Item
+    order: tuple[int, ...]
+    """The index of the candidate at each place on the screen; of a chat, of the next turn's two answers."""
+    lease_until: str
+    """UTC, ISO 8601. Until then nobody else gets the item; it may be labelled later too, if nobody else has it by then."""
+    repeat: bool
+    """True for a hidden repeat. Never sent to the page."""
+    draft: Any
+    """What the page saved last: ``{"answer", "comment", "flags"}`` with the answer as on the screen; None if nothing."""
+    instructions_version: int
+    """0 if there are no instructions."""
+    token: str
+    """Drawn when the item was given; what a page sends about the item counts only with it. It says nothing."""
+    turns: tuple[Event, ...] = ()
+    """Of a chat: this person's labels of its turns so far."""

@@ -1,0 +1,239 @@
+"""What people who label ask for: who they are, the next item, and to label, skip, undo, keep a draft, talk.
+
+What the browser sees of an item is in `shown_item`, and nothing else: not its sources, not its round, not why it was chosen,
+not whether it is a repeat or belongs to the screening set.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from heedful.data.messages import read_conversation
+from heedful.label.assignment import Assignment, from_screen
+from heedful.label.records import ITEM_FLAGS, Item, Person
+from heedful.label.server import asked as fields
+from heedful.label.server.asked import Asked, Refused
+from heedful.label.server.chat import Turn
+from heedful.label.server.markup import markdown_to_html
+from heedful.label.server.security import csrf_token
+from heedful.label.server.site import Site
+
+Answer = dict[str, Any]
+LONGEST_DRAFT = 500_000
+"""Characters of a draft."""
+WHY_NONE = {
+    "viewer": "You are here to read: viewers get nothing to label.",
+    "removed": "You are no longer part of this project.",
+    "refused": "Your answers to the first items differed too much from the owner's. Thank you for trying.",
+    "screening": "Your first items are done or not ready yet; the owner has to look at them.",
+    "empty": "There is nothing to label yet.",
+    "sampling": "The model is writing the next answers.",
+    "others": "Others are working on what is left.",
+    "done": "Everything is labelled. Thank you.",
+}
+"""Why there is no item for somebody, by reason."""
+
+
+def me(site: Site, asked: Asked) -> Answer:
+    """``GET /api/me``."""
+    person, project = asked.caller, site.project
+    assert asked.session is not None
+    return {
+        "id": person.person_id,
+        "name": person.name,
+        "role": person.role,
+        "standing": person.standing,
+        "csrf": csrf_token(asked.session),
+        "project": project.settings.name,
+        "tasks": sorted({item.task for item in project.items()}),
+        "has_policy": site.worker is not None,
+        "progress": project.progress(person.person_id),
+    }
+
+
+def next_item(site: Site, asked: Asked) -> Answer:
+    """``GET /api/next``: the item that the person holds, or the next one; why there is none if there is none."""
+    assignment = site.project.next_item(asked.caller.person_id)
+    progress = site.project.progress(asked.caller.person_id)
+    if assignment is not None:
+        person = asked.caller.person_id
+        return {"item": shown_item(site, person, assignment), "progress": progress}
+    reason = _why_none(site, asked.caller)
+    return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason]}
+
+
+def label(site: Site, asked: Asked) -> Answer:
+    """``POST /api/label``: the answer names places on the screen; for a turn of a chat it has the ``turn``."""
+    body, person = asked.body, asked.caller.person_id
+    fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "comment", "flags", "version")
+    item, answer = fields.item_id(body), body.get("answer")
+    if not isinstance(answer, dict):
+        raise Refused(422, f"answer must be an object, got {answer!r:.60}")
+    event = site.project.label(
+        person,
+        item,
+        _of_turn(site, person, item, answer) if "turn" in answer else answer,
+        nonce=fields.nonce(body),
+        seconds=fields.seconds(body),
+        comment=fields.text(body, "comment", most=fields.LONGEST_COMMENT, least=0, default=""),
+        flags=fields.flags(body, ITEM_FLAGS),
+        expected_version=body.get("version"),
+        token=fields.assignment(body),
+    )
+    return {"label": event.event_id, "progress": site.project.progress(person)}
+
+
+def skip(site: Site, asked: Asked) -> Answer:
+    """``POST /api/skip``."""
+    body, person = asked.body, asked.caller.person_id
+    fields.only(body, "nonce", "item", "assignment", "reason", "flags")
+    event = site.project.skip(
+        person,
+        fields.item_id(body),
+        fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default=""),
+        fields.flags(body, ITEM_FLAGS),
+        fields.nonce(body),
+        token=fields.assignment(body),
+    )
+    return {"skip": event.event_id, "progress": site.project.progress(person)}
+
+
+def undo(site: Site, asked: Asked) -> Answer:
+    """``POST /api/undo``: take the last label or skip back; its item comes again, with the old answer as a draft."""
+    fields.only(asked.body, "nonce")
+    person = asked.caller.person_id
+    undone = site.project.undo(person, fields.nonce(asked.body))
+    assignment = None if undone is None else undone[1]
+    item = None if assignment is None else shown_item(site, person, assignment)
+    return {"item": item, "progress": site.project.progress(person)}
+
+
+def draft(site: Site, asked: Asked) -> Answer:
+    """``POST /api/draft``: keep what is not decided yet."""
+    fields.only(asked.body, "item", "assignment", "draft")
+    value = asked.body.get("draft")
+    if value is not None and not isinstance(value, dict):
+        raise Refused(422, f"draft must be an object or null, got {value!r:.60}")
+    if isinstance(value, dict) and isinstance(value.get("answer"), dict) and "responses" in value["answer"]:
+        raise Refused(
+            422, "a draft holds what the page shows, and no responses"
+        )  # undo keeps them in drafts of its own
+    if len(repr(value)) > LONGEST_DRAFT:
+        raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters")
+    token = fields.assignment(asked.body)
+    site.project.save_draft(asked.caller.person_id, fields.item_id(asked.body), value, token=token)
+    return {"saved": True}
+
+
+def chat(site: Site, asked: Asked) -> Answer:
+    """``POST /api/chat``: two answers to the conversation so far, in the order of the screen."""
+    fields.only(asked.body, "nonce", "item", "messages")
+    person, nonce = asked.caller.person_id, fields.nonce(asked.body)
+    turn = site.turns.same(person, nonce)
+    if turn is None:
+        held = _held_chat(site, person, fields.item_id(asked.body))
+        messages = _conversation(asked.body)
+        if site.worker is None:
+            raise Refused(409, "this project has no policy to talk to; the owner starts the server with --policy")
+        responses = site.worker.answers([messages], 2)[0]
+        turn = site.turns.add(Turn(person, held.item.item_id, nonce, messages, responses, held.order))
+    return {"turn": turn.turn_id, "answers": turn.shown}
+
+
+def instructions(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+    """``GET /api/instructions``."""
+    version, text = site.project.instructions()
+    return {"version": version, "text": text}
+
+
+def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
+    """Everything that the browser is told about an item."""
+    item = assignment.item
+    version, text = site.project.instructions()
+    answers = [] if item.task == "chat" else [shown_answer(item, index) for index in assignment.order]
+    return {
+        "id": item.item_id,
+        "assignment": assignment.token,
+        "task": item.task,
+        "prompt": item.prompt,
+        "answers": answers,
+        "draft": _chat_draft(site, person, assignment) if item.task == "chat" else assignment.draft,
+        "instructions": {"version": version, "text": text},
+        "lease_until": assignment.lease_until,
+        "markdown": [markdown_to_html(one) if _is_marked_up(site, one) else None for one in answers],
+    }
+
+
+def shown_answer(item: Item, index: int) -> Any:
+    """A candidate as people see it: its text, or its message without keys that no message has."""
+    response = item.candidates[index].response
+    if not isinstance(response, Mapping):
+        return response
+    known = ("role", "content", "reasoning_content", "thinking", "reasoning", "tool_calls")
+    return {key: value for key, value in response.items() if key in known}
+
+
+def _is_marked_up(site: Site, answer: Any) -> bool:
+    return site.project.settings.markdown and isinstance(answer, str)
+
+
+def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields.only(answer, "turn", "preferred", "strength", "both_bad", "last")
+    turn = site.turns.get(person, fields.text(answer, "turn", most=100))
+    if turn is None or turn.item != item:
+        raise Refused(409, "these answers are no longer here (the server has started anew); send the message again")
+    choice = from_screen({name: value for name, value in answer.items() if name != "turn"}, turn.order)
+    return {"messages": list(turn.messages), "responses": list(turn.responses), **choice}
+
+
+def _held_chat(site: Site, person: str, item: str) -> Assignment:
+    held = site.project.held(person)
+    if held is None or held.item.item_id != item or held.item.task != "chat":
+        raise Refused(409, "you no longer hold this chat; reload the page")
+    return held
+
+
+def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = body.get("messages")
+    if read_conversation("chat", "messages", messages)[-1].role != "user":
+        raise Refused(422, "the last message must be the person's")
+    assert isinstance(messages, list)
+    return messages
+
+
+def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
+    """Where a chat stands: what the page saved, a turn that was taken back, or what follows from the turns so far.
+
+    A turn that was taken back has its answers' sources in it; the page gets the texts under the id of a turn.
+    """
+    draft = assignment.draft
+    answer = draft.get("answer") if isinstance(draft, Mapping) else None
+    if isinstance(answer, Mapping) and "responses" in answer:
+        turn = site.turns.add(_taken_back(site, person, assignment, answer["messages"]))
+        choice = {name: answer[name] for name in ("preferred", "strength", "both_bad")}
+        shown = {"messages": answer["messages"], "turn": turn.turn_id, "answers": turn.shown, "choice": choice}
+        return {**draft, "answer": shown}
+    if draft is not None or not assignment.turns:
+        return draft
+    last = assignment.turns[-1].content
+    place = last["answer"]["preferred"]
+    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
+    messages = [*last["answer"]["messages"], {"role": "assistant", "content": said}]
+    return {"answer": {"messages": messages, "turn": None, "answers": None}}
+
+
+def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) -> Turn:
+    """The turn of a chat that somebody has just undone, with what wrote its answers."""
+    item = assignment.item.item_id
+    label = next(
+        event.content
+        for event in reversed(site.project.events())
+        if event.kind == "label" and event.person == person and event.content["item"] == item
+        and event.content["answer"]["messages"] == messages
+    )  # fmt: skip
+    return Turn(person, item, "", messages, label["answer"]["responses"], tuple(label["order"]))
+
+
+def _why_none(site: Site, person: Person) -> str:
+    why = site.project.why(person.person_id)
+    is_filling = site.buffer is not None and site.buffer.is_filling
+    return "sampling" if is_filling and why in ("empty", "done", "others") else why

@@ -1,0 +1,197 @@
+"""What owners, and partly viewers, ask for: people and their links, instructions, import, export, statistics, rounds."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast, get_args
+from weakref import WeakKeyDictionary
+
+from starlette.responses import Response
+
+from heedful.errors import DataError
+from heedful.label.exporting import ExportOptions, export_project
+from heedful.label.importing import FORMATS, ImportOptions, add, read_items_text
+from heedful.label.people import is_import
+from heedful.label.project import Project
+from heedful.label.records import TASKS, Person, Role, Standing, Task
+from heedful.label.rounds_page import rounds_of
+from heedful.label.server import asked as fields
+from heedful.label.server.asked import Asked, Refused
+from heedful.label.server.replies import Json
+from heedful.label.server.site import Site
+from heedful.label.statistics import read_scores, statistics
+
+Answer = dict[str, Any]
+LONGEST_INSTRUCTIONS = 100_000
+LONGEST_IMPORT = 64 * 10**6
+LONGEST_FILE_NAME = 1000
+Stamp = tuple[int, int] | None
+COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKeyDictionary()
+"""The last statistics of each open project, with the number of its last event and when its scores.jsonl was written."""
+
+
+def people(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+    """``GET /api/people``: everybody but whom imported labels are kept under; and how the policy's process is."""
+    people = [_shown(site, person) for person in site.project.people() if not is_import(person)]
+    worker = site.worker
+    policy = None if worker is None else {"ready": worker.is_ready, "starts": worker.starts, "problem": worker.problem}
+    return {"people": people, "policy": policy}
+
+
+def change_people(site: Site, asked: Asked) -> Answer:
+    """``POST /api/people``: add a person (``name``), or change or invite one again (``person``); a link if one was made."""
+    body = asked.body
+    if "person" not in body:
+        fields.only(body, "name", "role", "standing")
+        person = site.project.add_person(
+            fields.text(body, "name", most=fields.LONGEST_NAME).strip(),
+            _role(body) or "annotator",
+            _standing(body),
+        )
+        _note(site, asked, "added", person)
+        return {"person": _shown(site, person), "link": _link(site, asked, person)}
+    fields.only(body, "person", "name", "role", "standing", "invite")
+    person = _person(site, fields.text(body, "person", most=100))
+    name = fields.text(body, "name", most=fields.LONGEST_NAME).strip() if "name" in body else None
+    if body.keys() & {"name", "role", "standing"}:
+        person = site.project.set_person(person.person_id, name=name, role=_role(body), standing=_standing(body))
+        _note(site, asked, "changed", person)
+    link = _link(site, asked, person) if fields.switch(body, "invite") else None
+    return {"person": _shown(site, person), "link": link}
+
+
+def _role(body: Mapping[str, Any]) -> Role | None:
+    return cast(Role, fields.one_of(body, "role", get_args(Role))) if "role" in body else None
+
+
+def _standing(body: Mapping[str, Any]) -> Standing | None:
+    return cast(Standing, fields.one_of(body, "standing", get_args(Standing))) if "standing" in body else None
+
+
+def set_instructions(site: Site, asked: Asked) -> Answer:
+    """``POST /api/instructions``: what labellers are asked to do, from now on."""
+    fields.only(asked.body, "text")
+    text = fields.text(asked.body, "text", most=LONGEST_INSTRUCTIONS, least=0)
+    return {"version": site.project.set_instructions(text), "text": text}
+
+
+def import_text(site: Site, asked: Asked) -> Answer:
+    """``POST /api/import``: items from the text of a file; with ``preview``, what it holds and what is wrong with it.
+
+    The file's ``name`` is for messages only.
+    """
+    body = asked.body
+    fields.only(body, "text", "name", "format", "task", "columns", "screening", "labels", "drop", "preview")
+    is_preview = fields.switch(body, "preview")
+    task = fields.one_of(body, "task", ("", *TASKS), "")
+    options = ImportOptions(
+        task=cast(Task, task) if task else None,
+        usual=site.project.settings.task,
+        columns=fields.text(body, "columns", most=1000, least=0, default=""),
+        screening=fields.switch(body, "screening"),
+        unusable="drop" if is_preview or fields.switch(body, "drop") else "error",
+    )
+    ending = fields.one_of(body, "format", FORMATS, FORMATS[0])
+    named = re.split(r"[/\\]", fields.text(body, "name", most=LONGEST_FILE_NAME, least=0, default=""))[-1]
+    shown = partial(_with_name, ours=f"import{ending}", theirs=named or f"import{ending}")
+    try:
+        imported = read_items_text(fields.text(body, "text", most=LONGEST_IMPORT), ending, options)
+    except DataError as error:
+        raise DataError(shown(str(error))) from None
+    with_labels = fields.switch(body, "labels")
+    added = (
+        {"items": 0, "labels": 0, "against": 0} if is_preview else add(site.project, imported, with_labels=with_labels)
+    )
+    found = imported.preview()
+    found["errors"] = [shown(error) for error in found["errors"]]
+    return found | {"added": added["items"], "labels_added": added["labels"], "labels_against": added["against"]}
+
+
+def _with_name(message: str, ours: str, theirs: str) -> str:
+    """A message about a file, which begins with its name, with the name that its owner knows it by."""
+    return theirs + message.removeprefix(ours) if message.startswith(ours) else message
+
+
+def export(site: Site, asked: Asked) -> Response:
+    """``GET /api/export``: a zip archive of the files that trainers read; with ``preview``, only its manifest.
+
+    ``without`` names people whose labels are left out, by their ids, with commas in between.
+    """
+    query = asked.query
+    fields.only(query, "eval_fraction", "margin", "flagged", "without", "preview")
+    options = ExportOptions(
+        eval_fraction=_fraction(query.get("eval_fraction", "0.1")),
+        margin=cast(Any, fields.one_of(query, "margin", ("none", "small", "large"), "small")),
+        flagged=cast(Any, fields.one_of(query, "flagged", ("keep", "leave-out"), "keep")),
+        without=tuple(_person(site, one).person_id for one in query.get("without", "").split(",") if one),
+    )
+    exported = export_project(site.project, options)
+    if "preview" in query:
+        return Json(exported.manifest)
+    site.audit.note("exported", person=asked.caller.person_id, address=asked.address)
+    headers = {"Content-Disposition": 'attachment; filename="labels.zip"'}
+    return Response(exported.zipped(), media_type="application/zip", headers=headers)
+
+
+def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+    """``GET /api/stats``: computed again only if something happened since the last time."""
+    project = site.project
+    scores = project.folder / "scores.jsonl"
+    stamp = (scores.stat().st_mtime_ns, scores.stat().st_size) if scores.is_file() else None
+    seq, stamp_then, found = COMPUTED.get(project, (0, None, None))
+    news = project.events(seq)
+    if found is None or news or stamp != stamp_then:
+        seq = news[-1].seq if news else seq
+        found = statistics(project.labels(), project.people(), scores=read_scores(scores) or None)
+        COMPUTED[project] = (seq, stamp, found)
+    return found
+
+
+def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+    """``GET /api/rounds``."""
+    return rounds_of(site.project.folder)
+
+
+def _fraction(value: str) -> float:
+    try:
+        fraction = float(value)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction < 1:
+        raise Refused(422, f"eval_fraction must be a number from 0 to below 1, got {value!r:.60}")
+    return fraction
+
+
+def _shown(site: Site, person: Person) -> Answer:
+    return {
+        "person": person.person_id,
+        "name": person.name,
+        "role": person.role,
+        "standing": person.standing,
+        "progress": site.project.progress(person.person_id),
+    }
+
+
+def _person(site: Site, person_id: str) -> Person:
+    found = [person for person in site.project.people() if person.person_id == person_id]
+    if not found:
+        raise Refused(404, f"there is no person {person_id!r:.60}; reload the page")
+    return found[0]
+
+
+def _link(site: Site, asked: Asked, person: Person) -> str:
+    base = site.access.public_url or f"http://{asked.host}"
+    link = f"{base}/join#{site.project.invite(person.person_id)}"
+    _note(site, asked, "invited", person)
+    return link
+
+
+def _note(site: Site, asked: Asked, what: str, person: Person) -> None:
+    site.audit.note(
+        what,
+        person=person.person_id,
+        address=asked.address,
+        by=asked.caller.person_id,
+        role=person.role,
+        standing=person.standing,
+    )

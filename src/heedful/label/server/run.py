@@ -1,0 +1,168 @@
+"""``heedful label serve`` and ``heedful label invite``."""
+
+import asyncio
+import contextlib
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import yaml
+
+from heedful.configs.label_server import InviteConfig, LabelServeConfig
+from heedful.configs.parse import plain_value
+from heedful.data.messages import as_dict
+from heedful.data.schemas import read_prompts
+from heedful.display import Screen, harmless, say
+from heedful.errors import ConfigError
+from heedful.files import write_text
+from heedful.hub import MODELSCOPE
+from heedful.label.project import Project
+from heedful.label.records import Person, Standing
+from heedful.label.server.app import Application
+from heedful.label.server.buffer import Buffer
+from heedful.label.server.chat import Turns
+from heedful.label.server.rules import all_rules
+from heedful.label.server.security import Audit, access_of
+from heedful.label.server.site import Site
+from heedful.label.server.worker import PolicyWorker
+from heedful.serving.connections import Connections
+from heedful.serving.guard import is_loopback
+from heedful.serving.listening import bound
+from heedful.types import Prompt
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+MOST_CONNECTIONS = 1024
+SPARE_FILES = 128
+RECEIVE_SECONDS = 60.0
+"""The most that a request's arrival, or an answer's departure, may take: a file of 64 MB over a slow line."""
+BACKLOG = 512
+
+
+def show(text: str) -> None:
+    """Print a line."""
+    Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)
+
+
+def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> None:
+    """Serve a project's page until Ctrl-C.
+
+    Args:
+        config: the project, the address, and the policy if one writes answers.
+        announce: is called with each line for the user: the owner's one-time link first.
+
+    Raises ConfigError if the server cannot listen at the address or a policy is not there; DataError if there is no such
+    project, or another process writes to it.
+    """
+    _check_policies(config.policy)
+    with bound(config.host, config.port) as listening, Project.open(config.project) as project:
+        access = access_of(config.project, config.host, config.allowed_hosts, config.public_url)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        address = config.public_url or f"http://{_reachable(host, config)}:{listening.getsockname()[1]}"
+        with _policy(config, project) as (worker, buffer):
+            audit = Audit(config.project / "audit.jsonl")
+            site = Site(project, access, audit, Turns(), worker, buffer)
+            app = Application(site, all_rules())
+            listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
+            link = f"{address}/join#{project.invite(_owner(project).person_id)}"
+            announce(f"{project.settings.name}: sign in as the owner, once, with {link}")
+            announce("Ctrl-C ends it; what was labelled is on the disk as soon as the page says so")
+            if not is_loopback(config.host) and not access.is_encrypted:
+                say("warning: others can reach this server, and nothing encrypts what they send; see docs/labelling.md")
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(make_server(app).serve(sockets=[listening]))
+    announce("the server has ended")
+
+
+def _check_policies(policies: Sequence[str]) -> None:
+    """Refuse a policy that can be no model, which its process would otherwise try to load again and again."""
+    for name in policies:
+        folder = Path(name)
+        if folder.is_dir():
+            if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+                raise ConfigError(
+                    f"--policy {name} is a folder without a config.json, so it is no model; name a model's folder"
+                )
+        elif not name.startswith(MODELSCOPE) and (not HUB_NAME.fullmatch(name) or Path(folder.parts[0]).is_dir()):
+            raise ConfigError(
+                f"--policy {name}: there is no such folder, and it is not ORG/NAME, as a model on the Hub is called (gpt2 is "
+                "openai-community/gpt2)"
+            )
+
+
+def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None:
+    """Add a person, if there is none of that name, and print the link. Raises DataError if another process writes."""
+    with Project.open(config.project) as project:
+        same = [person for person in project.people() if person.name == config.name and person.standing != "removed"]
+        if same and same[0].role != config.role:
+            raise ConfigError(
+                f"--name {config.name!r} is {same[0].role} already, not {config.role}; change the role on the page People, "
+                "or give another name"
+            )
+        standing: Standing | None = "held-out" if config.held_out else None
+        person = same[0] if same else project.add_person(config.name, config.role, standing)
+        announce(
+            f"{person.name} ({person.role}) signs in, once, with {config.url}/join#{project.invite(person.person_id)}"
+        )
+
+
+def _owner(project: Project) -> Person:
+    owners = [person for person in project.people() if person.role == "owner" and person.standing != "removed"]
+    return owners[0] if owners else project.add_person("owner", "owner")
+
+
+def _reachable(host: str, config: LabelServeConfig) -> str:
+    return config.allowed_hosts[0] if config.host in ("0.0.0.0", "::") else host
+
+
+def make_server(app: Application) -> uvicorn.Server:
+    """Return what serves an application, with limits on connections and on the time that each may take."""
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if files != resource.RLIM_INFINITY and files < MOST_CONNECTIONS + SPARE_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(allowed, MOST_CONNECTIONS + SPARE_FILES), hard))
+    connections = Connections(min(MOST_CONNECTIONS, allowed - SPARE_FILES), RECEIVE_SECONDS)
+    return uvicorn.Server(
+        uvicorn.Config(
+            connections.watched(app),
+            http=connections.protocol,  # type: ignore[arg-type]  # it is only called
+            ws="none",
+            lifespan="off",
+            proxy_headers=False,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=5,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[PolicyWorker, Buffer] | tuple[None, None]]:
+    """Start the policy's process and fill the buffer, if there is a policy."""
+    if not config.policy:
+        yield None, None
+        return
+    settings = config.project / "policy.yaml"
+    write_text(settings, _worker_settings(config))
+    prompts = [] if config.prompts is None else [_as_json(one) for one in read_prompts(config.prompts)]
+    worker = PolicyWorker(settings, config.project / "policy.log")
+    buffer = Buffer(project, worker, prompts, config.answers, config.buffer)
+    with buffer, worker:  # the worker ends first, so that the buffer does not wait for its answers
+        yield worker, buffer
+
+
+def _worker_settings(config: LabelServeConfig) -> str:
+    """Write the settings of the worker's process as YAML (`heedful.configs.sample.SampleWorkerConfig`)."""
+    own = {"project", "host", "port", "allowed_hosts", "public_url", "policy", "prompts", "answers", "buffer"}
+    settings = {one.name: plain_value(getattr(config, one.name)) for one in fields(config) if one.name not in own}
+    return yaml.safe_dump({"models": list(config.policy), **settings}, sort_keys=False, allow_unicode=True)
+
+
+def _as_json(prompt: Prompt) -> Any:
+    return prompt.prompt if isinstance(prompt.prompt, str) else [as_dict(message) for message in prompt.prompt]

@@ -1,0 +1,169 @@
+"""What the events of a project add up to: items, people, labels that count, what is still to do."""
+
+import bisect
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from heedful.errors import DataError
+from heedful.label.records import Candidate, Event, Item, Labelled, Person
+
+
+class NewerError(DataError):
+    """A project was written by a heedful that is newer than this one."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"{found}: the project was written by a newer heedful; update heedful, do not edit the file")
+
+
+def item_content(item: Item) -> dict[str, Any]:
+    """Return the content of the event that adds an item."""
+    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} | {
+        "candidates": [{"response": one.response, "source": one.source} for one in item.candidates]
+    }
+
+
+def item_from(content: Mapping[str, Any]) -> Item:
+    """Return the item that `item_content` wrote."""
+    return Item(**{**content, "candidates": tuple(Candidate(**one) for one in content["candidates"])})
+
+
+class State:
+    """The sum of events. It changes only by `apply`, and is the same for the same events, whoever reads them.
+
+    A label counts until it is retracted. An item is done when ``needed`` people have labelled it, without those who label for
+    evaluation only; screening items and repeats are never counted as work.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.items: dict[str, Item] = {}
+        self.screening: list[Item] = []
+        """The items of the screening set."""
+        self.people: dict[str, Person] = {}
+        self.instructions: list[str] = []
+        self.sent: dict[tuple[str, str], Event] = {}
+        """Events by person and nonce."""
+        self.counting: dict[str, Event] = {}
+        """Labels and skips that were not retracted, by event id, in their order."""
+        self.trail: dict[str, list[Event]] = {}
+        """The same by person."""
+        self.answers: dict[str, dict[str, Event]] = {}
+        """Labels by item and person, without repeats and without turns of a chat but the last one."""
+        self.left: list[int] = []
+        """Positions of items that are not done, in their order."""
+        self._position: dict[str, int] = {}
+        self._order: list[Item] = []
+
+    @property
+    def seq(self) -> int:
+        """The number of the last event; 0 if there is none."""
+        return len(self.events)
+
+    def apply(self, event: Event) -> None:
+        """Add the next event. Raises DataError if it cannot follow, NewerError if its kind is not known."""
+        if event.seq != self.seq + 1:
+            raise DataError(f"event {event.seq} follows event {self.seq}; the events in between are missing")
+        kinds = {
+            "item": self._item,
+            "person": self._person,
+            "instructions": self._instructions,
+            "label": self._label,
+            "skip": self._skip,
+            "retract": self._retract,
+        }
+        if isinstance(event.kind, str) and event.kind not in kinds:
+            raise NewerError(f"events of the kind {event.kind!r:.60} are not known")
+        try:
+            kinds[event.kind](event, event.content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"event {event.seq} ({event.kind}) is not complete: {error}") from error
+        self.events.append(event)
+        if event.nonce is not None and event.person is not None:
+            self.sent[event.person, event.nonce] = event
+
+    def _item(self, _event: Event, content: Mapping[str, Any]) -> None:
+        item = item_from(content)
+        self._position[item.item_id] = len(self._order)
+        self._order.append(item)
+        self.items[item.item_id] = item
+        if item.screening:
+            self.screening.append(item)
+        else:
+            self.left.append(self._position[item.item_id])
+
+    def _person(self, _event: Event, content: Mapping[str, Any]) -> None:
+        person = Person(**content)
+        before = self.people.get(person.person_id)
+        self.people[person.person_id] = person
+        if before is not None and (before.standing == "held-out") != (person.standing == "held-out"):
+            self.left = [i for i, item in enumerate(self._order) if not item.screening and not self.is_done(item)]
+
+    def _instructions(self, _event: Event, content: Mapping[str, Any]) -> None:
+        self.instructions.append(content["text"])
+
+    def _label(self, event: Event, content: Mapping[str, Any]) -> None:
+        self._count(event)
+        if self._answers_item(event):
+            self.answers.setdefault(content["item"], {})[str(event.person)] = event
+            self._look_again(content["item"])
+
+    def _skip(self, event: Event, _content: Mapping[str, Any]) -> None:
+        self._count(event)
+
+    def _retract(self, _event: Event, content: Mapping[str, Any]) -> None:
+        old = self.counting.pop(content["event"])
+        trail = self.trail[str(old.person)]
+        del trail[next(i for i in reversed(range(len(trail))) if trail[i].event_id == old.event_id)]
+        item = old.content["item"]
+        if old.kind == "label" and self._answers_item(old):
+            del self.answers[item][str(old.person)]
+            self._look_again(item)
+
+    def _count(self, event: Event) -> None:
+        _ = self.items[event.content["item"]], self.people[str(event.person)]
+        self.counting[event.event_id] = event
+        self.trail.setdefault(str(event.person), []).append(event)
+
+    def _answers_item(self, event: Event) -> bool:
+        chat = self.items[event.content["item"]].task == "chat"
+        return not event.content["repeat"] and (not chat or bool(event.content["answer"]["last"]))
+
+    def _look_again(self, item_id: str) -> None:
+        """Put an item among those that are left, or take it out."""
+        item, position = self.items[item_id], self._position[item_id]
+        place = bisect.bisect_left(self.left, position)
+        is_left = place < len(self.left) and self.left[place] == position
+        should = not item.screening and not self.is_done(item)
+        if should and not is_left:
+            self.left.insert(place, position)
+        elif is_left and not should:
+            del self.left[place]
+
+    def at(self, position: int) -> Item:
+        """Return the item that was added at a position, from 0."""
+        return self._order[position]
+
+    def counted(self, item_id: str) -> int:
+        """Return how many people have labelled an item, without those who label for evaluation only."""
+        return sum(self.people[person].standing != "held-out" for person in self.answers.get(item_id, ()))
+
+    def is_done(self, item: Item) -> bool:
+        """True if enough people have labelled an item."""
+        return self.counted(item.item_id) >= item.needed
+
+    def turns(self, person_id: str, item_id: str) -> tuple[Event, ...]:
+        """Return a person's labels of the turns of a chat."""
+        return tuple(
+            event
+            for event in self.trail.get(person_id, [])
+            if event.kind == "label" and event.content["item"] == item_id
+        )
+
+    def labels(self) -> list[Labelled]:
+        """Return the labels that count, in their order."""
+        return [
+            Labelled(self.items[event.content["item"]], self.people[str(event.person)], event)
+            for event in self.counting.values()
+            if event.kind == "label"
+        ]

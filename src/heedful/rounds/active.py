@@ -1,0 +1,135 @@
+"""Choose which pairs of answers to ask people about: those on which reward models disagree, and always some at random.
+
+The disagreement of an ensemble about a pair is the standard deviation, over its members m, of the difference of scores
+
+    d = sqrt(mean_m (x_m - mean x)^2),        x_m = s_m(answer i) - s_m(answer j)
+
+(Christiano et al. 2017, section 2.2.4, who take the variance of the members' predictions; the difference is what a preference
+depends on, so a constant that a member adds to all its scores changes nothing). What is drawn at random is drawn first and
+from all pairs, so that it can stand for them in any statistic.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+LEAST_RANDOM = 0.2
+"""Least share of pairs drawn at random."""
+
+
+class Pair(NamedTuple):
+    """Two answers to one prompt, by their indices, the lower first."""
+
+    first: int
+    second: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A pair to ask about."""
+
+    prompt: int
+    """Index of the prompt."""
+    pair: Pair
+    chosen_by: Literal["random", "active"]
+    disagreement: float | None
+    """None without an ensemble."""
+
+
+def different_pairs(answers: Sequence[str]) -> list[Pair]:
+    """All pairs of different texts, each text by its first answer; white space at the ends is no difference."""
+    first: dict[str, int] = {}
+    for i, answer in enumerate(answers):
+        first.setdefault(answer.strip(), i)
+    return [Pair(i, j) for i, j in itertools.combinations(first.values(), 2)]
+
+
+def disagreement(scores: Sequence[Sequence[float]], pair: Pair) -> float:
+    """The disagreement about a pair, as the module defines it, in units of the scores.
+
+    Args:
+        scores: of each member of the ensemble, the score of each answer.
+        pair: two of the answers.
+    """
+    differences = [member[pair.first] - member[pair.second] for member in scores]
+    mean = sum(differences) / len(differences)
+    return math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences))
+
+
+def choose(
+    pairs: Sequence[Sequence[Pair]],
+    number: int,
+    seed: str,
+    *,
+    disagreements: Sequence[Sequence[float]] | None = None,
+    random_share: float = 1.0,
+) -> list[Choice]:
+    """Choose ``number`` pairs, or all if there are fewer, in a random order.
+
+    No prompt has two before every prompt that has pairs has one, in the random part and in the other.
+
+    Args:
+        pairs: the possible pairs of each prompt.
+        number: how many to choose.
+        seed: of the random draws.
+        disagreements: of each of these pairs; None draws all at random.
+        random_share: the share of chosen pairs, rounded up, that is drawn at random, at least `LEAST_RANDOM`.
+
+    Raises ValueError for a smaller share, or one above 1.
+    """
+    if not LEAST_RANDOM <= random_share <= 1:
+        raise ValueError(f"random_share is {random_share}; it must be from {LEAST_RANDOM} to 1")
+    draw = random.Random(f"choose {seed}")
+    known = {} if disagreements is None else _by_pair(pairs, disagreements)
+    number = min(number, sum(map(len, pairs)))
+    num_random = number if disagreements is None else math.ceil(random_share * number - 1e-9)
+    shuffled = [draw.sample(own, len(own)) for own in pairs]
+    taken: dict[tuple[int, Pair], Literal["random", "active"]] = {}
+    for place in itertools.islice(_in_turns(shuffled, draw), num_random):
+        taken[place] = "random"
+    asked = {prompt for prompt, _ in taken}
+    for place in _most_disagreed(shuffled, known, asked):
+        if len(taken) == number:
+            break
+        taken.setdefault(place, "active")
+    chosen = [Choice(prompt, pair, by, known.get((prompt, pair))) for (prompt, pair), by in taken.items()]
+    draw.shuffle(chosen)
+    return chosen
+
+
+def _by_pair(
+    pairs: Sequence[Sequence[Pair]], disagreements: Sequence[Sequence[float]]
+) -> dict[tuple[int, Pair], float]:
+    return {
+        (prompt, pair): value
+        for prompt, (own, values) in enumerate(zip(pairs, disagreements, strict=True))
+        for pair, value in zip(own, values, strict=True)
+    }
+
+
+def _in_turns(pairs: Sequence[Sequence[Pair]], draw: random.Random) -> Iterator[tuple[int, Pair]]:
+    """The first pair of each prompt, then the second of each that has one, and so on; prompts in another order each time."""
+    for turn in range(max(map(len, pairs), default=0)):
+        prompts = [prompt for prompt, own in enumerate(pairs) if len(own) > turn]
+        draw.shuffle(prompts)
+        yield from ((prompt, pairs[prompt][turn]) for prompt in prompts)
+
+
+def _most_disagreed(
+    pairs: Sequence[Sequence[Pair]], known: dict[tuple[int, Pair], float], asked: set[int]
+) -> Iterator[tuple[int, Pair]]:
+    """Pairs by falling disagreement: the best of each prompt that is not asked about yet, then the best that are left.
+
+    Equal ones stay in the order of ``pairs``, which is random.
+    """
+    best = {}
+    for prompt, own in enumerate(pairs):
+        if prompt not in asked and own:
+            best[prompt] = max(own, key=lambda pair, prompt=prompt: known.get((prompt, pair), 0.0))  # type: ignore[misc]
+    places = list(best.items())
+    yield from sorted(places, key=lambda place: -known.get(place, 0.0))
+    left = [(prompt, pair) for prompt, own in enumerate(pairs) for pair in own if best.get(prompt) != pair]
+    yield from sorted(left, key=lambda place: -known.get(place, 0.0))

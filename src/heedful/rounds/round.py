@@ -1,0 +1,205 @@
+"""``heedful round``: take a project from sampling to a measured policy, one step after another; each can be resumed.
+
+notes.py says what is written where. A step that was cut short goes on when the command is run again: training goes on from
+its last checkpoint, answers that were sampled stay, an item is never added twice.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.checks import flag
+from heedful.configs.parse import plain_value
+from heedful.configs.rounds import RoundConfig
+from heedful.configs.scoring import RewardOptions
+from heedful.errors import ConfigError, DataError
+from heedful.files import to_json, write_text
+from heedful.label.project import Project
+from heedful.label.records import Labelled
+from heedful.label.statistics import statistics
+from heedful.lock import FolderLock
+from heedful.rewards.resolve import check_reward_string
+from heedful.rounds.asking import ask
+from heedful.rounds.judging import load_judge, scores_of_items
+from heedful.rounds.measuring import evaluate
+from heedful.rounds.notes import Note, RoundNotes, folder_of, read_round, read_state, write_state
+from heedful.rounds.training import train_policy, train_reward_models, write_labels
+
+Say = Callable[[str], None]
+OF_THIS_CALL = ("project", "enough", "device", "micro_batch_size")
+"""Settings that may differ when a round goes on."""
+BUSY = "another heedful round is at work on this project ({owner}); wait for it, or end it"
+FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
+"""Settings that all rounds of a project share: with others, rounds could not be compared."""
+
+
+def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
+    """Do every step of the project's current round that can be done, and return its notes.
+
+    The next round begins if the last one is finished. If the step ``label`` is not done when this returns, people have to
+    label more first.
+
+    Raises ConfigError for settings that do not fit a round that has begun, and what training and measuring raise.
+    """
+    if not (config.project / "project.yaml").is_file():
+        raise ConfigError(f"{config.project} is no labelling project; make one with heedful label new {config.project}")
+    for reward in config.judge:
+        check_reward_string(reward)
+    (config.project / "rounds").mkdir(exist_ok=True)
+    with FolderLock(config.project / "rounds", refusal=BUSY):
+        config, notes = _current(config)
+        say(f"round {notes.number}: {'all steps are done' if notes.step is None else f'the next step is {notes.step}'}")
+        _go_on(config, notes, say)
+    return notes
+
+
+def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
+    if notes.step == "sample":
+        since = time.perf_counter()
+        with Project.open(config.project) as project:
+            notes.note("sample", ask(config, project, notes, _models_before(config, notes)), since=since)
+        say(f"{notes.steps['sample']['asked']} pairs are ready to be labelled")
+    if notes.step == "label":
+        since = time.perf_counter()
+        with Project.open(config.project, read_only=True) as project:
+            waiting, numbers = _labelled(config, project, notes)
+            if waiting:
+                say(waiting)
+                return
+            write_labels(config, project, notes)
+        notes.note("label", numbers, since=since)
+    if notes.step == "reward":
+        since = time.perf_counter()
+        numbers = train_reward_models(config, notes, notes.folder / "labels")
+        _write_scores(config, numbers["models"])
+        notes.note("reward", numbers, since=since)
+        say(f"reward model: {_accuracy(numbers)}")
+    models = notes.steps["reward"]["models"]
+    if notes.step == "ppo":
+        since = time.perf_counter()
+        notes.note("ppo", train_policy(config, notes, models), since=since)
+    if notes.step == "evaluate":
+        since = time.perf_counter()
+        notes.note("evaluate", evaluate(config, notes.before, notes.steps["ppo"]["model"], models), since=since)
+    say(_result(config, notes))
+
+
+def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
+    """The settings and notes of the round that is under way, or of the next one, which then begins. Raises ConfigError."""
+    number, settings = read_state(config.project)
+    if not config.policy:
+        if settings is None:
+            raise ConfigError(
+                "--policy and --prompts are missing: the project has no round yet whose settings could be used"
+            )
+        config = _from_settings(config, settings)
+    notes = read_round(config.project, number) if number else None
+    if notes is not None and notes.step is not None:
+        _refuse_other(
+            config, notes.settings, [f.name for f in dataclasses.fields(config) if f.name not in OF_THIS_CALL]
+        )
+        return config, notes
+    if settings is not None:
+        _refuse_other(config, settings, FIXED)
+    finished = number if notes is not None else number - 1  # a kill may have come between rounds.json and round.json
+    number = max(finished, 0) + 1
+    before = config.policy if number == 1 else _policy_of(config.project, number - 1)
+    written = {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    written.pop("project")
+    write_state(config.project, number, written)
+    folder = folder_of(config.project, number)
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = RoundNotes(folder, number, written, before)
+    notes.write()
+    return config, notes
+
+
+def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundConfig:
+    """The settings of the last round, with those of this call that are not at their default."""
+    own = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name == "project" or getattr(config, field.name) != field.default
+    }
+    own = {name: value for name, value in own.items() if name not in ("policy", "prompts")}
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return RoundConfig(**{**known, **own})
+
+
+def _refuse_other(config: RoundConfig, settings: Mapping[str, Any], names: Any) -> None:
+    for name in names:
+        now, then = plain_value(getattr(config, name)), settings.get(name)
+        if now != then:
+            raise ConfigError(
+                f"{flag(name)} is {now!r}, but the project's rounds have {then!r}; use that, leave out --policy and "
+                "--prompts to go on with the same settings, or make another project"
+            )
+
+
+def _policy_of(project: Path, number: int) -> str:
+    notes = read_round(project, number)
+    if notes is None or "ppo" not in notes.steps:
+        raise DataError(f"{folder_of(project, number)}: round {number} has no policy, so the next cannot begin")
+    return str(notes.steps["ppo"]["model"])
+
+
+def _models_before(config: RoundConfig, notes: RoundNotes) -> list[str]:
+    before = read_round(config.project, notes.number - 1) if notes.number > 1 else None
+    return [] if before is None else list(before.steps["reward"]["models"])
+
+
+def _labelled(config: RoundConfig, project: Project, notes: RoundNotes) -> tuple[str, Note]:
+    """What people have to be told if there are not enough labels (else nothing), and the numbers of the step."""
+    asked = set(notes.steps["sample"]["items"])
+    labels = [one for one in project.labels() if one.item.item_id in asked]
+    done = {one.item.item_id for one in labels if _counts(one)}
+    wanted = max(1, round(config.enough * len(asked)))
+    if len(done) < wanted:
+        skipped = {event.content["item"] for event in project.events() if event.kind == "skip"}
+        passed = len((asked & skipped) - done)
+        also = f" ({passed} were skipped; --enough goes on without them)" if passed else ""
+        return (
+            f"{len(done)} of {len(asked)} pairs are labelled, {wanted} are needed{also}. Have them labelled:\n"
+            f"  heedful label serve {config.project}\nand go on with:\n  heedful round {config.project}"
+        ), {}
+    numbers = {"labels": len(labels), "pairs": len(done), "statistics": statistics(labels, project.people())}
+    return "", numbers
+
+
+def _counts(one: Labelled) -> bool:
+    """Whether a label is one that can be trained on: hidden repeats, and those of held-out and of refused people, are not."""
+    return not one.event.content.get("repeat") and one.person.standing not in ("held-out", "refused")
+
+
+def _write_scores(config: RoundConfig, models: list[str]) -> None:
+    """Write PROJECT/scores.jsonl: what the reward models give each candidate, for the page of statistics."""
+    with Project.open(config.project, read_only=True) as project:
+        items = project.items()
+    options = RewardOptions(
+        reward_combine="mean" if len(models) > 1 else "sum", trust_remote_code=config.trust_remote_code
+    )
+    scores = scores_of_items(load_judge([f"model:{model}" for model in models], options, config), items)
+    lines = (to_json({"item": item, "scores": values}) for item, values in scores.items())
+    write_text(config.project / "scores.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def _accuracy(numbers: Note) -> str:
+    if numbers["accuracy"] is None:
+        return f"trained on {numbers['train_pairs']} labels; none is held out to measure it"
+    return (
+        f"trained on {numbers['train_pairs']} labels, orders {numbers['accuracy']:.0%} of {numbers['eval_pairs']} held-out "
+        "ones as people did"
+    )
+
+
+def _result(config: RoundConfig, notes: RoundNotes) -> str:
+    measured = notes.steps["evaluate"]
+    over, judged = measured["over_previous"], measured["judge_over_previous"]
+    by_judge = f", under the judge in {judged['win_rate']:.1%}" if judged else ""
+    return (
+        f"round {notes.number} is finished: its policy beats the one before in {over['win_rate']:.1%} of "
+        f"{over['prompts']} held-out prompts under its reward model{by_judge}; a tie counts one half. KL to the first "
+        f"policy: {measured['kl']:.2f} nats per answer.\nThe next round:\n  heedful round {config.project}"
+    )

@@ -1,0 +1,127 @@
+"""``heedful sample``: several answers to each prompt, in a file for people to compare."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from heedful.configs.sample import SampleConfig
+from heedful.data.fitting import Counts, check_dropped, too_long
+from heedful.data.loading import read_usable
+from heedful.data.schemas import read_prompts
+from heedful.data.splits import split_by_prompt
+from heedful.errors import ConfigError, DataError
+from heedful.files import blocking_file, to_json, write_text
+from heedful.rounds.writers import Answer, Writer, as_json, load_writers, write_answers
+from heedful.types import Prompt
+
+Row = dict[str, Any]
+
+
+def sample(config: SampleConfig) -> dict[str, int]:
+    """Write answers to prompts into ``config.output``, and return counts of both and of what was left out.
+
+    A line has ``prompt``, ``responses`` (each with ``response`` and ``source``) and the record's other columns. An answer
+    that is empty or only white space is left out and counted (``dropped_empty``), as is a prompt that then has none
+    (``dropped_prompts``). Raises ConfigError, DataError and CheckpointError before anything is written.
+    """
+    check_output(config)
+    prompts, counts = chosen_prompts(config)
+    writers = load_writers(config)
+    prompts, long = _readable(writers, prompts, config)
+    rows, done = sampled_rows(writers, prompts, config)
+    check_dropped(counts | long, max_dropped=config.max_dropped, path=config.data)
+    if not rows:
+        raise DataError(f"every answer to {config.data} is empty: {config.models[0]} has not learned to answer yet")
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(config.output, "".join(f"{to_json(row)}\n" for row in rows))
+    return done | {name: count for name, count in (counts | long).items() if name != "records" and count}
+
+
+def check_output(config: SampleConfig) -> None:
+    """Check that the output can be written and that no file is lost that nobody gave up. Raises ConfigError."""
+    output = config.output
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a .jsonl file")
+    blocking = blocking_file(output)
+    if blocking is not None:
+        raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
+    if not output.exists():
+        return
+    if not _is_ours(output):
+        raise ConfigError(
+            f"--output {output} exists and is not what heedful sample writes, so it is left alone; choose another name"
+        )
+    if not config.overwrite:
+        raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
+
+
+def chosen_prompts(config: SampleConfig) -> tuple[list[Prompt], Counts]:
+    """Read the prompts to answer: without those that trainers hold out, and as many as the settings say; and the counts.
+
+    Raises DataError, also if more records were dropped than ``config.max_dropped`` allows.
+    """
+    prompts, refused = read_usable(read_prompts, config.data, config)
+    counts = {"records": len(prompts) + refused, "dropped_unusable": refused}
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
+    if config.eval_fraction:
+        prompts = split_by_prompt(prompts, config.eval_fraction)[0]
+    return drawn(prompts, config.max_prompts, f"prompts {config.seed}"), counts
+
+
+def drawn(prompts: Sequence[Prompt], number: int | None, seed: str) -> list[Prompt]:
+    """Draw ``number`` prompts without replacement, in their own order; all if there are not more, or it is None."""
+    if number is None or number >= len(prompts):
+        return list(prompts)
+    return [prompts[row] for row in sorted(random.Random(seed).sample(range(len(prompts)), number))]
+
+
+def _readable(
+    writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
+) -> tuple[list[Prompt], Counts]:
+    """The prompts that leave every writer room for an answer, or all of them if longer ones are cut; and how many do not."""
+    found: set[int] = set()
+    for writer in writers:
+        lengths = [len(writer.sampler.renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
+        sources = [prompt.source for prompt in prompts]
+        found |= set(too_long(lengths, sources, limit=writer.room, action=config.too_long, what="prompts"))
+    if config.too_long == "truncate":
+        return list(prompts), {"truncated": len(found)}
+    return [prompt for row, prompt in enumerate(prompts) if row not in found], {"dropped_too_long": len(found)}
+
+
+def sampled_rows(
+    writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
+) -> tuple[list[Row], dict[str, int]]:
+    """The lines of the file, and the counts that `sample` returns."""
+    written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
+    kept = [[answer for answer in answers if _has_text(answer)] for answers in written]
+    rows = [_row(prompt, answers) for prompt, answers in zip(prompts, kept, strict=True) if answers]
+    answers = sum(map(len, kept))
+    return rows, {
+        "prompts": len(rows),
+        "answers": answers,
+        "dropped_empty": len(prompts) * config.answers - answers,
+        "dropped_prompts": len(prompts) - len(rows),
+    }
+
+
+def _row(prompt: Prompt, answers: Sequence[Answer]) -> Row:
+    tools = "" if isinstance(prompt.prompt, str) else prompt.prompt[0].tools
+    columns = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "responses", "tools")}
+    offered = {"tools": json.loads(tools)} if tools else {}
+    return {"prompt": as_json(prompt.prompt), "responses": list(answers), **offered, **columns}
+
+
+def _has_text(answer: Answer) -> bool:
+    return bool(answer["response"].strip())
+
+
+def _is_ours(path: Any) -> bool:
+    """Whether a file is what `sample` writes: its first line has answers that say where they come from."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        return "checkpoint" in first["responses"][0]["source"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False

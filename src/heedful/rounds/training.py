@@ -1,0 +1,113 @@
+"""The middle of a round: reward models from all labels so far, and a policy that follows them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from heedful.configs.parse import parse, read_yaml_flags
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.rounds import RoundConfig
+from heedful.errors import DataError
+from heedful.label.exporting import ExportOptions, export_project
+from heedful.label.project import Project
+from heedful.rounds.notes import Note, RoundNotes
+from heedful.train.online.engine import train_ppo
+from heedful.train.output_folder import finished
+from heedful.train.reward import train_reward
+
+C = TypeVar("C")
+TRAIN, EVAL = "preferences.train.jsonl", "preferences.eval.jsonl"
+
+
+def write_labels(config: RoundConfig, project: Project, notes: RoundNotes) -> Path:
+    """Write the files that reward models learn from, once per round: what is labelled later belongs to the next one.
+
+    Raises DataError if nobody prefers anything yet.
+    """
+    folder = notes.folder / "labels"
+    if not folder.is_dir():
+        fraction = config.eval_fraction if config.ask_held_out else 0.0
+        exported = export_project(project, ExportOptions(eval_fraction=fraction, margin=config.margin))
+        if TRAIN not in exported.files:
+            raise DataError(f"{config.project}: there is no preference to learn from; every label is a tie or a skip")
+        exported.write(folder, None)
+    return folder
+
+
+def train_reward_models(config: RoundConfig, notes: RoundNotes, labels: Path) -> Note:
+    """Train the round's reward models, or go on with them. Returns what notes.py says, without ``content_hash``."""
+    measured = []
+    configs = [reward_config(config, notes, labels, member) for member in range(config.reward_models)]
+    for of_member in configs:
+        summary = finished(of_member) or train_reward(of_member)
+        measured.append(summary["last_evaluation"].get("eval/accuracy"))
+    known = [value for value in measured if value is not None]
+    return {
+        "models": [f"{one.output}/final" for one in configs],
+        "train_pairs": _lines(labels / TRAIN),
+        "eval_pairs": _lines(labels / EVAL),
+        "accuracy": sum(known) / len(known) if known else None,
+    }
+
+
+def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path, member: int) -> RewardConfig:
+    """The settings of one of the round's reward models: those of --reward-config, with the round's in front of them."""
+    held_out = labels / EVAL
+    data = [f"--data={labels / TRAIN}", f"--eval-data={held_out}" if held_out.is_file() else "--eval-fraction=0"]
+    name = "reward" if config.reward_models == 1 else f"reward-{member + 1}"
+    seed = (config.seed + 101 * notes.number + member) % 2**63
+    return _read(
+        RewardConfig,
+        "reward",
+        config.reward_config,
+        [f"--model={config.policy}", *data, f"--output={notes.folder / name}", f"--seed={seed}", *_machine(config)],
+    )
+
+
+def train_policy(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) -> Note:
+    """Run PPO against the round's reward models, or go on with it. Returns what notes.py says."""
+    settings = ppo_config(config, notes, models)
+    summary = finished(settings) or train_ppo(settings)
+    last = summary["last_evaluation"]
+    return {
+        "model": f"{settings.output}/final",
+        "score_mean": last.get("eval/score_mean"),
+        "kl": last.get("eval/kl"),
+        "steps": summary["steps"],
+    }
+
+
+def ppo_config(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) -> PPOConfig:
+    """The settings of the round's PPO: those of --ppo-config, with the round's in front of them."""
+    start = config.policy if config.policy_from == "first" else notes.before
+    flags = [
+        f"--model={start}",
+        f"--reference={config.policy}",
+        f"--data={config.prompts}",
+        f"--eval-fraction={config.eval_fraction}",
+        f"--max-new-tokens={config.max_new_tokens}",
+        f"--output={notes.folder / 'ppo'}",
+        f"--seed={(config.seed + 101 * notes.number) % 2**63}",
+        *_machine(config),
+        "--rewards",
+        *(f"model:{model}" for model in models),
+    ]
+    chosen = [] if config.ppo_config is None else [one.key for one in read_yaml_flags(config.ppo_config, PPOConfig)]
+    if len(models) > 1 and "reward_combine" not in chosen:
+        flags.append("--reward-combine=mean")
+    return _read(PPOConfig, "ppo", config.ppo_config, flags)
+
+
+def _machine(config: RoundConfig) -> list[str]:
+    trust = ["--trust-remote-code"] if config.trust_remote_code else []
+    return [f"--device={config.device}", f"--dtype={config.dtype}", *trust]
+
+
+def _read(config_class: type[C], name: str, file: Path | None, flags: Sequence[str]) -> C:
+    """Settings as the command would read them from a file and flags."""
+    return parse(config_class, [*([str(file)] if file else []), *flags], prog=f"heedful {name}")
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0

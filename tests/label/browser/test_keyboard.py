@@ -1,0 +1,176 @@
+"""Every task from the first key to the last without a pointer; what is stored is what was seen on the screen."""
+
+import pytest
+
+TEXT = "租约 😀\u2028第二行\n\u202eabc\u202c "
+
+
+def shown(somebody):
+    """The answers in the order of the screen."""
+    return somebody.page.locator(".answer .text").all_text_contents()
+
+
+def test_pairs(serve, item):
+    served = serve([item("pair", f"{TEXT}{i}", f"甲{i} 😀\u2028x", f"乙{i}") for i in range(3)])
+    mei = served.labeller()
+    first = shown(mei)
+    mei.then_next("2", "4", "Enter")
+    mei.then_next("t", "Enter")
+    mei.then_next("b", "c", "都", "Escape", "Enter")
+    mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
+    one, two, three = mei.labels
+    assert one["answer"] == {"preferred": one["order"][1], "strength": 4, "both_bad": False}
+    responses = {i.item_id: [c.response for c in i.candidates] for i in served.project.items()}[one["item"]]
+    assert first == [responses[at] for at in one["order"]], "the order on the screen is the one that is stored"
+    assert two["answer"] == {"preferred": None, "strength": None, "both_bad": False}
+    assert three["answer"] == {"preferred": None, "strength": None, "both_bad": True}
+    assert three["comment"] == "都"
+    assert all(label["seconds"] < 60 for label in (one, two, three))
+
+
+def test_a_choice_can_be_changed_and_needs_its_strength(serve, item):
+    mei = serve([item("pair", "p", "a", "b")]).labeller()
+    mei.press("Enter")
+    assert mei.page.locator("#missing").text_content() == "Choose an answer first"
+    mei.press("1", "Enter")
+    assert mei.page.locator("#missing").text_content() == "How much better? Press 1 to 4"
+    mei.press("3", "ArrowRight", "Backspace", "3")  # a digit that is no answer does nothing
+    assert mei.page.locator("[aria-pressed=true]").count() == 0
+    mei.then_next("ArrowLeft", "1", "Enter")
+    (label,) = mei.labels
+    assert label["answer"] == {"preferred": label["order"][0], "strength": 1, "both_bad": False}
+
+
+def test_ranking(serve, item):
+    served = serve([item("ranking", TEXT, *(f"{name} 😀\u2028" for name in "甲乙丙丁戊"))])
+    mei = served.labeller()
+    mei.press("Enter")
+    assert "Nothing moved yet" in mei.page.locator("#missing").text_content()
+    mei.press("ArrowDown", "Shift+ArrowDown", "Shift+ArrowDown")  # the first row to the third place: 2 3 1 4 5
+    mei.press("ArrowDown", "=")  # 2 3 1=4 5
+    mei.press("ArrowDown", "1")  # 5 2 3 1=4
+    assert mei.page.locator(".rank").all_text_contents() == ["1", "2", "3", "4", "4"]
+    mei.then_next("Enter")
+    (label,) = mei.labels
+    places = dict(zip(label["order"], range(5), strict=True))
+    by_place = [4, 2, 3, 4, 1]
+    assert label["answer"] == {"ranks": [by_place[places[candidate]] for candidate in range(5)]}
+
+
+def test_rating_with_flags(serve, item):
+    mei = serve([item("rating", TEXT, "答案 😀")]).labeller()
+    mei.press("6", "ArrowDown", "Space", "ArrowDown", "ArrowDown", "Space", "2", "Enter")
+    mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
+    (label,) = mei.labels
+    assert label["answer"] == {"rating": 2, "flags": ["fails-instruction", "hallucination"]}
+
+
+def test_demonstration(serve, item):
+    mei = serve([item("demonstration", TEXT)]).labeller()
+    mei.press("Control+Enter")
+    assert mei.page.locator("#missing").text_content() == "Write an answer first"
+    mei.page.keyboard.type("第一行 s f u ? 😀")  # letters are text here, not commands
+    mei.press("Enter")
+    mei.page.keyboard.type("second line")
+    mei.then_next("Control+Enter")
+    assert mei.labels[0]["answer"] == {"text": "第一行 s f u ? 😀\nsecond line"}
+
+
+def test_correction(serve, item):
+    mei = serve([item("correction", TEXT, "Rent is 1,200.\n😀\u2028房租")]).labeller()
+    mei.press("Control+Enter")
+    assert "Change the answer first" in mei.page.locator("#missing").text_content()
+    mei.press("Control+End")
+    mei.page.keyboard.type("，按月")
+    assert mei.page.locator("ins").all_text_contents() == ["，按月"]
+    assert mei.page.locator("del").count() == 0
+    mei.press("Escape")
+    mei.then_next("Enter")
+    assert mei.labels[0]["answer"] == {"text": "Rent is 1,200.\n😀\u2028房租，按月"}
+
+
+def test_chat(serve, item):
+    served = serve([item("chat", "我要提前搬走 😀")], policy=True)
+    mei = served.labeller()
+    mei.press("Control+Enter")  # what the item suggests to begin with
+    mei.page.locator(".answer").first.wait_for()
+    chosen = shown(mei)[1]
+    mei.press("2", "3", "Enter")
+    mei.page.get_by_role("heading", name="Your message").wait_for()
+    assert chosen in mei.page.locator(".message.assistant .text").all_text_contents()
+    mei.page.keyboard.type("And the deposit?")
+    mei.press("Control+Enter")
+    mei.page.locator(".answer").first.wait_for()
+    mei.then_next("t", "e")
+    one, two = (label["answer"] for label in mei.labels)
+    assert one["messages"] == [{"role": "user", "content": "我要提前搬走 😀"}]
+    assert [m["role"] for m in two["messages"]] == ["user", "assistant", "user"]
+    assert two["messages"][1]["content"] == one["responses"][one["preferred"]]["response"] == chosen
+    assert (one["strength"], one["last"], two["preferred"], two["last"]) == (3, False, None, True)
+
+
+def test_skip_flag_comment_and_undo(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    first = mei.item
+    mei.press("f", "2", "Enter")
+    assert "Unsafe" in mei.page.locator(".flag-note").text_content()
+    mei.press("s", "3", "Tab", "太", "难")
+    mei.then_next("Enter")
+    (skip,) = (event.content for event in served.project.events() if event.kind == "skip")
+    assert (skip["item"], list(skip["flags"]), skip["reason"]) == (first, ["unsafe"], "cannot-decide: 太难")
+    mei.then_next("u")
+    assert mei.item == first, "a skip that is taken back brings its item again"
+    mei.then_next("1", "2", "Enter")
+    mei.then_next("u")
+    assert mei.item == first
+    assert mei.page.locator(".sides [aria-pressed=true]").get_attribute("aria-label") == "Answer 1 is better", (
+        "with the old answer"
+    )
+    mei.then_next("2", "Backspace", "2", "1", "Enter")
+    (label,) = mei.labels
+    assert label["answer"] == {"preferred": label["order"][1], "strength": 1, "both_bad": False}
+
+
+@pytest.mark.parametrize("key", ["?", "i"])
+def test_help_and_instructions_open_and_close(serve, item, key):
+    mei = serve([item("pair", "p", "a", "b")], instructions="先看事实。").labeller()
+    pane = mei.page.locator("#instructions" if key == "i" else "dialog")
+    is_open = pane.is_visible()
+    assert is_open == (key == "i"), "instructions that were not seen yet are open"
+    mei.press(key)
+    assert pane.is_visible() != is_open
+    mei.press("Escape" if key == "?" else key)
+    assert pane.is_visible() == is_open
+
+
+def test_keys_work_on_other_keyboards(serve, item):
+    """Caps lock, and a Cyrillic layout, on which the key of t is е."""
+    mei = serve([item("pair", f"p{i}", "a", "b") for i in range(2)]).labeller()
+    mei.page.evaluate(
+        "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'е', code: 'KeyT', bubbles: true, cancelable: true}))"
+    )
+    mei.then_next("Enter")
+    mei.then_next("U")
+    mei.then_next("B", "Enter")
+    assert [label["answer"]["both_bad"] for label in mei.labels] == [True]
+
+
+def test_a_key_that_is_held_down_sends_once(serve, item):
+    mei = serve([item("ranking", f"p{i}", "a", "b") for i in range(2)]).labeller()
+    mei.press("ArrowDown", "ArrowDown", "=")
+    mei.page.keyboard.down("Enter")
+    for _ in range(20):
+        mei.page.keyboard.down("Enter")
+        mei.page.wait_for_timeout(20)
+    mei.page.wait_for_timeout(100)
+    assert len(mei.labels) == 1
+
+
+def test_single_keys_can_be_switched_off(serve, item):
+    """WCAG 2.1.4: somebody who dictates must not label by speaking."""
+    mei = serve([item("pair", "p", "a", "b")]).labeller()
+    mei.press("?")
+    mei.page.get_by_label("Single-key shortcuts").uncheck()
+    mei.press("Escape", "1", "s")
+    assert mei.page.locator("[aria-pressed=true], dialog").count() == 0

@@ -1,0 +1,274 @@
+"""Every page: signing in, what it does, narrow and dark and Chinese, accessible, and inert whatever it shows."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import heedful.label
+from heedful.command_table import COMMANDS
+
+PAGES = Path(heedful.label.__file__).parent / "pages"
+PATHS = ("/", "/stats", "/people", "/import", "/export", "/rounds", "/instructions")
+TASKS = ("pair", "ranking", "rating", "demonstration", "correction", "chat")
+LONG = "https://example.com/" + "x" * 300 + " 很长的一行没有空格的文字" * 8
+XSS = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)><img src=http://beacon.example/a.png>",
+    "<svg/onload=alert(1)>",
+    '"><iframe src=javascript:alert(1)></iframe>',
+    "javascript:alert(1)",
+    "</textarea></script><script>alert(1)</script>",
+    "{{7*7}} ${7*7} {{constructor.constructor('alert(1)')()}}",
+    "![x](http://beacon.example/b.png) [y](javascript:alert(1)) <http://beacon.example/>",
+    "<style>@import 'http://beacon.example/c.css'</style><link rel=prefetch href=http://beacon.example/d>",
+    "<form action=http://beacon.example><button autofocus>x</button></form><base href=http://beacon.example/>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=alert(1)>",
+    "\u202egnp.exe\u2066 \u2028 \u0007 ' onmouseover='alert(1)",
+)
+
+
+def of_task(item, task, text="p"):
+    answers = {"pair": 2, "ranking": 5, "rating": 1, "correction": 1}.get(task, 0)
+    return item(task, text, *(f"{text} {i}" for i in range(answers)))
+
+
+def test_every_word_is_in_both_languages_and_used():
+    words = {name: json.loads((PAGES / "words" / f"{name}.json").read_text(encoding="utf-8")) for name in ("en", "zh")}
+    assert list(words["en"]) == list(words["zh"])
+    for key, english in words["en"].items():
+        assert sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", words["zh"][key])), key
+    scripts = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PAGES / "static").rglob("*.js")))
+    used = set(re.findall(r'"([a-z0-9_]+)"', scripts))
+    begun = tuple(re.findall(r"`([a-z_]+_)\$\{", scripts)) + tuple(
+        f"{p}_" for p in re.findall(r'named\("([a-z]+)"', scripts)
+    )
+    assert set(re.findall(r'\bt\("([a-z0-9_]+)"', scripts)) <= words["en"].keys()
+    assert [key for key in words["en"] if key not in used and not key.startswith(begun)] == []
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_markup_is_parsed():
+    for path in sorted(PAGES.rglob("*")):
+        if path.suffix in (".js", ".css", ".html"):
+            text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
+            assert re.findall(r"https?://|@import|<script>|style=|\bon\w+=\"", text) == [], path
+            assert (
+                re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text) == []
+            )
+
+
+def test_an_invitation_works_once_and_leaves_no_trace(serve, item):
+    served = serve([item("pair", "p", "a", "b")])
+    person = served.project.add_person("王芳", "annotator")
+    link = f"{served.url}/join#{served.project.invite(person.person_id)}"
+    page = served.context().new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(link)
+    page.get_by_role("button", name="Start").wait_for()
+    assert page.url == f"{served.url}/join", "the token is not left in the address"
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Which answer is better?").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Welcome").wait_for()
+    page.goto(f"{served.url}/")
+    page.get_by_label("Invitation link").fill(link)
+    page.keyboard.press("Enter")
+    page.get_by_text("this link has been used").wait_for()
+    assert not [url for url in asked if link.split("#")[1] in url]
+
+
+def test_people_are_invited_and_changed(serve, item):
+    served = serve([item("pair", "p", "a", "b")])
+    owner = served.labeller("Mei", "owner", "/people")
+    owner.page.get_by_label("Name", exact=True).fill("王芳 <b>")
+    owner.press("Enter")
+    link = owner.page.get_by_label("Invitation link for 王芳 <b>").input_value()
+    assert link.startswith(f"{served.url}/join#")
+    owner.page.get_by_label("Standing: 王芳 <b>").select_option("held-out")
+    owner.page.get_by_text("王芳 <b> is changed.").first.wait_for()
+    owner.page.get_by_role("button", name="王芳 <b>").click()
+    owner.page.get_by_label("Name", exact=True).last.fill("王芳 😀")
+    owner.press("Enter")
+    owner.page.get_by_label("Standing: 王芳 😀").wait_for()
+    (person,) = (one for one in served.project.people() if one.name == "王芳 😀")
+    assert (person.role, person.standing) == ("annotator", "held-out")
+    first = served.project.people()[0].name
+    owner.page.get_by_label(f"Role: {first}").select_option("viewer")
+    owner.page.get_by_text(f"{first} is changed.").first.wait_for()
+    owner.page.get_by_label("Role: Mei").select_option("viewer")
+    owner.page.get_by_text("Mei is the only owner of the project").wait_for()
+    owner.page.wait_for_function("() => document.querySelector('[aria-label=\"Role: Mei\"]').value === 'owner'")
+    assert owner.page.get_by_text("Mei is the only owner of the project").is_visible()
+
+
+def test_a_file_is_looked_at_before_it_is_added(serve, tmp_path):
+    served = serve()
+    owner = served.labeller("Mei", "owner", "/import")
+    lines = [{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}, {"prompt": 7, "responses": ["a", "b"]}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    owner.page.set_input_files("#file", path)
+    assert ":2:" in owner.page.locator(".errors").text_content(), "an error has its line"
+    add = owner.page.get_by_role("button", name="Add 1 item", exact=True)
+    assert add.is_disabled()
+    assert served.project.items() == []
+    owner.page.get_by_label("Leave out the 1 record with errors").check()
+    add.click()
+    owner.page.locator(".link-made").wait_for()
+    assert [one.prompt for one in served.project.items()] == ["问 😀\u2028"]
+
+
+def test_instructions_have_versions_that_labels_carry(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)], instructions="一")
+    owner = served.labeller("Mei", "owner", "/instructions")
+    owner.page.locator("textarea").fill("先看事实 😀\n<b>然后</b>")
+    owner.page.get_by_role("button", name="Save as a new version").click()
+    owner.page.get_by_text("Saved as version 2.").first.wait_for()
+    owner.open()
+    assert owner.page.locator("#instructions .text").text_content() == "先看事实 😀\n<b>然后</b>"
+    owner.then_next("t", "Enter")
+    assert owner.labels[0]["instructions"] == 2
+
+
+def test_the_export_says_what_is_in_it(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(4)])
+    owner = served.labeller("Mei", "owner")
+    for key in "12t1":
+        owner.then_next(key, "3", "Enter")
+    owner.open("/export")
+    owner.page.get_by_text("events.jsonl").wait_for()
+    with owner.page.expect_download() as download:
+        owner.page.get_by_role("link", name="Download labels.zip").click()
+    assert Path(download.value.path()).read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.exhaustive)])
+def test_nothing_scrolls_sideways_at_360_pixels(serve, item, language):
+    served = serve([of_task(item, task, LONG) for task in TASKS], instructions=LONG, policy=True)
+    phone = {
+        "viewport": {"width": 360, "height": 740},
+        "locale": "zh-CN" if language == "zh" else "en",
+        "has_touch": True,
+    }
+    mei = served.labeller(LONG[:60], "owner", "/people", **phone)
+
+    def check(name):
+        wide = mei.page.evaluate("document.scrollingElement.scrollWidth")
+        assert wide <= 360, f"{name} is {wide} pixels wide"
+        text = mei.page.locator("body").inner_text()
+        assert not re.findall(r"\b[a-z]+_[a-z]+\b", text.replace("heedful_", "")), f"{name} shows a key without words"
+
+    for path in PATHS[1:]:
+        mei.open(path)
+        check(path)
+    mei.open("/")
+    for _ in TASKS:
+        check(mei.page.locator("#main").get_attribute("class"))
+        mei.press("Escape", "s")
+        mei.then_next("Enter")
+
+
+def test_dark_by_the_system_and_by_the_switch(serve, item):
+    mei = serve([item("pair", "p", "a", "b")]).labeller(color_scheme="dark")
+
+    def brightness():
+        return sum(
+            map(int, re.findall(r"\d+", mei.page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
+        )
+
+    assert brightness() < 120
+    mei.page.locator("#theme").press("Enter")
+    assert brightness() > 600
+    mei.page.reload()
+    assert brightness() > 600, "the choice is remembered"
+
+
+def test_chinese_by_the_switch(serve, item):
+    mei = serve([item("pair", "p", "a", "b")]).labeller()
+    mei.page.locator("#language").press("Enter")
+    mei.page.get_by_role("heading", name="哪个回答更好？").wait_for()
+    assert mei.page.locator("html").get_attribute("lang") == "zh-CN"
+    mei.then_next("1", "2", "Enter")
+    mei.page.get_by_role("heading", name="目前没有需要标注的内容").wait_for()
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.exhaustive)])
+def test_axe_finds_nothing_serious(serve, item, theme):
+    pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    from axe_core_python.sync_playwright import Axe
+
+    axe = Axe()
+    served = serve([of_task(item, task) for task in TASKS], instructions="一\n二", policy=True)
+    mei = served.labeller("Mei", "owner", "/join", color_scheme=theme)
+
+    def check(name):
+        found = axe.run(mei.page)["violations"]
+        serious = [
+            f"{name}: {one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
+            for one in found
+            for node in one["nodes"]
+            if one["impact"] in ("serious", "critical", "moderate")
+        ]
+        assert serious == []
+
+    check("/join")
+    for path in PATHS[1:]:
+        mei.open(path)
+        check(path)
+    mei.open("/")
+    for task in TASKS:
+        check(task)
+        if task == "pair":
+            mei.press("1", "?")
+            check("help")
+            mei.press("Escape", "s")
+            check("skip")
+            mei.press("Escape")
+        mei.press("Escape", "s")
+        mei.then_next("Enter")
+    check("nothing left")
+
+
+@pytest.mark.parametrize("markdown", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_whatever_is_shown_is_inert(serve, item, markdown):
+    corpus = "\n".join(XSS).replace("\u0007", "")
+    messages = [
+        {"role": "user", "content": corpus},
+        {"role": "assistant", "content": corpus, "reasoning": corpus},
+        {"role": "user", "content": corpus},
+    ]
+    items = [item("pair", messages, corpus, corpus + " 2"), *(of_task(item, task, corpus) for task in TASKS[1:5])]
+    served = serve(items, markdown=markdown, instructions=corpus, name=XSS[0])
+    mei = served.labeller(XSS[1], "owner", "/people")
+    asked, dialogs, violations = [], [], []
+    mei.context.on("request", lambda request: asked.append(request.url))
+    mei.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    mei.page.on("console", lambda said: "Content Security Policy" in said.text and violations.append(said.text))
+    for path in PATHS[1:]:
+        mei.open(path)
+    mei.open("/")
+    if not markdown:
+        assert mei.page.locator(".answer .text").first.text_content() in (corpus, corpus + " 2")
+    for _ in items:
+        assert mei.page.locator("main :is(script, iframe, img, svg, math, style, link, form, base)").count() == 0
+        for link in mei.page.locator("main .text a").all():
+            assert not (link.get_attribute("href") or "").startswith("javascript:")
+        mei.press("Escape", "c")
+        mei.page.keyboard.insert_text(corpus[:200])
+        mei.press("Escape", "f", "2", "Enter", "s")
+        mei.then_next("Enter")
+    mei.open("/stats")
+    assert dialogs == []
+    assert violations == []
+    assert [url for url in asked if not url.startswith(served.url)] == []
+
+
+def test_commands_that_the_words_name_exist():
+    for name in ("en", "zh"):
+        words = json.loads((PAGES / "words" / f"{name}.json").read_text(encoding="utf-8"))
+        named = {found for text in words.values() for found in re.findall(r"heedful ((?:label )?[a-z]+)", text)}
+        assert {"label import", "round"} <= named
+        assert named - COMMANDS.keys() == set()

@@ -1,0 +1,199 @@
+"""The pointer, undo, other tabs, lost connections, the back button, drafts: nothing is lost and nothing is counted twice."""
+
+import time
+
+import pytest
+
+
+def drag(mei, moved, onto, share):
+    """Drag a line of the ranking to a height (0 top, 1 bottom) of another."""
+    start, end = (mei.page.locator(f".rank-row[data-place='{place}'] .grip").bounding_box() for place in (moved, onto))
+    mouse = mei.page.mouse
+    mouse.move(start["x"] + 40, start["y"] + start["height"] / 2)
+    mouse.down()
+    mouse.move(end["x"] + 42, (start["y"] + end["y"]) / 2, steps=3)
+    mouse.move(end["x"] + 42, end["y"] + share * end["height"], steps=3)
+    mouse.up()
+
+
+def order(mei):
+    rows = mei.page.locator(".rank-row")
+    return [(int(row.get_attribute("data-place")), int(row.locator(".rank").text_content())) for row in rows.all()]
+
+
+def test_ranking_by_dragging(serve, item):
+    mei = serve([item("ranking", "p", *"甲乙丙丁")]).labeller()
+    drag(mei, 3, 0, 0.1)
+    assert order(mei) == [(3, 1), (0, 2), (1, 3), (2, 4)]
+    drag(mei, 2, 0, 0.5)
+    assert order(mei) == [(3, 1), (0, 2), (2, 2), (1, 4)]
+    drag(mei, 3, 1, 0.95)
+    assert order(mei) == [(0, 1), (2, 1), (1, 3), (3, 4)]
+    mei.page.locator(".rank-row[data-place='3']").get_by_label("move up").click()
+    assert order(mei) == [(0, 1), (2, 1), (3, 3), (1, 4)]
+    mei.then_next("Enter")
+    (label,) = mei.labels
+    assert label["answer"]["ranks"] == [{0: 1, 2: 1, 3: 3, 1: 4}[label["order"].index(i)] for i in range(4)]
+
+
+def test_long_answers_to_rank_are_folded(serve, item):
+    mei = serve([item("ranking", "p", "甲 😀", "\n".join(f"行 {i}" for i in range(400)))]).labeller()
+    high = mei.page.locator(".rank-answers .answer", has_text="行 399")
+    assert high.bounding_box()["height"] < 900
+    assert mei.page.get_by_role("button", name="Show all of it").count() == 1
+    mei.page.get_by_role("button", name="Show all of it").press("Enter")
+    assert high.bounding_box()["height"] > 4000
+    assert mei.page.get_by_role("button", name="Show all of it").count() == 0
+    assert mei.labels == []
+
+
+def test_two_tabs_label_one_item_once(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    other = mei.open(page=mei.context.new_page())
+    first = mei.item
+    assert other.locator("#main").get_attribute("data-item") == first
+    mei.page.bring_to_front()
+    mei.then_next("1", "1", "Enter")
+    other.wait_for_function("id => document.getElementById('main').dataset.item === id", arg=mei.item)
+    assert len(mei.labels) == 1
+
+
+def test_a_tab_that_missed_it_is_told(serve, item):
+    """As on a second machine, which no channel of the browser reaches."""
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    held = served.project.next_item(mei.person.person_id)
+    served.project.label(
+        mei.person.person_id,
+        held.item.item_id,
+        {"preferred": 0, "strength": 1, "both_bad": False},
+        nonce="elsewhere1",
+        seconds=1.0,
+    )
+    mei.then_next("2", "4", "Enter")
+    mei.page.locator("#missing").get_by_text("no longer yours").wait_for()
+    assert [label["answer"]["strength"] for label in mei.labels] == [1]
+
+
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(10, marks=pytest.mark.exhaustive)])
+def test_offline(serve, item, seconds):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    sent = []
+    mei.page.on("request", lambda request: request.url.endswith("/api/label") and sent.append(request.post_data_json))
+    mei.context.set_offline(True)
+    mei.press("1", "3", "Enter")
+    mei.page.get_by_text("Your label is kept in this browser").wait_for()
+    time.sleep(seconds)
+    assert mei.labels == []
+    assert mei.page.evaluate("Object.keys(localStorage).filter(name => name.includes('outbox')).length") == 1
+    before = mei.item
+    mei.context.set_offline(False)
+    mei.page.wait_for_function("before => document.getElementById('main').dataset.item !== before", arg=before)
+    assert [label["answer"]["strength"] for label in mei.labels] == [3]
+    assert len({body["nonce"] for body in sent}) == 1
+    assert len(sent) >= 2
+    assert not mei.page.locator("#banner").is_visible()
+
+
+def test_a_reply_that_was_lost_is_asked_for_again(serve, item):
+    """The server has the label, the page does not know: sending it again under the same nonce counts it once."""
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    lost = []
+
+    def lose(route):
+        if lost:
+            return route.continue_()
+        lost.append(route.fetch().status)
+        return route.abort()
+
+    mei.page.route("**/api/label", lose)
+    mei.then_next("2", "1", "Enter")
+    assert lost == [200]
+    assert len([event for event in served.project.events() if event.kind == "label"]) == 1
+
+
+def test_a_label_survives_a_closed_tab(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    mei.page.route("**/api/label", lambda route: route.abort())
+    mei.press("1", "4", "Enter")
+    mei.page.get_by_text("Your label is kept").wait_for()
+    mei.page.close()
+    mei.page = mei.context.new_page()
+    mei.open()
+    assert [label["answer"]["strength"] for label in mei.labels] == [4]
+
+
+def test_what_waits_of_one_person_is_never_sent_as_another(serve, item):
+    served = serve([item("pair", "p", "a", "b", needed=2)])
+    mei = served.labeller()
+    mei.page.route("**/api/label", lambda route: route.abort())
+    mei.press("1", "4", "Enter")
+    mei.page.get_by_text("Your label is kept").wait_for()
+    person = served.project.add_person("Jonas", "annotator")
+    assert served.project.next_item(person.person_id), "it is an item that both may label"
+    session = served.project.redeem(served.project.invite(person.person_id))
+    mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
+    mei.page.unroute_all()
+    mei.open()
+    assert mei.page.locator("[aria-pressed=true]").count() == 0, "nor is a draft shown to another"
+    assert served.project.labels() == []
+
+
+def test_drafts_survive_a_reload_and_another_browser(serve, item):
+    served = serve([item("pair", "p", "a", "b")])
+    mei = served.labeller()
+    with mei.page.expect_response("**/api/draft"):
+        mei.press("2", "3", "c", "备注 😀")
+    mei.page.reload()
+    pressed = mei.page.locator("[aria-pressed=true]")
+    pressed.first.wait_for()
+    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "3\nBetter"]
+    assert mei.page.get_by_label("Comment", exact=True).input_value() == "备注 😀"
+    mei.page.evaluate("localStorage.clear()")
+    mei.page.reload()
+    pressed.first.wait_for()
+    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "3\nBetter"]
+
+
+def test_the_back_button_is_harmless(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(3)])
+    mei = served.labeller()
+    mei.open("/instructions")
+    mei.open("/")
+    mei.then_next("1", "1", "Enter")
+    now = mei.item
+    mei.page.go_back()
+    mei.page.wait_for_url("**/instructions")
+    mei.page.go_forward()
+    mei.page.wait_for_function("id => document.getElementById('main').dataset.item === id", arg=now)
+    mei.then_next("2", "2", "Enter")
+    assert [label["answer"]["strength"] for label in mei.labels] == [1, 2]
+
+
+def test_a_held_back_server_is_waited_for(serve, item):
+    """503: the disk is full, say. The page keeps what it has and asks again."""
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    replies = [503]
+    mei.page.route(
+        "**/api/label",
+        lambda route: route.fulfill(status=replies.pop(), json={"error": "full"}) if replies else route.continue_(),
+    )
+    mei.then_next("1", "2", "Enter")
+    assert [label["answer"]["strength"] for label in mei.labels] == [2]
+
+
+def test_a_session_that_ended_leads_to_signing_in(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    mei.context.clear_cookies()
+    mei.press("1", "2", "Enter")
+    mei.page.get_by_role("heading", name="Welcome").wait_for()
+    session = served.project.redeem(served.project.invite(mei.person.person_id))
+    mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
+    mei.open()
+    assert [label["answer"]["strength"] for label in mei.labels] == [2], "what was not sent is sent after signing in"

@@ -1,0 +1,106 @@
+"""``heedful label serve`` and ``invite`` as a user meets them: what is refused, what is said, what is loaded."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from heedful.configs.label import ProjectSettings
+from heedful.configs.label_server import InviteConfig, LabelServeConfig
+from heedful.errors import ConfigError
+from heedful.label.project import Project
+from heedful.label.server.run import invite, serve
+
+
+@pytest.fixture
+def project(tmp_path):
+    Project.create(tmp_path / "项目", ProjectSettings(name="标注")).close()
+    return tmp_path / "项目"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "0.0.0.0"}, "--allowed-hosts"),
+        ({"host": "::"}, "DNS rebinding"),
+        ({"allowed_hosts": ("http://x",)}, "only a host name"),
+        ({"allowed_hosts": ("*",)}, "only a host name"),
+        ({"public_url": "label.example.org"}, "https://label.example.org"),
+        ({"public_url": "https://label.example.org/path"}, "without a path"),
+        ({"public_url": "https://user:pw@label.example.org"}, "without a path"),
+        ({"port": 70000}, "--port"),
+        ({"prompts": "x.jsonl"}, "--policy"),
+        ({"buffer": 5}, "--policy"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(project, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        LabelServeConfig(project=project, **settings)
+
+
+def test_an_open_address_is_fine_with_its_names(project):
+    LabelServeConfig(project=project, host="0.0.0.0", allowed_hosts=("label-box",))
+
+
+def test_what_is_no_project_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="heedful label new"):
+        serve(LabelServeConfig(project=tmp_path, port=0))
+
+
+@pytest.mark.parametrize("name", ["nope", "./没有", "runs/sft/final", "标注/模型", "empty", "there/model"])
+def test_a_policy_that_can_be_no_model_is_said(project, name, tmp_path, monkeypatch):
+    """Before anything is served: its process would try again and again, and people would wait for it."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "there", "model"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"--policy {re.escape(name)}"):
+        serve(LabelServeConfig(project=project, port=0, policy=("model", "org/name", "modelscope:org/name", name)))
+
+
+def test_a_port_that_is_taken_is_said(project, served):
+    with pytest.raises(ConfigError, match="--port 0"):
+        serve(LabelServeConfig(project=project, port=served().port))
+
+
+def test_an_invitation_is_a_link(project):
+    said = []
+    invite(InviteConfig(project=project, name="Ada 😀", url="https://label.example.org/"), said.append)
+    invite(InviteConfig(project=project, name="Bo", held_out=True), said.append)
+    invite(InviteConfig(project=project, name="Ada 😀"), said.append)
+    assert said[0].startswith("Ada 😀 (annotator) signs in, once, with https://label.example.org/join#")
+    with Project.open(project) as opened:
+        people = {person.name: person for person in opened.people()}
+        assert len(people) == len(opened.people()) == 3
+        assert people["Bo"].standing == "held-out"
+        assert opened.redeem(said[0].partition("#")[2]) is None, "the newer link replaces the older one"
+        assert opened.session(opened.redeem(said[2].partition("#")[2])).name == "Ada 😀"
+
+
+def test_another_role_under_the_same_name_is_refused(project):
+    invite(InviteConfig(project=project, name="Ada"), print)
+    with pytest.raises(ConfigError, match="page People"):
+        invite(InviteConfig(project=project, name="Ada", role="owner"), print)
+    with pytest.raises(ConfigError, match="--held-out"):
+        InviteConfig(project=project, name="Ada", role="viewer", held_out=True)
+
+
+def test_the_server_loads_no_torch_and_ends_when_asked(project):
+    code = (
+        "import sys, heedful.cli as cli; status = cli.main(sys.argv[1:]); "
+        "print('torch' in sys.modules or 'transformers' in sys.modules, status)"
+    )
+    command = [sys.executable, "-c", code, "label", "serve", str(project), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "/join#" in process.stdout.readline()
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "open in another process" in second.stderr
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert said.splitlines()[-1] == "False 0"

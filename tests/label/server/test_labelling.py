@@ -1,0 +1,538 @@
+"""What people who label do, over HTTP: every task, undo, skip, drafts, chats, instructions; and what owners do."""
+
+import io
+import json
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from unittest.mock import ANY
+
+import pytest
+
+from heedful import faults
+from heedful.label.identity import item_id
+from heedful.label.records import Candidate, Item
+from heedful.label.server.buffer import Buffer
+from heedful.label.server.security import RateLimit
+from heedful.label.server.worker import PolicyWorker
+
+PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
+TEXT = "答 😀\u2028\u202eabc\u2069"
+
+
+def make(task, answers, prompt="题 1", **more):
+    candidates = tuple(Candidate(answer, {"checkpoint": "secret", "seed": i}) for i, answer in enumerate(answers))
+    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
+
+
+def shown(client):
+    """What a page says of the item that it shows."""
+    item = client.get("/api/next").json["item"]
+    return {"item": item["id"], "assignment": item["assignment"]}
+
+
+def send(client, answer, /, **more):
+    client.sent = getattr(client, "sent", 0) + 1
+    body = {
+        "nonce": f"{client.sent:012}",
+        **shown(client),
+        "answer": answer,
+        "seconds": 2.5,
+        "comment": "",
+        "flags": [],
+    }
+    return client.post("/api/label", body | more)
+
+
+class TestTasks:
+    def test_a_pair_is_kept_in_terms_of_candidates(self, served, pair_item):
+        server = served([pair_item(i) for i in range(12)], repeats=0.0)
+        ada = server.signed_in("Ada")
+        for i in range(12):
+            item = ada.get("/api/next").json["item"]
+            side = i % 2
+            chosen = item["answers"][side]
+            assert send(ada, {"preferred": side, "strength": 3, "both_bad": False}, comment=TEXT).status == 200
+            label = server.project.labels()[-1]
+            content = label.event.content
+            assert label.item.candidates[content["answer"]["preferred"]].response == chosen
+            assert content["order"][side] == content["answer"]["preferred"]
+            assert content["comment"] == TEXT
+        orders = {tuple(one.event.content["order"]) for one in server.project.labels()}
+        assert orders == {(0, 1), (1, 0)}
+
+    def test_a_ranking(self, served):
+        server = served([make("ranking", ["a", "b", "c", "d"])])
+        ada = server.signed_in("Ada")
+        shown = ada.get("/api/next").json["item"]["answers"]
+        best, tied = shown[2], {shown[0], shown[3]}
+        assert send(ada, {"ranks": [2, 3, 1, 2]}).status == 200
+        content = server.project.labels()[0].event.content["answer"]
+        ranks = dict(zip("abcd", content["ranks"], strict=True))
+        assert ranks[best] == 1
+        assert {ranks[one] for one in tied} == {2}
+
+    @pytest.mark.parametrize(
+        ("task", "answers", "answer"),
+        [
+            ("rating", ["x"], {"rating": 7, "flags": ["hallucination", "harmful-advice"]}),
+            ("demonstration", [], {"text": TEXT}),
+            ("demonstration", ["a draft"], {"text": TEXT}),
+            ("correction", ["wrong"], {"text": TEXT}),
+        ],
+    )
+    def test_other_tasks(self, served, task, answers, answer):
+        server = served([make(task, answers)])
+        ada = server.signed_in("Ada")
+        shown = ada.get("/api/next").json["item"]
+        assert shown["task"] == task
+        assert shown["answers"] == answers
+        assert send(ada, answer).status == 200
+        assert server.project.labels()[0].event.content["answer"] == answer
+        last = ada.get("/api/next").json
+        assert last["item"] is None
+        assert last["reason"] == "done"
+
+    @pytest.mark.parametrize(
+        ("task", "answers", "answer"),
+        [
+            ("pair", ["a", "b"], {"preferred": 2, "strength": 1, "both_bad": False}),
+            ("pair", ["a", "b"], {"preferred": "0", "strength": 1, "both_bad": False}),
+            ("pair", ["a", "b"], {"preferred": True, "strength": 1, "both_bad": False}),
+            ("pair", ["a", "b"], {"preferred": 0, "strength": 5, "both_bad": False}),
+            ("pair", ["a", "b"], {"preferred": 0, "strength": 1, "both_bad": True}),
+            ("pair", ["a", "b"], {"preferred": 0}),
+            ("pair", ["a", "b"], {"preferred": 0, "strength": 1, "both_bad": False, "more": 1}),
+            ("pair", ["a", "b"], {"ranks": [1, 2]}),
+            ("ranking", ["a", "b", "c"], {"ranks": [1, 2]}),
+            ("ranking", ["a", "b", "c"], {"ranks": [2, 3, 3]}),
+            ("ranking", ["a", "b", "c"], {"ranks": [1, 2, "3"]}),
+            ("rating", ["a"], {"rating": 8, "flags": []}),
+            ("rating", ["a"], {"rating": 1, "flags": ["nonsense"]}),
+            ("demonstration", [], {"text": "  "}),
+            ("correction", ["a"], {"text": "a"}),
+            ("pair", ["a", "b"], {}),
+        ],
+    )
+    def test_an_answer_that_the_task_does_not_take_is_refused(self, served, task, answers, answer):
+        server = served([make(task, answers)])
+        ada = server.signed_in("Ada")
+        refused = send(ada, answer)
+        assert refused.status == 422
+        assert len(refused.error) > 10
+        assert server.project.labels() == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"nonce": "short"},
+            {"nonce": None},
+            {"nonce": "x" * 65},
+            {"nonce": "with space 123"},
+            {"item": 5},
+            {"item": "nothing"},
+            {"answer": [1]},
+            {"answer": "0"},
+            {"seconds": -1},
+            {"seconds": "2"},
+            {"seconds": True},
+            {"seconds": 10**400},
+            {"comment": 5},
+            {"comment": "x" * 10_001},
+            {"flags": "broken"},
+            {"flags": ["unknown"]},
+            {"flags": [1]},
+            {"version": 7},
+            {"extra": 1},
+            {"person": "p1"},
+        ],
+    )
+    def test_a_field_that_is_wrong_is_named(self, served, pair_item, wrong):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        refused = send(ada, {"preferred": 0, "strength": 1, "both_bad": False}, **wrong)
+        assert refused.status in (400, 422), refused.bytes
+        assert next(iter(wrong)) in refused.error or refused.status == 400 or "item" in refused.error
+        assert server.project.labels() == []
+
+
+class TestWork:
+    def test_a_label_sent_twice_is_one(self, served, pair_item):
+        server = served([pair_item(i) for i in range(3)])
+        ada = server.signed_in("Ada")
+        body = {
+            "nonce": "n" * 12,
+            **shown(ada),
+            "answer": {"preferred": 0, "strength": 1, "both_bad": False},
+            "seconds": 1,
+        }
+        first = ada.post("/api/label", body)
+        second = ada.post("/api/label", body)
+        assert (first.status, second.status) == (200, 200)
+        assert first.json["label"] == second.json["label"]
+        assert len(server.project.labels()) == 1
+
+    def test_a_reload_shows_the_same_and_the_draft(self, served, pair_item):
+        server = served([pair_item(i) for i in range(3)])
+        ada = server.signed_in("Ada")
+        item = ada.get("/api/next").json["item"]
+        draft = {"answer": {"preferred": 1}, "comment": TEXT, "flags": ["broken"]}
+        assert ada.post("/api/draft", {**shown(ada), "draft": draft}).json == {"saved": True}
+        again = ada.get("/api/next").json["item"]
+        assert (again["id"], again["answers"], again["draft"]) == (item["id"], item["answers"], draft)
+
+    def test_a_draft_has_an_end(self, served, pair_item):
+        ada = served([pair_item(0)]).signed_in("Ada")
+        assert ada.post("/api/draft", {**shown(ada), "draft": {"text": "x" * 600_000}}).status == 413
+        assert ada.post("/api/draft", {**shown(ada), "draft": [1]}).status == 422
+        assert ada.post("/api/draft", {**shown(ada), "draft": {"answer": {"responses": []}}}).status == 422
+
+    def test_undo_gives_the_item_back_as_it_was_on_the_screen(self, served, pair_item):
+        server = served([pair_item(i) for i in range(6)], repeats=0.0)
+        ada = server.signed_in("Ada")
+        for i in range(4):
+            item = ada.get("/api/next").json["item"]
+            answer = {"preferred": i % 2, "strength": 4, "both_bad": False}
+            send(ada, answer, comment=TEXT)
+            undone = ada.post("/api/undo", {"nonce": f"undo-{i:08}"}).json["item"]
+            assert undone["id"] == item["id"]
+            assert undone["answers"] == item["answers"]
+            assert undone["draft"]["answer"] == answer
+            assert undone["draft"]["comment"] == TEXT
+            send(ada, answer)
+        assert len(server.project.labels()) == 4
+        bob = server.signed_in("Bob")
+        assert bob.post("/api/undo", {"nonce": "b" * 12}).json["item"] is None
+
+    def test_skip_with_a_reason(self, served, pair_item):
+        server = served([pair_item(i) for i in range(2)])
+        ada = server.signed_in("Ada")
+        first = shown(ada)
+        body = {"nonce": "s" * 12, **first, "reason": TEXT, "flags": ["personal-data"]}
+        assert ada.post("/api/skip", body).status == 200
+        assert ada.post("/api/skip", body).status == 200
+        assert ada.get("/api/next").json["item"]["id"] != first["item"]
+        skips = [event for event in server.project.events() if event.kind == "skip"]
+        assert [(one.content["reason"], one.content["flags"]) for one in skips] == [(TEXT, ["personal-data"])]
+
+    def test_an_item_that_somebody_else_has_now_is_409(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        answer = {"preferred": 0, "strength": 1, "both_bad": False}
+        item = shown(ada)
+        assert send(ada, answer).status == 200
+        late = {"nonce": "l" * 12, **item, "answer": answer, "seconds": 1}
+        assert ada.post("/api/label", late).status == 409
+
+    def test_a_page_that_shows_an_item_as_it_was_given_before_is_409(self, served, pair_item):
+        """Its places may be those of another order: of a hidden repeat, or of before the item came back."""
+        server = served([pair_item(i) for i in range(40)], repeats=0.5, overlap=0.0)
+        server.app.by_person = RateLimit(1e9, 1e9)
+        ada = server.signed_in("Ada")
+        old, repeats, turned = {}, 0, 0
+        answer = {"preferred": 0, "strength": 4, "both_bad": False}
+        while (item := ada.get("/api/next").json["item"]) is not None:
+            if item["id"] in old:
+                repeats += 1
+                before, answers = old[item["id"]]
+                turned += answers != item["answers"]
+                stale = {"nonce": f"stale{repeats:08}", **before}
+                assert ada.post("/api/label", {**stale, "answer": answer, "seconds": 1}).status == 409
+                assert ada.post("/api/skip", stale).status == 409
+                assert ada.post("/api/draft", {**before, "draft": {"answer": answer}}).status == 409
+                assert ada.get("/api/next").json["item"] == item | {"lease_until": ANY}
+            old[item["id"]] = shown(ada), item["answers"]
+            assert send(ada, answer).status == 200
+            label = server.project.labels()[-1]
+            assert label.item.candidates[label.event.content["answer"]["preferred"]].response == item["answers"][0]
+        assert turned > 3
+        undone = ada.post("/api/undo", {"nonce": "u" * 12}).json["item"]
+        before, _ = old[undone["id"]]
+        assert ada.post("/api/label", {"nonce": "late" * 3, **before, "answer": answer, "seconds": 1}).status == 409
+        assert send(ada, answer).status == 200
+
+    def test_what_comes_without_its_assignment_is_refused(self, served, pair_item):
+        ada = served([pair_item(0)]).signed_in("Ada")
+        sent = {"nonce": "n" * 12, "item": shown(ada)["item"]}
+        answer = {"preferred": 0, "strength": 1, "both_bad": False}
+        for path, more in {"label": {"answer": answer, "seconds": 1}, "skip": {}}.items():
+            refused = ada.post(f"/api/{path}", sent | more)
+            assert (refused.status, "assignment" in refused.error) == (422, True)
+        assert ada.post("/api/draft", {"item": sent["item"], "draft": {}}).status == 422
+
+    def test_instructions_and_their_version(self, served, pair_item):
+        server = served([pair_item(i) for i in range(2)])
+        owner, ada = server.signed_in("Olga", "owner"), server.signed_in("Ada")
+        assert owner.post("/api/instructions", {"text": TEXT}).json["version"] == 1
+        item = ada.get("/api/next").json["item"]
+        assert item["instructions"] == {"version": 1, "text": TEXT}
+        owner.post("/api/instructions", {"text": "newer"})
+        assert send(ada, {"preferred": None, "strength": None, "both_bad": True}, version=1).status == 200
+        assert server.project.labels()[0].event.content["instructions"] == 1
+        assert ada.get("/api/instructions").json == {"version": 2, "text": "newer"}
+
+    def test_markdown_is_off_unless_the_project_says_so(self, served):
+        text = "**bold** <script>alert(1)</script> ![x](http://beacon.example/a.png)"
+        plain = served([make("rating", [text])]).signed_in("Ada").get("/api/next").json["item"]
+        assert plain["markdown"] == [None]
+        assert plain["answers"] == [text]
+        shown = served([make("rating", [text])], markdown=True).signed_in("Ada").get("/api/next").json["item"]
+        assert shown["answers"] == [text]
+        assert "<strong>bold</strong>" in shown["markdown"][0]
+        assert "<script" not in shown["markdown"][0]
+        assert "<img" not in shown["markdown"][0]
+        assert "src=" not in shown["markdown"][0]
+
+    def test_viewers_are_told_why_they_get_nothing(self, served, pair_item):
+        eve = served([pair_item(0)]).signed_in("Eve", "viewer")
+        answer = eve.get("/api/next").json
+        assert (answer["item"], answer["reason"]) == (None, "viewer")
+        assert answer["why"].endswith(".")
+
+    @pytest.mark.parametrize("point", ["label.began", "label.committed", "label.half"])
+    def test_a_disk_that_is_full_is_said_and_what_is_sent_again_counts_once(self, served, pair_item, point, capsys):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        body = {
+            "nonce": "n" * 12,
+            **shown(ada),
+            "answer": {"preferred": 0, "strength": 1, "both_bad": False},
+            "seconds": 1,
+        }
+        faults.plan(f"{point}:enospc")
+        first = ada.post("/api/label", body)
+        faults.plan("")
+        assert first.status in ((503,) if point == "label.began" else (200, 503))
+        if first.status == 503:
+            assert "disk" in first.error
+            assert str(server.folder) not in first.error
+            assert first.headers["Retry-After"]
+            assert "No space left" in capsys.readouterr().err
+        assert ada.post("/api/label", body).status == 200
+        assert len(server.project.labels()) == 1
+
+
+@pytest.fixture
+def policy(tmp_path):
+    with PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM) as worker:
+        until(lambda: worker.is_ready)
+        yield worker
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+class TestPolicy:
+    def test_a_chat(self, served, policy):
+        server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})
+        ada = server.signed_in("Ada")
+        item = ada.get("/api/next").json["item"]
+        messages = [{"role": "user", "content": "你好"}]
+        asking = {"nonce": "c" * 12, "item": item["id"], "messages": messages}
+        turn = ada.post("/api/chat", asking).json
+        assert sorted(turn["answers"]) == ["你好 😀\u20280", "你好 😀\u20281"]
+        assert ada.post("/api/chat", asking).json == turn, "asked again after a lost answer, it is the same turn"
+        choice = {"turn": turn["turn"], "preferred": 1, "strength": 2, "both_bad": False, "last": False}
+        assert send(ada, choice).status == 200
+        kept = server.project.labels()[0].event.content["answer"]
+        assert kept["responses"][kept["preferred"]]["response"] == turn["answers"][1]
+        assert kept["responses"][0]["source"]["checkpoint"] == "runs/secret-policy/final"
+        resumed = ada.get("/api/next").json["item"]["draft"]["answer"]["messages"]
+        assert resumed == [*messages, {"role": "assistant", "content": turn["answers"][1]}]
+        messages = [*resumed, {"role": "user", "content": "more"}]
+        second = ada.post("/api/chat", {"nonce": "d" * 12, "item": item["id"], "messages": messages}).json
+        assert send(ada, choice | {"turn": second["turn"], "last": True}).status == 200
+        assert ada.get("/api/next").json["item"] is None
+        undone = ada.post("/api/undo", {"nonce": "u" * 12})
+        assert b"secret" not in undone.bytes
+        draft = undone.json["item"]["draft"]["answer"]
+        assert draft["answers"] == second["answers"]
+        assert draft["choice"]["preferred"] == 1
+        assert send(ada, choice | {"turn": draft["turn"], "last": True}).status == 200
+        assert server.project.labels()[-1].event.content["answer"]["responses"][0]["source"]["seed"] in (0, 1)
+
+    def test_a_turn_is_of_one_person_and_one_item(self, served, policy):
+        """Also if two people have the same chat, or one has skipped the first."""
+        items = [Item(item_id("chat", prompt), "chat", prompt, needed=2) for prompt in ("a", "b")]
+        server = served(items, options={"worker": policy})
+        ada, bob = server.signed_in("Ada"), server.signed_in("Bob")
+        item = ada.get("/api/next").json["item"]["id"]
+        assert bob.get("/api/next").json["item"]["id"] == item
+        messages = [{"role": "user", "content": "hi"}]
+        turn = ada.post("/api/chat", {"nonce": "c" * 12, "item": item, "messages": messages}).json["turn"]
+        choice = {"turn": turn, "preferred": 1, "strength": 2, "both_bad": False, "last": True}
+        assert send(bob, choice).status == 409
+        assert ada.post("/api/skip", {"nonce": "s" * 12, **shown(ada)}).status == 200
+        assert send(ada, choice).status == 409
+        assert ada.post("/api/chat", {"nonce": "d" * 12, "item": item, "messages": messages}).status == 409
+        assert server.project.labels() == []
+
+    @pytest.mark.parametrize(
+        "messages",
+        [None, [], "hi", [{"role": "assistant", "content": "x"}], [{"role": "x", "content": "y"}], [{"content": "x"}]],
+    )
+    def test_a_conversation_that_is_none_is_refused(self, served, policy, messages):
+        server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})
+        ada = server.signed_in("Ada")
+        item = ada.get("/api/next").json["item"]["id"]
+        assert ada.post("/api/chat", {"nonce": "c" * 12, "item": item, "messages": messages}).status == 422
+
+    def test_a_policy_that_dies_is_said_and_comes_back(self, served, policy):
+        server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})
+        server.app.by_person = RateLimit(1e9, 1e9)
+        ada, owner = server.signed_in("Ada"), server.signed_in("Olga", "owner")
+        item = ada.get("/api/next").json["item"]["id"]
+        body = {"nonce": "c" * 12, "item": item, "messages": [{"role": "user", "content": "die"}]}
+        answer = ada.post("/api/chat", body)
+        assert answer.status == 503
+        assert "ended while it answered" in answer.error
+        refused = {"nonce": "f" * 12, "item": item, "messages": [{"role": "user", "content": "fail"}]}
+        until(lambda: policy.is_ready)
+        assert b"secret" not in ada.post("/api/chat", refused).bytes
+        until(lambda: owner.get("/api/people").json["policy"] == {"ready": True, "starts": 2, "problem": None})
+        body = {"nonce": "e" * 12, "item": item, "messages": [{"role": "user", "content": "fine"}]}
+        assert ada.post("/api/chat", body).status == 200
+
+    def test_items_are_kept_ready_and_people_go_on_while_more_are_written(self, served, policy):
+        server = served(repeats=0.0)
+        server.app.by_person = RateLimit(1e9, 1e9)
+        prompts = [f"题目 {i}" for i in range(30)]
+        with Buffer(server.project, policy, prompts, 2, 6) as buffer:
+            until(lambda: len(server.project.items()) >= 6)
+            time.sleep(0.2)
+            ready = len(server.project.items())
+            assert 6 <= ready < 20
+            ada = server.signed_in("Ada")
+            for _ in range(30):
+                until(lambda: ada.get("/api/next").json["item"] is not None)
+                assert send(ada, {"preferred": 0, "strength": 1, "both_bad": False}).status == 200
+            assert not buffer.is_filling
+        items = server.project.items()
+        assert [item.prompt for item in items] == prompts
+        assert {item.chosen_by for item in items} == {"random"}
+        again = Buffer(server.project, policy, [*prompts, "new"], 2, 6)
+        assert again.left == ["new"]
+
+    @pytest.mark.parametrize("skips", [False, True])
+    def test_what_only_others_can_label_does_not_hold_up_new_items(self, served, policy, skips):
+        """Items that overlap, or that she skipped, still need others; there is nobody else."""
+        server = served(repeats=0.0, overlap=1.0)
+        server.app.by_person = RateLimit(1e9, 1e9)
+        with Buffer(server.project, policy, [f"题目 {i}" for i in range(16)], 2, 3):
+            ada = server.signed_in("Ada")
+            for i in range(16):
+                until(lambda: ada.get("/api/next").json["item"] is not None)
+                if skips:
+                    assert ada.post("/api/skip", {"nonce": f"skip{i:08}", **shown(ada)}).status == 200
+                else:
+                    assert send(ada, {"preferred": 0, "strength": 1, "both_bad": False}).status == 200
+        assert len(server.project.items()) == 16
+
+
+def test_prompts_that_the_policy_cannot_answer_hold_up_no_other(tmp_path, served, monkeypatch, capsys):
+    monkeypatch.setattr("heedful.label.server.worker.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("heedful.label.server.worker.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("heedful.label.server.buffer.LOOK_SECONDS", 0.02)
+    server = served()
+    worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
+    with Buffer(server.project, worker, ["a", "fail", "b", "die", "c", "d"], 2, 50) as buffer, worker:
+        until(lambda: not buffer.is_filling)
+    assert [item.prompt for item in server.project.items()] == ["a", "b", "c", "d"]
+    said = capsys.readouterr().err
+    assert "failed 3 times to answer it: 'fail'" in said
+    assert "failed 3 times to answer it: 'die'" in said
+
+
+def test_the_server_ends_while_somebody_waits_for_the_policy(tmp_path, served, monkeypatch):
+    monkeypatch.setattr("heedful.label.server.worker.END_SECONDS", 0.3)
+    worker = PolicyWorker(tmp_path / "policy.yaml", tmp_path / "policy.log", PROGRAM)
+    server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": worker})
+    with worker:
+        until(lambda: worker.is_ready)
+        ada = server.signed_in("Ada")
+        item = ada.get("/api/next").json["item"]["id"]
+        body = {"nonce": "c" * 12, "item": item, "messages": [{"role": "user", "content": "hang"}]}
+        found = []
+        asking = threading.Thread(target=lambda: found.append(ada.post("/api/chat", body).status))
+        asking.start()
+        until(lambda: worker._pending)
+    asking.join(20)
+    assert found == [503]
+
+
+class TestOwners:
+    def test_import_preview_then_import(self, served):
+        server = served()
+        owner = server.signed_in("Olga", "owner")
+        rows = [{"prompt": f"题 {i}", "responses": [TEXT, f"b {i}"]} for i in range(4)]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        found = owner.post("/api/import", {"text": text, "preview": True}).json
+        assert (found["records"], found["items"], found["added"]) == (4, 4, 0)
+        assert server.project.items() == []
+        done = owner.post("/api/import", {"text": text}).json
+        assert done["added"] == 4
+        assert server.project.items()[0].candidates[0].response == TEXT
+        assert owner.post("/api/import", {"text": text}).json["added"] == 0
+
+    def test_labels_of_a_file_are_of_nobody_on_the_page(self, served):
+        server = served()
+        owner = server.signed_in("Olga", "owner")
+        text = json.dumps({"prompt": "题", "chosen": TEXT, "rejected": "b"}, ensure_ascii=False) + "\n"
+        done = owner.post("/api/import", {"text": text, "labels": True}).json
+        assert (done["added"], done["labels_added"]) == (1, 1)
+        assert len(server.project.labels()) == 1
+        assert {one["name"] for one in owner.get("/api/people").json["people"]} == {"owner", "Olga"}
+
+    def test_what_is_wrong_with_a_file_has_its_line(self, served):
+        owner = served().signed_in("Olga", "owner")
+        text = '{"prompt": "a", "responses": ["b", "c"]}\n{"prompt": "a", "responses": []}\n'
+        found = owner.post("/api/import", {"text": text, "preview": True}).json
+        assert found["refused"] == 1
+        assert ":2" in found["errors"][0]
+        broken = owner.post("/api/import", {"text": "{\n", "preview": True})
+        assert broken.status == 422
+        assert ":1" in broken.error
+        assert "/tmp" not in broken.error
+
+    def test_export_is_a_zip_of_what_trainers_read(self, served, pair_item):
+        server = served([pair_item(i) for i in range(6)], repeats=0.0)
+        owner = server.signed_in("Olga", "owner")
+        for _ in range(6):
+            send(owner, {"preferred": 0, "strength": 4, "both_bad": False})
+        manifest = owner.get("/api/export?preview=1").json
+        answer = owner.get("/api/export")
+        assert answer.headers["Content-Type"] == "application/zip"
+        with zipfile.ZipFile(io.BytesIO(answer.bytes)) as archive:
+            assert json.loads(archive.read("manifest.json"))["content_hash"] == manifest["content_hash"]
+        assert owner.get("/api/export").bytes == answer.bytes
+        assert owner.get("/api/export?eval_fraction=2").status == 422
+        assert owner.get("/api/export?margin=../x").status == 422
+        assert owner.get("/api/export?file=labels.sqlite").status == 422
+
+    def test_people_are_added_invited_changed(self, served):
+        server = served()
+        owner = server.signed_in("Olga", "owner")
+        added = owner.post("/api/people", {"name": f" {TEXT} ", "role": "annotator"}).json
+        assert added["person"]["name"] == TEXT
+        token = added["link"].partition("/join#")[2]
+        assert server.anonymous().join(token).status == 200
+        again = owner.post("/api/people", {"person": added["person"]["person"], "invite": True}).json
+        assert again["link"] != added["link"]
+        assert owner.post("/api/people", {"person": "p999", "role": "owner"}).status == 404
+        assert owner.post("/api/people", {"name": "x", "role": "king"}).status == 422
+        assert owner.post("/api/people", {"name": "  ", "role": "viewer"}).status == 422
+        held_out = owner.post("/api/people", {"name": "Hel", "standing": "held-out"}).json
+        assert held_out["person"]["standing"] == "held-out"
+
+    def test_statistics_and_rounds(self, served, pair_item):
+        server = served([pair_item(0)])
+        owner = server.signed_in("Olga", "owner")
+        send(owner, {"preferred": 0, "strength": 4, "both_bad": False})
+        assert owner.get("/api/stats").json["labels"] == 1
+        assert owner.get("/api/rounds").json["rounds"] == []

@@ -1,0 +1,322 @@
+"""L1 and L2: many people at once, with double submits, undos and reloads; and a server that is killed again and again.
+
+The server is the real command in a process of its own. What it acknowledged is what has to be there.
+"""
+
+import json
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from http.client import HTTPException
+
+import pytest
+
+from heedful.configs.label import ProjectSettings
+from heedful.label.project import Project
+from heedful.label.rebuild import rebuild
+
+LINK = re.compile(r"http://127\.0\.0\.1:(\d+)/join#(\S+)")
+
+
+class Command:
+    """`heedful label serve`, as a user starts it."""
+
+    def __init__(self, folder, *flags):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = LINK.search(self.process.stdout.readline())
+        if said is None:
+            self.process.kill()
+            raise AssertionError(self.process.communicate())
+        self.port, self.token = int(said[1]), said[2]
+
+    def end(self, number=signal.SIGINT):
+        self.process.send_signal(number)
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+class Labeller(threading.Thread):
+    """Somebody who labels until nothing is left, or the server is gone: clumsily, and taking down what was acknowledged."""
+
+    def __init__(self, client, seed, *, think=0.0, most=None):
+        super().__init__()
+        self.client = client
+        self.random = random.Random(seed)
+        self.think = think
+        self.most = most
+        self.counts = Counter()
+        self.seconds = []
+        self.statuses = Counter()
+        self.acknowledged = {}
+        """Event id of each label that the server has said to have, and was not asked to take back, by nonce."""
+        self.unsure = {}
+        """What was sent without an answer: it may be there or not."""
+        self.trouble = None
+
+    def run(self):
+        try:
+            self._work()
+        except Exception as error:
+            self.trouble = error
+
+    def _ask(self, method, path, body=None):
+        began = time.perf_counter()
+        answer = self.client.get(path) if method == "GET" else self.client.post(path, body)
+        self.seconds.append(time.perf_counter() - began)
+        self.statuses[answer.status] += 1
+        assert answer.status == 200, (answer.status, path, answer.bytes)
+        return answer.json
+
+    def _work(self):
+        while self.most is None or self.counts["sent"] < self.most:
+            item = self._ask("GET", "/api/next")["item"]
+            if item is None:
+                return
+            time.sleep(self.random.uniform(0, self.think))
+            if self.random.random() < 0.05:  # a reload in the middle of an item
+                self.counts["reloads"] += 1
+                shown = {"item": item["id"], "assignment": item["assignment"]}
+                self._ask("POST", "/api/draft", {**shown, "draft": {"answer": {"preferred": 1}}})
+                again = self._ask("GET", "/api/next")["item"]
+                assert (again["id"], again["answers"]) == (item["id"], item["answers"])
+                assert again["draft"] == {"answer": {"preferred": 1}}
+            self._label(item)
+            if self.random.random() < 0.1:
+                self.counts["undos"] += 1
+                self.acknowledged.popitem()
+                undone = self._ask("POST", "/api/undo", {"nonce": self._nonce()})["item"]
+                assert undone["id"] == item["id"]
+                self._label(undone)
+
+    def _nonce(self):
+        return f"{self.random.getrandbits(96):024x}"
+
+    def _label(self, item):
+        nonce = self._nonce()
+        preferred = self.random.choice([0, 1, None])
+        answer = {"preferred": preferred, "strength": None if preferred is None else 2, "both_bad": False}
+        body = {
+            "nonce": nonce,
+            "item": item["id"],
+            "assignment": item["assignment"],
+            "answer": answer,
+            "seconds": 1.5,
+            "comment": "好 😀\u2028",
+            "flags": [],
+        }
+        self.unsure[nonce] = body
+        event = self._ask("POST", "/api/label", body)["label"]
+        del self.unsure[nonce]
+        self.acknowledged[nonce] = event
+        self.counts["sent"] += 1
+        if self.random.random() < 0.1:
+            self.counts["double submits"] += 1
+            assert self._ask("POST", "/api/label", body)["label"] == event
+
+
+def project_with(folder, items, people, **settings):
+    """A project with people who have not signed in yet, and their links' tokens."""
+    with Project.create(folder, ProjectSettings(repeats=0.0, **settings)) as project:
+        assert project.add_items(items) == len(items)
+        added = [project.add_person(f"人 {i}", "annotator") for i in range(people)]
+        return {person.person_id: project.invite(person.person_id) for person in added}
+
+
+def run_all(labellers):
+    for one in labellers:
+        one.start()
+    for one in labellers:
+        one.join()
+
+
+def check(folder, labellers, items, overlap):
+    """Nothing is lost or doubled, every item has as many labels as it needs by different people, and both files agree."""
+    with Project.open(folder) as project:
+        labels = project.labels()
+        by_nonce = Counter((one.person.person_id, one.event.nonce) for one in labels)
+        assert [nonce for nonce, count in by_nonce.items() if count > 1] == [], "a label is there twice"
+        kept = {one.event.event_id for one in labels}
+        for one in labellers:
+            lost = [nonce for nonce, event in one.acknowledged.items() if event not in kept]
+            assert lost == [], "an acknowledged label is lost"
+        assert sum(item.needed == 2 for item in project.items()) == round(overlap * items)
+        people = Counter((one.item.item_id, one.person.person_id) for one in labels)
+        assert max(people.values()) == 1, "somebody labelled an item twice"
+        per_item = Counter(item for item, _ in people)
+        done = {item.item_id: item.needed for item in project.items()}
+        return labels, per_item, done
+
+
+def percentiles(seconds):
+    ordered = sorted(seconds)
+    return {f"p{p}": 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] for p in (50, 95, 99, 100)}
+
+
+def load(tmp_path, new_client, pair_item, *, people, labels_each, think):
+    overlap = 0.2
+    count = round(people * labels_each / (1 + overlap))
+    tokens = project_with(tmp_path / "项目", [pair_item(i) for i in range(count)], people, overlap=overlap)
+    server = Command(tmp_path / "项目")
+    try:
+        labellers = []
+        for i, token in enumerate(tokens.values()):
+            client = new_client(server.port)
+            assert client.join(token).status == 200
+            labellers.append(Labeller(client, i, think=think))
+        began = time.perf_counter()
+        run_all(labellers)
+        wall = time.perf_counter() - began
+    finally:
+        status = server.end()
+    assert [one.trouble for one in labellers if one.trouble] == []
+    assert status == 0
+    labels, per_item, needed = check(tmp_path / "项目", labellers, count, overlap)
+    assert per_item == needed, "every item has exactly as many labels as the overlap asks for"
+    seconds = [second for one in labellers for second in one.seconds]
+    statuses = sum((one.statuses for one in labellers), Counter())
+    assert set(statuses) == {200}
+    counts = sum((one.counts for one in labellers), Counter())
+    return {"labels": len(labels), "requests": len(seconds), "wall": wall, **percentiles(seconds), **counts}
+
+
+def test_people_at_once(tmp_path, new_client, pair_item):
+    """The small one: speed is not asked for here."""
+    found = load(tmp_path, new_client, pair_item, people=6, labels_each=8, think=0.0)
+    assert found["labels"] == 48
+
+
+@pytest.mark.exhaustive
+def test_fifty_people_forty_labels(tmp_path, new_client, pair_item):
+    found = load(tmp_path, new_client, pair_item, people=50, labels_each=40, think=2.0)
+    print(json.dumps(found))
+    assert found["labels"] == 2000
+    assert found["p95"] < 200
+    assert found["p99"] < 1000
+
+
+def sign_in(new_client, port, person, token, cookies):
+    """Somebody's browser, which keeps its cookie while the server is gone."""
+    client = new_client(port)
+    if person in cookies:
+        client.cookie, client.csrf = cookies[person]
+    else:
+        assert client.join(token).status == 200
+        cookies[person] = client.cookie, client.csrf
+    return client
+
+
+def resend(client, labeller):
+    """Send what was not answered once more, twice: it is there now, once."""
+    for nonce, body in list(labeller.unsure.items()):
+        first, second = (client.post("/api/label", body) for _ in range(2))
+        assert (first.status, second.status) == (200, 200), (first.bytes, second.bytes)
+        assert first.json["label"] == second.json["label"]
+        labeller.acknowledged[nonce] = first.json["label"]
+        del labeller.unsure[nonce]
+
+
+def kill_again_and_again(folder, new_client, pair_item, *, kills, seed):
+    """Label while the server is killed at random, and return everybody's lives and how many labels were in the air."""
+    chance = random.Random(seed)
+    tokens = project_with(folder, [pair_item(i) for i in range(40 * kills)], 3, overlap=0.2)
+    cookies, last, in_the_air = {}, {}, 0
+    lives = []
+    for life in range(kills + 1):
+        server = Command(folder)
+        labellers = []
+        for person, token in tokens.items():
+            client = sign_in(new_client, server.port, person, token, cookies)
+            if person in last:
+                in_the_air += len(last[person].unsure)
+                resend(client, last[person])
+            last[person] = Labeller(client, f"{seed} {life} {person}", most=2 if life == kills else None)
+            labellers.append(last[person])
+        lives += labellers
+        for one in labellers:
+            one.start()
+        if life < kills:
+            time.sleep(chance.uniform(0.0, 0.3))
+            server.process.kill()
+        for one in labellers:
+            one.join()
+        if life == kills:
+            assert [one.trouble for one in labellers if one.trouble] == []
+            assert server.end() == 0
+        server.process.communicate()
+        trouble = [one.trouble for one in labellers if not isinstance(one.trouble, OSError | HTTPException | None)]
+        assert trouble == []
+        assert_sound(folder)
+    return lives, in_the_air
+
+
+def assert_sound(folder):
+    """The database is sound and does not contradict the journal. Looked at in a copy: the server finds what the kill left."""
+    copy = folder.parent / "copy"
+    copy.mkdir(exist_ok=True)
+    for name in ("labels.sqlite", "labels.sqlite-wal"):
+        (copy / name).unlink(missing_ok=True)
+        if (folder / name).exists():
+            shutil.copy(folder / name, copy)
+    with closing(sqlite3.connect(copy / "labels.sqlite")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        lines = [line for (line,) in database.execute("SELECT line FROM events ORDER BY seq")]
+    journal = (folder / "journal.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    shared = min(len(lines), len(journal))
+    assert lines[:shared] == journal[:shared]
+
+
+def killed(tmp_path, new_client, pair_item, kills):
+    folder = tmp_path / "项目"
+    lives, in_the_air = kill_again_and_again(folder, new_client, pair_item, kills=kills, seed=kills)
+    count = 40 * kills
+    labels, per_item, needed = check(folder, lives, count, 0.2)
+    assert all(count <= needed[item] for item, count in per_item.items())
+    acknowledged = sum(len(one.acknowledged) for one in lives)
+    assert {event for one in lives for event in one.acknowledged.values()} <= {one.event.event_id for one in labels}
+    with Project.open(folder) as project:
+        before = project.content_hash(), project.labels()
+    (folder / "labels.sqlite").unlink()
+    rebuild(folder)
+    with Project.open(folder) as project:
+        assert (project.content_hash(), project.labels()) == before
+    return {"kills": kills, "acknowledged": acknowledged, "in the air": in_the_air, "labels": len(labels)}
+
+
+def test_a_server_that_is_killed(tmp_path, new_client, pair_item):
+    killed(tmp_path, new_client, pair_item, 2)
+
+
+def test_drafts_and_what_people_hold_outlive_a_kill(tmp_path, new_client, pair_item):
+    folder = tmp_path / "项目"
+    tokens = project_with(folder, [pair_item(i) for i in range(9)], 1)
+    ((person, token),) = tokens.items()
+    cookies = {}
+    server = Command(folder)
+    client = sign_in(new_client, server.port, person, token, cookies)
+    item = client.get("/api/next").json["item"]
+    draft = {"answer": {"preferred": 1}, "comment": "好 😀\u2028"}
+    shown = {"item": item["id"], "assignment": item["assignment"]}
+    assert client.post("/api/draft", {**shown, "draft": draft}).status == 200
+    server.end(signal.SIGKILL)
+    server = Command(folder)
+    again = sign_in(new_client, server.port, person, token, cookies).get("/api/next").json["item"]
+    assert server.end() == 0
+    assert (again["id"], again["answers"], again["draft"]) == (item["id"], item["answers"], draft)
+
+
+@pytest.mark.exhaustive
+def test_a_server_that_is_killed_200_times(tmp_path, new_client, pair_item):
+    print(json.dumps(killed(tmp_path, new_client, pair_item, 200)))

@@ -1,0 +1,449 @@
+"""S rows: other sites, other names, other people, other roles, too much. Every refusal leaves things as they were."""
+
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+from heedful.label.server.app import ANYONE, EVERYBODY, LABELLERS, OWNERS, READERS, SMALL, Application, RateLimit, Rule
+from heedful.label.server.rules import API, all_rules
+
+from heedful.label.server import security  # isort: skip
+
+PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
+XSS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg/onload=alert(1)>",
+    "javascript:alert(1)",
+    "{{7*7}} {% print(7*7) %} ${7*7}",
+    "</textarea><script>alert(1)</script>",
+    "![a](http://beacon.example/x.png) [b](javascript:alert(1)) <a href=//evil.example>c</a>",
+    "\u202e\u2066gnp.exe\u2069 \u2028\u0000'\"><",
+]
+
+
+def label_body(client, **more):
+    item = client.get("/api/next").json["item"]
+    shown = {"item": item["id"], "assignment": item["assignment"]}
+    return {"nonce": "n" * 12, **shown, "answer": PAIR, "seconds": 1.5, "comment": "", "flags": [], **more}
+
+
+def nothing_labelled(server):
+    return [event for event in server.project.events() if event.kind in ("label", "skip", "retract")] == []
+
+
+class TestOtherSites:
+    def test_every_post_of_another_origin_is_refused(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada", "owner")
+        body = label_body(ada)
+        for rule in API:
+            if rule.method == "POST":
+                for origin in ("http://evil.example", "null", f"http://localhost:{server.port + 1}", "file://"):
+                    answer = ada.post(rule.path, body, Origin=origin)
+                    assert answer.status == 403, (rule.path, origin)
+                    assert "elsewhere" in answer.error
+        assert nothing_labelled(server)
+        assert ada.post("/api/label", body).status == 200
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+    def test_what_a_form_can_send_is_refused(self, served, pair_item, kind):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        answer = ada.post("/api/label", label_body(ada), **{"Content-Type": kind, "Origin": None})
+        assert answer.status == 415
+        assert nothing_labelled(server)
+
+    def test_a_page_of_another_site_is_known_by_its_fetch_metadata(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        for site in ("cross-site", "same-site", "none"):
+            assert ada.post("/api/label", label_body(ada), **{"Sec-Fetch-Site": site}).status == 403
+        assert nothing_labelled(server)
+
+    @pytest.mark.parametrize("token", ["", "x", "0" * 64])
+    def test_a_post_needs_the_token_of_its_session(self, served, pair_item, token):
+        server = served([pair_item(0)])
+        ada, eve = server.signed_in("Ada"), server.signed_in("Eve")
+        body = label_body(ada)
+        for wrong in (token, eve.csrf, None):
+            assert ada.post("/api/label", body, **{"X-CSRF-Token": wrong}).status == 403
+        assert nothing_labelled(server)
+
+    @pytest.mark.parametrize(
+        "host",
+        ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "0.0.0.0", "192.0.2.7", "[::ffff:192.0.2.7]", ""],
+    )
+    def test_a_name_that_is_rebound_to_this_machine_is_refused(self, served, host):
+        server = served()
+        ada = server.signed_in("Ada", "owner")
+        for path in ("/", "/join", "/api/me", "/static/words/en.json", "/nothing"):
+            answer = ada.get(path, Host=host)
+            assert answer.status == 421, path
+            assert b"Ada" not in answer.bytes
+
+    def test_a_name_that_is_meant_is_answered(self, served):
+        server = served(options={"allowed_hosts": ("Label-Box",)})
+        assert server.anonymous().get("/join", Host="label-box:80").status == 200
+        assert server.anonymous().get("/join", Host=f"[::1]:{server.port}").status == 200
+
+    def test_behind_tls_only_pages_of_https_are_its_own_and_cookies_are_secure(self, served, pair_item):
+        server = served([pair_item(0)], options={"public_url": "https://label.example.org"})
+        person = server.project.add_person("Ada", "annotator")
+        token = {"token": server.project.invite(person.person_id)}
+        there = {"Host": "label.example.org"}
+        ada = server.anonymous()
+        assert ada.post("/api/join", token, Origin="http://label.example.org", **there).status == 403
+        answer = ada.post("/api/join", token, Origin="https://label.example.org", **there)
+        assert answer.status == 200
+        assert "; Secure" in answer.headers["Set-Cookie"]
+
+    def test_no_answer_lets_other_sites_read(self, served):
+        server = served()
+        ada = server.signed_in("Ada", "owner")
+        for path in ("/api/me", "/", "/static/words/en.json"):
+            headers = ada.get(path, Origin=f"http://127.0.0.1:{server.port}").headers
+            assert not [name for name in headers if name.lower().startswith("access-control")]
+            assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert ada.ask("OPTIONS", "/api/label").status == 405
+
+
+class TestSessions:
+    def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(self, served):
+        server = served()
+        person = server.project.add_person("Ada", "annotator")
+        cookie = (
+            server.anonymous()
+            .post("/api/join", {"token": server.project.invite(person.person_id)})
+            .headers["Set-Cookie"]
+        )
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+        assert "Secure" not in cookie
+        assert "Domain" not in cookie
+
+    def test_a_link_works_once(self, served):
+        server = served()
+        token = server.project.invite(server.project.add_person("Ada", "annotator").person_id)
+        assert server.anonymous().join(token).status == 200
+        again = server.anonymous().join(token)
+        assert again.status == 401
+        assert "Set-Cookie" not in again.headers
+
+    def test_nothing_but_the_sign_in_is_there_without_a_session(self, served):
+        server = served()
+        for rule in all_rules():
+            if rule.allows is not ANYONE:
+                for cookie in (None, f"{server.site.access.cookie}=guessed", f'{server.site.access.cookie}="', "=;;"):
+                    server.app.unknown = RateLimit(1e9, 1e9)
+                    answer = server.anonymous().ask(
+                        rule.method, rule.path, {} if rule.method == "POST" else None, Cookie=cookie
+                    )
+                    is_page = not rule.path.startswith("/api/")
+                    assert answer.status == (303 if is_page else 401), (rule.path, cookie)
+                    assert b"Ada" not in answer.bytes
+
+    def test_ended_and_expired_sessions_are_none(self, served):
+        server = served()
+        ada = server.signed_in("Ada")
+        assert ada.get("/api/me").status == 200
+        assert ada.post("/api/leave").status == 200
+        assert ada.get("/api/me").status == 401
+
+    def test_a_removed_person_is_out_at_once(self, served):
+        server = served()
+        owner, ada = server.signed_in("Olga", "owner"), server.signed_in("Ada")
+        assert owner.post("/api/people", {"person": ada.person.person_id, "standing": "removed"}).status == 200
+        assert ada.get("/api/me").status == 401
+
+    def test_guessing_links_is_slowed_down_and_written_down(self, served):
+        server = served()
+        eve = server.anonymous()
+        statuses = [eve.post("/api/join", {"token": f"guess-{i}"}).status for i in range(15)]
+        assert statuses[:10] == [401] * 10
+        assert statuses[10:] == [429] * 5
+        lines = [json.loads(line) for line in (server.folder / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert [line["what"] for line in lines] == ["refused"] * 10
+        assert "guess-1" not in (server.folder / "audit.jsonl").read_text(encoding="utf-8")
+
+    def test_guessing_sessions_is_slowed_down_and_locks_nobody_out(self, served):
+        server = served()
+        ada, eve = server.signed_in("Ada"), server.anonymous()
+        statuses = [eve.get("/api/me", Cookie=f"{server.site.access.cookie}={i}").status for i in range(15)]
+        assert statuses == [401] * 10 + [429] * 5
+        assert ada.get("/api/me").status == 200
+        token = server.project.invite(server.project.add_person("Bob", "annotator").person_id)
+        assert server.anonymous().join(token).status == 200, "sessions that have ended keep nobody from signing in"
+
+    def test_no_token_is_in_the_folder(self, served):
+        server = served()
+        person = server.project.add_person("Ada", "annotator")
+        token = server.project.invite(person.person_id)
+        client = server.anonymous()
+        client.join(token)
+        session = client.cookie.partition("=")[2]
+        for file in server.folder.rglob("*"):
+            if file.is_file():
+                content = file.read_bytes()
+                assert token.encode() not in content, file
+                assert session.encode() not in content, file
+
+    def test_only_a_proxy_on_this_machine_says_who_asks(self, tmp_path):
+        behind = security.access_of(tmp_path, "127.0.0.1", (), "https://label.example.org")
+        alone = security.access_of(tmp_path, "127.0.0.1", (), None)
+        said = {"x-forwarded-for": "203.0.113.9, 198.51.100.7"}
+        assert security.client_address(said, "127.0.0.1", behind) == "198.51.100.7"
+        assert security.client_address(said, "203.0.113.1", behind) == "203.0.113.1"
+        assert security.client_address(said, "127.0.0.1", alone) == "127.0.0.1"
+        assert security.client_address({"x-forwarded-for": "nonsense\n"}, "127.0.0.1", behind) == "127.0.0.1"
+
+
+class TestRoles:
+    def test_every_route_says_who_may_ask(self):
+        for rule in all_rules():
+            assert rule.allows in (ANYONE, EVERYBODY, LABELLERS, OWNERS, READERS), rule.path
+            if rule.allows is ANYONE:
+                assert rule.path.startswith("/static/") or rule.path in ("/join", "/api/join"), rule.path
+
+    @pytest.mark.parametrize("role", ["owner", "annotator", "viewer"])
+    def test_the_whole_matrix(self, served, pair_item, role):
+        """What a role may not ask for is 403, what it may is never that, nor 401."""
+        server = served([pair_item(0)])
+        client = server.signed_in("Ada", role)
+        server.app.costly = RateLimit(1e9, 1e9)
+        for rule in sorted(all_rules(), key=lambda rule: rule.path == "/api/leave"):
+            answer = client.ask(rule.method, rule.path, {} if rule.method == "POST" else None)
+            may = rule.allows is ANYONE or role in rule.allows
+            if rule.path == "/api/join":
+                assert answer.status == 422
+            else:
+                assert (answer.status == 403) == (not may), (rule.method, rule.path, answer.status)
+                assert answer.status not in (401, 404, 405, 500), rule.path
+
+    def test_a_role_is_looked_up_with_every_request(self, served):
+        server = served()
+        owner, ada = server.signed_in("Olga", "owner"), server.signed_in("Ada")
+        assert ada.get("/api/people").status == 403
+        owner.post("/api/people", {"person": ada.person.person_id, "role": "owner"})
+        assert ada.get("/api/people").status == 200
+        owner.post("/api/people", {"person": ada.person.person_id, "role": "viewer"})
+        assert ada.get("/api/people").status == 403
+
+    def test_nobody_makes_themselves_an_owner(self, served):
+        server = served()
+        ada = server.signed_in("Ada")
+        for body in ({"person": ada.person.person_id, "role": "owner"}, {"name": "Eve", "role": "owner"}):
+            assert ada.post("/api/people", body).status == 403
+        assert [person.name for person in server.project.people() if person.role == "owner"] == ["owner"]
+
+    def test_the_last_owner_stays(self, served):
+        server = served()
+        olga = server.signed_in("Olga", "owner")
+        server.project.set_person("p1", role="viewer")
+        for change in ({"role": "viewer"}, {"standing": "removed"}):
+            answer = olga.post("/api/people", {"person": olga.person.person_id, **change})
+            assert answer.status == 422
+            assert "only owner" in answer.error
+
+    def test_items_of_others_are_out_of_reach(self, served, pair_item):
+        server = served([pair_item(i) for i in range(2)])
+        ada, bob = server.signed_in("Ada"), server.signed_in("Bob")
+        body = label_body(bob)
+        assert label_body(ada)["item"] != body["item"]
+        assert ada.post("/api/label", body).status == 409
+        shown = {"item": body["item"], "assignment": body["assignment"]}
+        assert ada.post("/api/skip", {"nonce": "m" * 12, **shown, "reason": "", "flags": []}).status == 409
+        assert ada.post("/api/draft", {**shown, "draft": {"answer": {}}}).status == 409
+        assert nothing_labelled(server)
+        assert bob.get("/api/next").json["item"]["draft"] is None
+
+
+class TestTexts:
+    def test_what_people_and_models_write_comes_back_as_it_is_and_as_json(self, served, pair_item):
+        server = served([pair_item(i) for i in range(len(XSS))])
+        ada = server.signed_in(XSS[0][:50], "owner")
+        for i, text in enumerate(XSS):
+            body = label_body(ada, nonce=f"nonce-{i:08}", comment=text)
+            assert ada.post("/api/label", body).status == 200
+            assert server.project.labels()[-1].event.content["comment"] == text
+        for path in ("/api/me", "/api/people", "/api/next", "/api/stats"):
+            answer = ada.get(path)
+            assert answer.status == 200, answer.error
+            assert answer.headers["Content-Type"] == "application/json"
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+    def test_no_page_holds_anything_of_the_project(self, served, pair_item):
+        """Pages are the same bytes for everybody: there is nothing in them to escape."""
+        first, second = served([pair_item(0)]), served([pair_item(1)])
+        ada, eve = first.signed_in(XSS[0], "owner"), second.signed_in("Eve", "owner")
+        for path in ("/", "/people", "/import", "/export", "/rounds", "/instructions", "/stats", "/join"):
+            assert ada.get(path).bytes == eve.get(path).bytes
+
+    def test_pages_have_no_script_or_style_in_them_and_a_strict_policy(self, served):
+        ada = served().signed_in("Ada", "owner")
+        for rule in all_rules():
+            if rule.method == "GET" and not rule.path.startswith("/api/"):
+                answer = ada.get(rule.path)
+                policy = answer.headers["Content-Security-Policy"]
+                assert policy == security.CONTENT_POLICY
+                assert "unsafe" not in policy
+                if answer.headers["Content-Type"].startswith("text/html"):
+                    page = answer.bytes.decode()
+                    assert "<style" not in page
+                    assert " style=" not in page
+                    assert " onclick" not in page
+                    assert "://" not in page, "something is loaded from elsewhere"
+                    assert [part for part in page.split("<script")[1:] if "src=" not in part.partition(">")[0]] == []
+
+    def test_text_that_is_not_unicode_is_refused(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        body = json.dumps(label_body(ada)).replace('"comment": ""', '"comment": "\\ud800"').encode()
+        answer = ada.post("/api/label", body)
+        assert answer.status == 422
+        assert "surrogate" in answer.error
+        assert nothing_labelled(server)
+
+
+class TestTooMuch:
+    def test_a_body_may_have_a_megabyte(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        body = label_body(ada, comment="x" * SMALL)
+        assert ada.post("/api/label", body).status == 413
+        assert ada.post("/api/label", b" " * 2000, **{"Content-Length": str(10**12)}).status == 413
+        assert nothing_labelled(server)
+
+    def test_a_body_without_a_length_is_counted(self, served, pair_item):
+        server = served([pair_item(0)])
+        ada = server.signed_in("Ada")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        headers = {"Cookie": ada.cookie, "X-CSRF-Token": ada.csrf, "Content-Type": "application/json"}
+        pieces = (b"x" * 100_000 for _ in range(50))
+        connection.request("POST", "/api/label", body=pieces, headers=headers, encode_chunked=True)
+        with connection.getresponse() as answer:
+            assert answer.status == 413
+        connection.close()
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b"[" * 5000])
+    def test_a_body_that_is_no_object_is_refused(self, served, body):
+        ada = served().signed_in("Ada")
+        answer = ada.post("/api/label", body)
+        assert answer.status in (400, 422)
+        assert answer.error
+
+    def test_one_person_may_not_ask_without_end(self, served):
+        server = served()
+        ada, bob = server.signed_in("Ada"), server.signed_in("Bob")
+        server.app.by_person = RateLimit(per_second=0.5, burst=100)
+        statuses = [ada.get("/api/me").status for _ in range(150)]
+        assert statuses[:50] == [200] * 50
+        assert 429 in statuses
+        assert bob.get("/api/me").status == 200
+        assert ada.get("/api/me").headers["Retry-After"].isdigit()
+
+    def test_rate_limits_forget_who_is_gone(self, monkeypatch):
+        monkeypatch.setattr(security, "MOST_KEYS", 10)
+        limit = RateLimit(per_second=0.001, burst=1)
+        for i in range(100):
+            assert limit.seconds_to_wait(str(i)) == 0
+        assert len(limit._left) == 10
+        assert limit.seconds_to_wait("99") > 0
+
+    def test_a_client_that_sends_nothing_holds_nobody_up(self, served):
+        server = served()
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+        for one in silent:
+            one.sendall(b"POST /api/join HTTP/1.1\r\nHost: ")
+        began = time.monotonic()
+        assert server.anonymous().get("/join").status == 200
+        assert time.monotonic() - began < 2
+        for one in silent:
+            one.close()
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/static/../../records.py",
+            "/static/%2e%2e/%2e%2e/records.py",
+            "/static/..%2f..%2frecords.py",
+            "/static//etc/passwd",
+            "/static/",
+            "/static",
+            "/static/words/../../../records.py",
+            "/static/words/en.json%00.js",
+            "/etc/passwd",
+            "//evil.example/",
+            "/labels.sqlite",
+            "/journal.jsonl",
+            "/API/me",
+            "/api/me/",
+            "/./",
+            "/static/\\..\\..\\records.py",
+        ],
+    )
+    def test_only_what_is_in_the_table_is_there(self, served, path):
+        answer = served().signed_in("Ada", "owner").get(path)
+        assert answer.status == 404
+        assert answer.error == "there is nothing here"
+
+    def test_names_of_people_are_only_names(self, served):
+        server = served()
+        owner = server.signed_in("Olga", "owner")
+        before = sorted(server.folder.iterdir())
+        for name in ("../../x", "/etc/passwd", "C:\\x", "a\u0000b", "..", "con", "=cmd()", "名 \u202e"):
+            answer = owner.post("/api/people", {"name": name, "role": "annotator"})
+            assert answer.status in (200, 422)
+        assert sorted(set(server.folder.iterdir()) - set(before)) == []
+        assert not (server.folder.parent.parent / "x").exists()
+
+    def test_a_method_that_is_not_meant_is_405(self, served):
+        ada = served().signed_in("Ada", "owner")
+        for method, path in (
+            ("POST", "/api/me"),
+            ("GET", "/api/label"),
+            ("PUT", "/api/label"),
+            ("DELETE", "/api/people"),
+            ("TRACE", "/"),
+        ):
+            answer = ada.ask(method, path, {} if method != "GET" else None)
+            assert answer.status == 405, path
+
+
+def test_a_mistake_of_ours_says_nothing_of_the_machine(served, capsys):
+    def broken(site, asked):
+        raise RuntimeError("/secret/path of the machine")
+
+    server = served(options={"rules": (Rule("GET", "/broken", ANYONE, broken),)})
+    answer = server.anonymous().get("/broken")
+    assert answer.status == 500
+    assert b"secret" not in answer.bytes
+    assert answer.headers["Content-Security-Policy"] == security.CONTENT_POLICY
+    assert "/secret/path" in capsys.readouterr().err
+
+
+def test_two_rules_for_one_path_are_a_mistake():
+    rule = Rule("GET", "/", ANYONE, lambda site, asked: {})
+    with pytest.raises(AssertionError):
+        Application(None, (rule, rule))
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(served):
+    client = served().anonymous()
+    first = client.get("/static/words/zh.json")
+    again = client.get("/static/words/zh.json", **{"If-None-Match": first.headers["ETag"]})
+    assert (first.status, again.status, again.bytes) == (200, 304, b"")
+    assert again.headers["Content-Security-Policy"] == security.CONTENT_POLICY
+    assert client.get("/static/words/en.json", **{"If-None-Match": first.headers["ETag"]}).status == 200
+
+
+def test_an_audit_that_cannot_be_written_keeps_nobody_out(served, capsys):
+    server = served()
+    (server.folder / "audit.jsonl").mkdir()
+    ada = server.signed_in("Ada")
+    assert ada.get("/api/me").status == 200
+    assert "signed in" in capsys.readouterr().err

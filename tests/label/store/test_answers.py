@@ -1,0 +1,151 @@
+"""Which answers each task takes, and places on the screen."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.errors import DataError
+from heedful.label.answers import check_answer, check_item, from_screen, to_screen
+from heedful.label.records import Candidate, Item
+
+PAIR = {"preferred": 1, "strength": 2, "both_bad": False}
+TURN = {
+    "messages": [{"role": "user", "content": "你好"}],
+    "responses": [{"response": "a", "source": {}}, {"response": "b", "source": {}}],
+    **PAIR,
+    "last": False,
+}
+
+
+def item(task, count):
+    return Item("i", task, "p", tuple(Candidate(f"answer {k}") for k in range(count)))
+
+
+ITEMS = {
+    task: item(task, count)
+    for task, count in {
+        "pair": 2,
+        "ranking": 4,
+        "rating": 1,
+        "demonstration": 0,
+        "correction": 1,
+        "chat": 0,
+    }.items()
+}
+
+
+def test_places_and_candidates():
+    """Candidate 2 is at the top, then 0, then 1."""
+    assert from_screen({"ranks": [1, 2, 3]}, (2, 0, 1)) == {"ranks": [2, 3, 1]}
+    assert to_screen({"ranks": [2, 3, 1]}, (2, 0, 1)) == {"ranks": [1, 2, 3]}
+    assert from_screen(PAIR, (1, 0)) == {**PAIR, "preferred": 0}
+    assert from_screen({**PAIR, "preferred": None}, (1, 0)) == {**PAIR, "preferred": None}
+    assert from_screen({"text": "猫"}, ()) == {"text": "猫"}
+
+
+@given(st.permutations(range(9)), st.lists(st.integers(1, 9), min_size=9, max_size=9), st.integers(0, 8))
+def test_there_and_back(order, ranks, preferred):
+    for answer in ({"ranks": ranks}, {"preferred": preferred, "strength": 1}):
+        assert to_screen(from_screen(answer, order), order) == answer
+        assert from_screen(to_screen(answer, order), order) == answer
+    at_place = from_screen({"ranks": ranks}, order)["ranks"]
+    assert [at_place[candidate] for candidate in order] == ranks
+    assert from_screen({"preferred": preferred}, order) == {"preferred": order[preferred]}
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "left", {"preferred": 2}, {"preferred": True}, {"preferred": "0"}, {"ranks": [1]}, {"ranks": 1}]
+)
+def test_places_that_are_none(answer):
+    with pytest.raises(DataError):
+        from_screen(answer, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("pair", PAIR),
+        ("pair", {"preferred": None, "strength": None, "both_bad": True}),
+        ("pair", {"preferred": None, "strength": None, "both_bad": False}),
+        ("ranking", {"ranks": [1, 1, 2, 4]}),
+        ("rating", {"rating": 7, "flags": ["hallucination", "harmful-advice"]}),
+        ("demonstration", {"text": "\u2028猫"}),
+        ("correction", {"text": "answer 0."}),
+        ("chat", TURN),
+    ],
+)
+def test_answers_that_are_taken(task, answer):
+    assert check_answer(ITEMS[task], answer) == answer
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "fragment"),
+    [
+        ("pair", [1], "an object"),
+        ("pair", {"preferred": 1, "strength": 2}, "lacks 'both_bad'"),
+        ("pair", {**PAIR, "model": "x"}, "no field 'model'"),
+        ("pair", {**PAIR, "preferred": 2}, "preferred must be one of 0, 1"),
+        ("pair", {**PAIR, "preferred": False}, "preferred must be"),
+        ("pair", {**PAIR, "strength": 5}, "strength must be one of 1, 2, 3, 4"),
+        ("pair", {**PAIR, "strength": None}, "strength must be"),
+        ("pair", {**PAIR, "strength": 2.0}, "strength must be"),
+        ("pair", {**PAIR, "preferred": None}, "null with a tie"),
+        ("pair", {**PAIR, "both_bad": True}, "only with a tie"),
+        ("pair", {**PAIR, "both_bad": 0}, "true or false"),
+        ("ranking", {"ranks": [1, 2, 3]}, "a list of 4"),
+        ("ranking", {"ranks": [1, 2, 3, 5]}, "a rank must be"),
+        ("ranking", {"ranks": [1, 2, 3, 0]}, "a rank must be"),
+        ("ranking", {"ranks": [2, 2, 3, 4]}, "no answer has rank 1"),
+        ("ranking", {"ranks": "1234"}, "a list of 4"),
+        ("rating", {"rating": 0, "flags": []}, "rating must be"),
+        ("rating", {"rating": 8, "flags": []}, "rating must be"),
+        ("rating", {"rating": 5, "flags": ["unsafe"]}, "a flag must be"),
+        ("rating", {"rating": 5, "flags": ["hallucination"] * 2}, "twice"),
+        ("rating", {"rating": 5, "flags": [["x"]]}, "a flag must be"),
+        ("demonstration", {"text": " \n"}, "empty"),
+        ("demonstration", {"text": None}, "a text"),
+        ("correction", {"text": "answer 0"}, "as it was"),
+        ("chat", {**TURN, "messages": []}, "role user"),
+        ("chat", {**TURN, "messages": [{"role": "assistant", "content": "x"}]}, "role user"),
+        ("chat", {**TURN, "messages": ["你好"]}, "a list of messages"),
+        ("chat", {**TURN, "responses": TURN["responses"][:1]}, "two objects"),
+        ("chat", {**TURN, "responses": [{"response": "a"}] * 2}, "two objects"),
+        ("chat", {**TURN, "last": None}, "last must be"),
+        ("chat", {**TURN, "strength": 0}, "strength must be"),
+    ],
+)
+def test_answers_that_are_refused(task, answer, fragment):
+    with pytest.raises(DataError, match=fragment):
+        check_answer(ITEMS[task], answer)
+
+
+def test_a_correction_of_a_message_differs_from_its_text():
+    message = Item("i", "correction", "p", (Candidate({"role": "assistant", "content": "猫"}),))
+    with pytest.raises(DataError, match="as it was"):
+        check_answer(message, {"text": "猫"})
+
+
+def test_the_strength_of_an_imported_preference_may_be_unknown():
+    unknown = {**PAIR, "strength": None}
+    assert check_answer(ITEMS["pair"], unknown, strength_known=False) == unknown
+    with pytest.raises(DataError, match="strength"):
+        check_answer(ITEMS["pair"], {**PAIR, "strength": 9}, strength_known=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fragment"),
+    [
+        (item("pair", 3), "a pair has 2 answers to show, got 3"),
+        (item("ranking", 1), "2 to 9"),
+        (item("ranking", 10), "2 to 9"),
+        (item("chat", 1), "0 answers"),
+        (item("duel", 2), "task must be one of"),
+        (Item("", "chat", "p"), "item_id"),
+        (Item("i", "chat", "p", needed=0), "needed"),
+        (Item("i", "chat", "p", needed=True), "needed"),
+        (Item("i", "chat", "p", screening=True), "screening"),
+    ],
+)
+def test_items_that_cannot_be_shown(wrong, fragment):
+    with pytest.raises(DataError, match=fragment):
+        check_item(wrong)

@@ -1,0 +1,312 @@
+"""What people send: once, twice, taken back, in a chat; and who people are."""
+
+import pytest
+
+from heedful.errors import DataError
+from heedful.label.assignment import NotHeldError
+from heedful.label.progress import progress, why_nothing
+
+
+@pytest.mark.parametrize("task", ["pair", "ranking", "rating", "demonstration", "correction"])
+def test_a_label_has_all_that_was_seen(memory, answers, task):
+    project = memory()
+    (item,) = project.add(1, task)
+    person = project.person()
+    project.transaction.add("instructions", None, {"version": 1, "text": "谨慎"})
+    given = project.next(person)
+    event = project.label(
+        person, item.item_id, answers[task], nonce="一", comment="好\u2028🐈", flags=["unsafe"], seconds=2
+    )
+    assert event.content == {
+        "item": item.item_id,
+        "answer": answers[task],
+        "order": list(given.order),
+        "instructions": 1,
+        "seconds": 2.0,
+        "comment": "好\u2028🐈",
+        "flags": ["unsafe"],
+        "repeat": False,
+    }
+    assert (event.person, event.nonce, event.kind) == (person, "一", "label")
+    assert event.at == "1970-01-12T13:46:40.000Z"
+
+
+def test_what_is_sent_twice_counts_once(memory):
+    project = memory(repeats=0, overlap=0)
+    first, second, _ = project.add(3)
+    person, other = project.person(), project.person()
+    project.next(person)
+    event = project.label(person, first.item_id, nonce="n")
+    before = project.state.seq
+    assert project.label(person, first.item_id, nonce="n") == event
+    project.next(person)
+    assert project.label(person, first.item_id, nonce="n") == event
+    skipped = project.skip(person, second.item_id, nonce="s")
+    assert project.skip(person, second.item_id, nonce="s") == skipped
+    assert project.state.seq == before + 1
+    for wrong in (lambda: project.label(person, second.item_id, nonce="n"), lambda: project.undo(person, "s")):
+        with pytest.raises(DataError, match="was used for another thing"):
+            wrong()
+    project.next(other)
+    project.skip(other, second.item_id, nonce="n")  # a nonce is each person's own
+
+
+def test_a_second_tab_changes_nothing(memory):
+    """It shows the same item; what it sends under a nonce of its own comes too late."""
+    project = memory(repeats=0)
+    first, _ = project.add(2)
+    person = project.person()
+    assert project.next(person) == project.next(person)
+    project.label(person, first.item_id)
+    with pytest.raises(NotHeldError):
+        project.label(person, first.item_id)
+    assert len(project.state.labels()) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "fragment"),
+    [
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": float("nan")}, "seconds"),
+        ({"seconds": True}, "seconds"),
+        ({"seconds": "2"}, "seconds"),
+        ({"flags": ["nice"]}, "personal-data"),
+        ({"flags": "unsafe"}, "a list"),
+        ({"comment": None}, "comment"),
+        ({"comment": "x" * 20_001}, "20001 characters"),
+        ({"comment": "\ud83d"}, "surrogate"),
+        ({"nonce": "x" * 129}, "nonce"),
+        ({"nonce": 5}, "nonce"),
+        ({"version": 2}, "0 to 1"),
+        ({"version": True}, "0 to 1"),
+        ({"answer": {"preferred": 0}}, "lacks"),
+    ],
+)
+def test_a_label_that_is_refused_changes_nothing(memory, fields, fragment):
+    project = memory()
+    (item,) = project.add(1)
+    person = project.person()
+    project.transaction.add("instructions", None, {"version": 1, "text": ""})
+    given = project.next(person)
+    before = project.state.seq
+    with pytest.raises(DataError, match=fragment):
+        project.label(person, item.item_id, **fields)
+    assert project.state.seq == before
+    assert project.next(person) == given
+    assert project.label(person, item.item_id, version=0).content["instructions"] == 0
+
+
+def test_undo_gives_the_item_back_with_the_old_answer(memory):
+    project = memory(repeats=0, overlap=0)
+    added = project.add(3, "ranking")
+    person, other = project.person(), project.person()
+    given = project.next(person)
+    project.label(person, added[0].item_id, {"ranks": [3, 1, 1]}, comment="哦", flags=["broken"])
+    project.next(person)
+    event, again = project.undo(person, "u")
+    assert event.kind == "retract"
+    assert (again.item, again.order) == (added[0], given.order)
+    on_screen = {"ranks": [[3, 1, 1][candidate] for candidate in given.order]}
+    assert again.draft == {"answer": on_screen, "comment": "哦", "flags": ["broken"]}
+    assert project.state.labels() == []
+    assert project.next(other).item == added[1], "what was on the screen before goes back to the others"
+    assert project.undo(person, "u") == (event, again)
+    project.label(person, added[0].item_id)
+    assert project.undo(person, "u")[0] == event
+    assert [one.item for one in project.state.labels()] == [added[0]]
+
+
+def test_undo_goes_back_step_by_step(memory):
+    project = memory(repeats=0, overlap=0)
+    added = project.add(3)
+    person = project.person()
+    project.next(person)
+    project.label(person, added[0].item_id)
+    project.next(person)
+    project.skip(person, added[1].item_id)
+    project.next(person)
+    project.label(person, added[2].item_id)
+    back = [project.undo(person)[1].item for _ in range(3)]
+    assert back == added[::-1]
+    assert project.undo(person) is None
+    assert project.work_through(person) == [item.item_id for item in added]
+
+
+def test_a_skip_that_is_taken_back_takes_nothing_from_others(memory):
+    project = memory(repeats=0, overlap=0)
+    first, second = project.add(2)
+    person, other = project.person(), project.person()
+    project.next(person)
+    project.skip(person, first.item_id)
+    project.next(person)
+    project.next(other)
+    assert project.undo(person, "u")[1].item == second
+    project.label(other, first.item_id)
+    assert project.work_through(person) == [second.item_id]
+    assert project.state.left == []
+
+
+def test_a_repeat_that_is_taken_back_is_a_repeat_again(memory):
+    project = memory(repeats=0.5, overlap=0)
+    project.add(30)
+    person = project.person()
+    while not (given := project.next(person)).repeat:
+        project.label(person, given.item.item_id)
+    project.label(person, given.item.item_id)
+    again = project.undo(person)[1]
+    assert (again.item, again.repeat, again.order) == (given.item, True, given.order)
+
+
+def test_drafts_stay_until_the_item_is_sent(memory):
+    project = memory(repeats=0, overlap=0)
+    first, second = project.add(2, "demonstration")
+    person = project.person()
+    assert project.next(person).draft is None
+    draft = {"answer": {"text": "猫\u2028"}, "comment": "", "flags": []}
+    project.draft(person, first.item_id, draft)
+    assert project.next(person).draft == draft
+    project.label(person, first.item_id)
+    assert project.next(person).item == second
+    assert project.next(person).draft is None
+    with pytest.raises(DataError, match="surrogate"):
+        project.draft(person, second.item_id, "\ud800")
+
+
+def turn(before, words, preferred=0, last=False):
+    """The label of a turn that goes on from the turn before with its preferred answer."""
+    messages = []
+    if before is not None:
+        chosen = before["responses"][0]["response"]
+        messages = [*before["messages"], {"role": "assistant", "content": chosen}]
+    messages.append({"role": "user", "content": words})
+    responses = [{"response": f"{words}, {k}", "source": {"checkpoint": f"secret-{k}"}} for k in range(2)]
+    return {
+        "messages": messages,
+        "responses": responses,
+        "preferred": preferred,
+        "strength": 1,
+        "both_bad": False,
+        "last": last,
+    }
+
+
+def test_a_chat_is_labelled_turn_by_turn(memory):
+    project = memory()
+    item, _ = project.add(2, "chat")
+    person = project.person()
+    orders, answer = [], None
+    said = ["你好", "再见", "🐈"]
+    for words in said:
+        given = project.next(person)
+        assert given.item == item
+        assert [one.content["answer"]["messages"][-1]["content"] for one in given.turns] == ["你好", "再见"][
+            : len(given.turns)
+        ]
+        answer = turn(answer, words, last=words == "🐈")
+        assert project.label(person, item.item_id, answer).content["order"] == list(given.order)
+        orders.append(given.order)
+    assert project.state.is_done(item)
+    assert len(project.state.labels()) == 3
+    assert project.next(person).item != item
+
+
+def test_a_turn_is_answered_once(memory):
+    """A second tab of a chat that sends the same turn again, under a nonce of its own."""
+    project = memory()
+    (item,) = project.add(1, "chat")
+    person = project.person()
+    project.next(person)
+    first = turn(None, "你好")
+    project.label(person, item.item_id, first)
+    with pytest.raises(NotHeldError, match="answered already"):
+        project.label(person, item.item_id, first)
+    with pytest.raises(NotHeldError, match="answered already"):
+        project.label(person, item.item_id, turn(None, "something else"))
+    project.label(person, item.item_id, turn(first, "再见"))
+
+
+def test_a_turn_that_is_taken_back_does_not_tell_who_wrote_it(memory):
+    project = memory()
+    (item,) = project.add(1, "chat")
+    person = project.person()
+    order = project.next(person).order
+    answer = turn(None, "你好", preferred=1, last=True)
+    project.label(person, item.item_id, answer)
+    again = project.undo(person)[1]
+    assert again.order == order
+    assert again.draft["answer"]["responses"] == [{"response": f"你好, {candidate}"} for candidate in order]
+    assert again.draft["answer"]["preferred"] == order.index(1)
+    assert "secret" not in str(again.draft)
+    assert not project.state.is_done(item)
+
+
+def test_progress(memory):
+    project = memory(repeats=0, overlap=0, screening_items=2)
+    project.add(5)
+    project.add(3, screening=True)
+    regular = project.person(standing="active")
+    newcomer, evaluates, viewer = project.person(), project.person(standing="held-out"), project.person(role="viewer")
+
+    def counts(person, day="1970-01-12"):
+        found = progress(project.state, project.settings, person, day)
+        return [found[name] for name in ("done", "left", "own", "today")]
+
+    project.work_through(regular, 2)
+    project.work_through(newcomer, 1)
+    project.work_through(evaluates, 4)
+    assert counts(regular) == [2, 3, 2, 2]
+    assert counts(regular, "1970-01-13") == [2, 3, 2, 0]
+    assert counts(newcomer) == [1, 1, 1, 1]
+    assert counts(evaluates) == [4, 1, 4, 4]
+    assert counts(viewer) == [2, 3, 0, 0]
+    project.undo(regular)
+    assert counts(regular) == [1, 4, 1, 1]
+
+
+def test_why_there_is_nothing(memory):
+    project = memory(repeats=0, overlap=0, screening_items=1)
+    regular, viewer = project.person(standing="active"), project.person(role="viewer")
+    newcomer = project.person()
+
+    def why(person):
+        assert project.next(person) is None
+        return why_nothing(project.state, person)
+
+    assert why(regular) == "empty"
+    (item,) = project.add(1)
+    project.next(project.owner)
+    assert [why(regular), why(viewer), why(newcomer)] == ["others", "viewer", "screening"]
+    project.label(project.owner, item.item_id)
+    assert why(regular) == "done"
+    for standing in ("refused", "removed"):
+        project.change(regular, standing=standing)
+        assert why(regular) == standing
+
+
+def test_the_last_owner_stays(memory):
+    project = memory()
+    for changes in ({"role": "annotator"}, {"standing": "removed"}):
+        with pytest.raises(DataError, match="only owner"):
+            project.change(project.owner, **changes)
+    second = project.person("second", "owner")
+    project.change(project.owner, standing="removed")
+    with pytest.raises(DataError, match="only owner"):
+        project.change(second, role="viewer")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fragment"),
+    [
+        ({"name": " \u2028"}, "empty"),
+        ({"name": "x" * 201}, "201 characters"),
+        ({"name": "\udc00"}, "surrogate"),
+        ({"role": "admin"}, "owner, annotator, viewer"),
+        ({"standing": "late"}, "screening, active, refused"),
+        ({"role": "viewer", "standing": "held-out"}, "a standing of annotators"),
+    ],
+)
+def test_people_that_cannot_be(memory, fields, fragment):
+    project = memory()
+    with pytest.raises(DataError, match=fragment):
+        project.person(**fields)
+    assert len(project.state.people) == 1

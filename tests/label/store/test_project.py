@@ -1,0 +1,255 @@
+"""The facade on the disk: projects and their settings, people and their tokens, labels from elsewhere, the commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.label import ProjectSettings
+from heedful.errors import ConfigError, DataError
+from heedful.label import project as project_module
+from heedful.label.project import Project
+from heedful.label.records import Person
+
+SETTINGS = ProjectSettings(
+    name="猫 🐈: #1",
+    task="ranking",
+    overlap=0.35,
+    overlap_people=4,
+    repeats=0.1,
+    screening_items=7,
+    screening_agreement=0.65,
+    lease_minutes=2.5,
+    seed=2**62,
+    markdown=True,
+)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self):
+        self.now = 1_700_000_000.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_hours(self, hours):
+        self.now += 3600 * hours
+
+
+def test_settings_are_read_back(tmp_path):
+    Project.create(tmp_path / "p", SETTINGS).close()
+    with Project.open(tmp_path / "p") as project:
+        assert project.settings == SETTINGS
+        assert project.people() == [Person("p1", "owner", "owner", "active")]
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        (
+            "name: x\noverlap: 0.1\nover-lap: 1\n",
+            "project.yaml:3: over_lap is not a setting of a project; it has name, ",
+        ),
+        ("seed: 0\noverlap: 2\n", "project.yaml:2: --overlap must lie between 0 and 1"),
+        ("seed: 0.5\n", "project.yaml:1: seed must be a whole number"),
+        ("\nrepeats: often\n", "project.yaml:2: repeats must be a number"),
+        ("task: duel\n", "project.yaml:1: task must be one of pair, ranking"),
+        ("markdown: maybe\n", "project.yaml:1: markdown must be true or false"),
+        ("name: a\nname: b\n", "project.yaml:2: the key 'name' is set twice"),
+        ("overlap: [0.1]\n", "project.yaml:1: overlap takes one value"),
+        ("name: ''\n", "project.yaml:1: --name is empty"),
+        ("repeats: nan\n", "project.yaml:1: --repeats must be"),
+        ("format: 一\n", "project.yaml:1: format must be a whole number, got '一'"),
+        ("format: []\n", "project.yaml:1: format must be a whole number, got ''"),
+        ("format: 0\n", "project.yaml:1: format must be 1, got 0"),
+        ("- a\n", "expected 'key: value' lines"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_with_their_line(tmp_path, text, fragment):
+    (tmp_path / "project.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        Project.open(tmp_path)
+    assert fragment in str(raised.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["project.yaml"]
+
+
+def test_what_is_no_project_is_left_alone(tmp_path):
+    with pytest.raises(ConfigError, match=r"is not a labelling project: .* `heedful label new"):
+        Project.open(tmp_path)
+    (tmp_path / "thesis.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        Project.create(tmp_path, SETTINGS)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        Project.create(tmp_path / "thesis.txt", SETTINGS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.txt"]
+
+
+def test_a_project_whose_making_was_cut_short_gets_its_owner(tmp_path):
+    (tmp_path / "project.yaml").write_text("name: x\n", encoding="utf-8")
+    for _ in range(2):
+        with Project.open(tmp_path) as project:
+            assert [person.role for person in project.people()] == ["owner"]
+
+
+def test_an_item_is_added_once(project, items):
+    before = project.items()
+    assert project.add_items(items(25)) == 5
+    assert project.items()[:20] == before
+    assert project.add_items([*items(1, start=30), *items(1, start=30)]) == 1
+    assert [item.item_id for item in project.items()][20:] == [
+        item.item_id for item in [*items(5, start=20), *items(1, start=30)]
+    ]
+
+
+def test_columns_come_back_in_their_order(project, items):
+    columns = {"z": [1, {"猫": None}], "a": "\u2028", "m": 1.5}
+    (item,) = items(1, start=50, columns=columns, chosen_by="active", round=3)
+    project.add_items([item])
+    project.close()
+    with Project.open(project.folder) as again:
+        found = again.items()[-1]
+    assert found == item
+    assert list(found.columns) == ["z", "a", "m"]
+
+
+def test_items_are_added_all_or_none(project, items):
+    good, bad = items(2, start=60)
+    for wrong in ({"task": "duel"}, {"columns": {"x": float("nan")}}, {"prompt": "\ud800"}):
+        broken = type(bad)(**{**vars(bad), **wrong})
+        with pytest.raises(DataError):
+            project.add_items([good, broken])
+    assert len(project.items()) == 20
+
+
+def test_an_invitation_signs_in_once(tmp_path):
+    clock = Clock()
+    with Project.create(tmp_path / "p", SETTINGS, clock=clock) as project:
+        person = project.add_person("张伟", "annotator")
+        assert person == Person("p2", "张伟", "annotator", "screening")
+        token = project.invite("p2")
+        session = project.redeem(token)
+        assert project.session(session) == person
+        assert project.redeem(token) is None
+        for other in ("", "x", token, session[:-1], session + "x", "猫", "\ud800"):
+            assert project.session(other) is None
+            assert project.redeem(other) is None
+        first, second = project.invite("p2"), project.invite("p2")
+        assert project.redeem(first) is None, "a new link takes the place of the one before"
+        other = project.redeem(second)
+        project.end_session(other)
+        assert project.session(other) is None
+        assert project.session(session) == person
+        changed = project.set_person("p2", name="李娜", role="viewer", standing="active")
+        assert project.session(session) == changed == Person("p2", "李娜", "viewer", "active")
+        with pytest.raises(DataError, match="no person 'p9'"):
+            project.invite("p9")
+
+
+def test_tokens_end(tmp_path):
+    clock = Clock()
+    with Project.create(tmp_path / "p", SETTINGS, clock=clock) as project:
+        token, late = project.invite("p1", hours=72), project.redeem(project.invite("p1"))
+        token = project.invite("p1", hours=72)
+        clock.pass_hours(71.9)
+        session = project.redeem(token, hours=10)
+        token = project.invite("p1", hours=1)
+        clock.pass_hours(1)
+        assert project.redeem(token) is None
+        assert project.session(session) is not None
+        clock.pass_hours(9)
+        assert project.session(session) is None
+        assert project.session(late) is not None
+    with Project.open(tmp_path / "p", clock=clock) as project:
+        assert project.session(late).role == "owner"
+        clock.pass_hours(24 * 14)
+        assert project.session(late) is None
+
+
+def test_who_is_removed_is_signed_out(project):
+    session, token = project.redeem(project.invite("p2")), project.invite("p2")
+    project.set_person("p2", standing="removed")
+    assert project.session(session) is None
+    assert project.redeem(token) is None
+    with pytest.raises(DataError, match="was removed"):
+        project.invite("p2")
+    project.set_person("p2", standing="active")
+    assert project.session(session) is None
+
+
+def test_no_token_is_written_down(project):
+    tokens = [project.invite("p2"), project.redeem(project.invite("p1"))]
+    project.close()
+    for path in project.folder.iterdir():
+        content = path.read_bytes()
+        assert not any(token.encode() in content for token in tokens), path.name
+
+
+def test_labels_from_elsewhere(project, answers):
+    """Nobody has to hold their items; they count, and are not added twice."""
+    first, second, *_ = [item.item_id for item in project.items()]
+    unknown = {"preferred": 1, "strength": None, "both_bad": False}
+    imported = project.add_person("elsewhere", "annotator").person_id
+    assert project.add_labels(imported, [(first, answers["pair"]), (second, unknown), (first, unknown)]) == 2
+    assert project.add_labels(imported, [(first, unknown)]) == 0
+    assert [one.event.content["answer"] for one in project.labels()] == [answers["pair"], unknown]
+    assert {one.event.content["seconds"] for one in project.labels()} == {None}
+    assert project.progress("p2")["left"] == 18
+    assert project.undo(imported, "u") is None, "an import is not taken back by a click"
+    before = len(project.events())
+    for wrong in (("nothing", unknown), (second, {"ranks": [1, 2]})):
+        with pytest.raises(DataError):
+            project.add_labels(imported, [(project.items()[5].item_id, unknown), wrong])
+    assert len(project.events()) == before
+
+
+def test_instructions_have_versions(project):
+    assert project.instructions() == (0, "")
+    assert project.set_instructions("一") == 1
+    assert project.next_item("p2").instructions_version == 1
+    assert project.set_instructions("二\u2028") == 2
+    assert project.instructions() == (2, "二\u2028")
+
+
+def test_every_method_says_what_it_does():
+    for name in vars(Project):
+        if not name.startswith("_"):
+            assert getattr(Project, name).__doc__, name
+    assert set(project_module.__all__) == {"Assignment", "Labelled", "NotHeldError", "Project"}
+
+
+def test_the_command_that_makes_a_project(tmp_path, capsys):
+    folder = tmp_path / "标注"
+    assert main(["label", "new", str(folder), "--name", "猫", "--overlap", "0.5", "--markdown"]) == 0
+    said = capsys.readouterr().out
+    assert f"the project '猫' is in {folder}" in said.replace("\n", "")
+    with Project.open(folder) as project:
+        assert project.settings == ProjectSettings(name="猫", overlap=0.5, markdown=True)
+    assert main(["label", "new", str(folder)]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert main(["label", "rebuild", str(folder)]) == 0
+    assert "is sound, and equal" in capsys.readouterr().out
+    assert main(["label", "rebuild", str(tmp_path)]) == 2
+    assert "is not a labelling project" in capsys.readouterr().err
+
+
+def test_a_project_is_called_like_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["label", "new", "反馈 🐈"]) == 0
+    with Project.open("反馈 🐈", read_only=True) as project:
+        assert project.settings.name == "反馈 🐈"
+
+
+def test_commands_need_no_torch(tmp_path):
+    """They begin in a second, and the room never loads it."""
+    code = (
+        "import sys; from heedful.cli import main\n"
+        f"assert main(['label', 'new', {str(tmp_path / 'p')!r}]) == 0\n"
+        f"assert main(['label', 'rebuild', {str(tmp_path / 'p')!r}]) == 0\n"
+        "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "datasets", "numpy"} & set(json.loads(done.stdout.splitlines()[-1]))

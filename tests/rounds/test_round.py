@@ -1,0 +1,259 @@
+"""`heedful round`: two rounds with simulated labellers, what is written, waiting, resuming after kills, refusals."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+
+import pytest
+
+from heedful.cli import main
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item
+from heedful.label.rounds_page import rounds_of
+
+REWARD = "batch_size: 2\nmax_steps: 2\nlearning_rate: 1e-3\neval_every: 1\nsample_every: 0\n"
+PPO = "steps: 1\nrollout_batch_size: 2\nminibatch_size: 2\nppo_epochs: 1\nsample_every: 0\n"
+SETTINGS = (
+    "--labels", "6", "--answers", "3", "--max-new-tokens", "4", "--response-length", "fixed", "--eval-fraction", "0.4",
+    "--reward-models", "2", "--random-share", "0.5", "--pool", "2", "--judge", "rule:length:1-2", "--device", "cpu",
+    "--dtype", "float32",
+)  # fmt: skip
+SIMULATED = (
+    "--rewards",
+    "rule:length:1-2",
+    "--scale",
+    "0.5",
+    "--labellers",
+    "2",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+)
+
+
+@pytest.fixture(scope="module")
+def words(tiny, tmp_path_factory):
+    """The words of a round on a small project, ``heedful round PROJECT`` left out."""
+    folder = tmp_path_factory.mktemp("设置")
+    (folder / "评分.yaml").write_text(REWARD, encoding="utf-8")
+    (folder / "策略.yaml").write_text(PPO, encoding="utf-8")
+    rows = ({"prompt": f"第{i}个：🦊\u2028{i} + {i} = ?", "难度": i} for i in range(30))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "题.jsonl").write_text(text, encoding="utf-8")
+    start = ("--policy", tiny("qwen3"), "--prompts", folder / "题.jsonl")
+    files = ("--reward-config", folder / "评分.yaml", "--ppo-config", folder / "策略.yaml")
+    return [str(word) for word in (*start, *SETTINGS, *files)]
+
+
+def quietly(*command):
+    """What a command printed. It must succeed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main([str(word) for word in command])
+    assert status == 0, said.getvalue()
+    return said.getvalue()
+
+
+def made(folder):
+    quietly("label", "new", folder, "--name", "回合")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path):
+    return made(tmp_path / "标注 项目")
+
+
+@pytest.fixture(scope="module")
+def finished(words, tmp_path_factory):
+    """A project whose first round is finished, and what each command said. Read-only."""
+    folder = made(tmp_path_factory.mktemp("直达") / "标注 项目")
+    commands = (
+        ("round", folder, *words),
+        ("round", folder),
+        ("label", "simulate", folder, *SIMULATED),
+        ("round", folder),
+    )
+    return folder, [quietly(*command) for command in commands]
+
+
+def items_of(project, number):
+    with Project.open(project, read_only=True) as opened:
+        return [item for item in opened.items() if item.round == number]
+
+
+def notes_of(project, number):
+    return json.loads((project / "rounds" / str(number) / "round.json").read_text("utf-8"))
+
+
+def test_two_rounds(finished, tmp_path):
+    """Each step's numbers, the second round's choice, and what the page reads."""
+    folder, (waits, waits_still, _, ends) = finished
+    assert "6 pairs are ready to be labelled" in waits
+    assert all("0 of 6 pairs are labelled, 6 are needed" in said for said in (waits, waits_still))
+    assert "round 1 is finished: its policy beats the one before in" in ends
+    project = shutil.copytree(folder, tmp_path / folder.name)
+    items = items_of(project, 1)
+    assert [(item.chosen_by, item.task, len(item.candidates)) for item in items] == [("random", "pair", 2)] * 6
+    first_policy = notes_of(project, 1)["before"]
+    assert all(item.candidates[0].source["checkpoint"] == first_policy and "难度" in item.columns for item in items)
+    notes = notes_of(project, 1)
+    assert list(notes["steps"]) == ["sample", "label", "reward", "ppo", "evaluate"]
+    steps = notes["steps"]
+    assert (steps["sample"]["asked"], steps["sample"]["random"], steps["label"]["pairs"]) == (6, 6, 6)
+    assert len(steps["reward"]["models"]) == 2
+    assert steps["reward"]["train_pairs"] + steps["reward"]["eval_pairs"] == steps["label"]["labels"] >= 6
+    assert len(steps["evaluate"]["samples"]) == 10
+    assert {"prompt", "response", "score", "previous", "previous_score", "judge", "previous_judge"} == set(
+        steps["evaluate"]["samples"][0]
+    )
+    assert steps["evaluate"]["judge_over_first"] == steps["evaluate"]["judge_over_previous"]
+    scores = [json.loads(line) for line in (project / "scores.jsonl").read_text("utf-8").splitlines()]
+    assert {row["item"] for row in scores} == {item.item_id for item in items}
+
+    assert "round 2: the next step is sample" in quietly("round", project)
+    second = items_of(project, 2)
+    assert sorted(item.chosen_by for item in second) == ["active"] * 3 + ["random"] * 3
+    assert all(item.columns["disagreement"] >= 0 for item in second)
+    assert all(item.candidates[0].source["checkpoint"] == steps["ppo"]["model"] for item in second)
+    assert not {item.item_id for item in items} & {item.item_id for item in second}
+
+    page = rounds_of(project)
+    json.dumps(page, allow_nan=False)
+    first, current = page["rounds"]
+    assert (first["step"], current["step"]) == (None, "label")
+    assert set(first["curves"]) == {"reward-1", "reward-2", "ppo"}
+    assert {curve["metric"] for curve in first["curves"]["ppo"]} >= {"reward/score_mean", "reference/kl"}
+    assert len(first["answers"]) == 10
+    assert page["across"]["labels"] == [6, None]
+    assert page["across"]["win_rate"] == [steps["evaluate"]["over_previous"]["win_rate"], None]
+
+
+KILLS = ["round.sampled", *(f"round.{when}@{step}" for step in range(1, 4) for when in ("step", "noted"))]
+
+
+IN_TRAINING = ("step.learned@1", "step.learned@2", "save.files@1", "run.finished@1", "evaluation@1")
+
+
+def finish(start, project, words, faults=""):
+    """Do round 1 in processes of its own until it is finished, the first of each half with a fault. Returns round.json."""
+    environment = os.environ | {"HEEDFUL_FAULTS": faults, "OMP_NUM_THREADS": "1"}
+    killed = 0
+    for command in (["round", project, *words], ["label", "simulate", project, *SIMULATED], ["round", project]):
+        for _ in range(4):
+            process = start(*command, env=environment)
+            said = process.communicate(timeout=120)
+            if process.returncode == 0:
+                break
+            assert process.returncode == -9, said
+            killed += 1
+            environment |= {"HEEDFUL_FAULTS": ""}
+        assert process.returncode == 0
+    return without_times(notes_of(project, 1)), killed
+
+
+def without_times(notes):
+    for step in notes["steps"].values():
+        step.pop("seconds")
+        step.pop("statistics", None)
+    return notes
+
+
+def compared(project, notes):
+    """What must be equal whether or not a kill came between: notes, labels (not their random ids), and models' weights."""
+    folder = project / "rounds" / "1"
+    weights = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.safetensors"))
+        if "checkpoints" not in path.parts
+    }
+    lines = (folder / "labels" / "preferences.train.jsonl").read_text("utf-8").split("\n")
+    labels = [[json.loads(line)[name] for name in ("prompt", "chosen", "rejected")] for line in lines if line]
+    return json.dumps(notes, ensure_ascii=False).replace(str(project), "P"), weights, labels
+
+
+def after_a_kill(start, straight, project, words, point):
+    fault = point.replace("@", ":kill@") if "@" in point else f"{point}:kill"
+    got, killed = finish(start, project, words, fault)
+    assert killed == 1, "the fault point was not reached"
+    assert compared(project, got) == compared(straight, without_times(notes_of(straight, 1)))
+
+
+def test_a_kill_while_it_is_asking_changes_nothing(forked_heedful, finished, project, words):
+    """The pairs are in the project, and the step is not noted."""
+    after_a_kill(forked_heedful, finished[0], project, words, "round.step@1")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("point", [*KILLS, *IN_TRAINING])
+def test_kills_change_nothing(forked_heedful, finished, project, words, point):
+    after_a_kill(forked_heedful, finished[0], project, words, point)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--prompts", ""), "--policy is given, but not --prompts"),
+        (("--random-share", "0.5", "--reward-models", "1"), "--reward-models is 1; train at least 2"),
+        (("--random-share", "0.1"), "--random-share must be at least 0.2"),
+        (("--temperature", "0"), "--temperature must be greater than 0 here"),
+    ],
+)
+def test_refusals(heedful, project, words, flags, said):
+    outcome = heedful("round", project, *words, *flags)
+    assert outcome.status == 2
+    assert said in outcome.message
+    assert not (project / "rounds").exists()
+
+
+def test_what_is_no_project_is_refused(heedful, words, tmp_path):
+    outcome = heedful("round", tmp_path / "没有", *words)
+    assert (outcome.status, "is no labelling project" in outcome.message) == (2, True)
+
+
+def test_the_first_call_needs_a_policy(heedful, project):
+    outcome = heedful("round", project)
+    assert outcome.status == 2
+    assert "--policy and --prompts are missing" in outcome.message
+
+
+def test_other_settings_are_refused_while_a_round_is_under_way(heedful, project, words):
+    assert heedful("round", project, *words).status == 0
+    outcome = heedful("round", project, *words, "--labels", "7")
+    assert outcome.status == 2
+    assert "--labels is 7, but the project's rounds have 6" in outcome.message
+    assert heedful("round", project, "--enough", "0.5").status == 0, "how much is enough may change"
+
+
+def test_skipped_pairs_need_not_hold_a_round_up(heedful, project, words):
+    assert heedful("round", project, *words).status == 0
+    with Project.open(project) as opened:
+        person = opened.add_person("甲", "annotator").person_id
+        for number in range(6):
+            item = opened.next_item(person).item
+            if number < 2:
+                opened.skip(person, item.item_id, "看不懂", (), f"n{number}")
+            else:
+                answer = {"preferred": number % 2, "strength": 2, "both_bad": False}
+                opened.label(person, item.item_id, answer, nonce=f"n{number}", seconds=1.0)
+        # what a server's policy writes meanwhile is not of the round
+        opened.add_items([Item("0" * 20, "pair", "别的", (Candidate("甲"), Candidate("乙")), chosen_by="random")])
+    outcome = heedful("round", project)
+    assert "4 of 6 pairs are labelled, 6 are needed (2 were skipped; --enough goes on without them)" in outcome.out
+    outcome = heedful("round", project, "--enough", "0.6")
+    assert "round 1 is finished" in outcome.out, outcome.err
+
+
+def test_labels_for_evaluation_only_do_not_make_enough(heedful, project, words):
+    assert heedful("round", project, *words).status == 0
+    with Project.open(project) as opened:
+        person = opened.add_person("评估", "annotator", standing="held-out").person_id
+        for number in range(6):
+            item = opened.next_item(person).item
+            answer = {"preferred": 0, "strength": 2, "both_bad": False}
+            opened.label(person, item.item_id, answer, nonce=f"n{number}", seconds=1.0)
+    assert "0 of 6 pairs are labelled, 6 are needed" in heedful("round", project).out

@@ -1,0 +1,75 @@
+"""What the page of rounds reads: projects without rounds, half-written metrics, long curves, damaged files; no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from heedful.errors import DataError
+from heedful.label.rounds_page import MOST_POINTS, rounds_of
+
+
+def test_a_project_without_rounds(tmp_path):
+    page = rounds_of(tmp_path)
+    assert page["rounds"] == []
+    assert set(map(tuple, page["across"].values())) == {()}
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A project whose first round is being trained."""
+    folder = tmp_path / "rounds" / "1"
+    folder.mkdir(parents=True)
+    (tmp_path / "rounds.json").write_text('{"rounds": 1, "settings": {}}', encoding="utf-8")
+    agreement = {"pair": {"items": 3, "share": {"value": 0.7}}}
+    steps = {"sample": {"asked": 5}, "label": {"pairs": 5, "labels": 6, "statistics": {"agreement": agreement}}}
+    (folder / "round.json").write_text(json.dumps({"round": 1, "settings": {"labels": 5}, "steps": steps}), "utf-8")
+    return tmp_path
+
+
+def test_half_a_line_and_what_is_no_number_are_left_out(begun):
+    run = begun / "rounds" / "1" / "reward"
+    run.mkdir()
+    lines = [
+        {"step": 0, "eval/accuracy": 0.5},
+        {"step": 1, "reward/accuracy": 0.6},
+        {"step": 2, "reward/accuracy": None},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "reward/acc'
+    (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    page = rounds_of(begun)
+    (one,) = page["rounds"]
+    assert (one["step"], one["agreement"]["share"]["value"], one["label"]) == ("reward", 0.7, {"pairs": 5, "labels": 6})
+    assert {curve["name"]: curve["points"] for curve in one["curves"]["reward"]} == {
+        "accuracy": [[1, 0.6]],
+        "accuracy, held out": [[0, 0.5]],
+    }
+    assert (page["across"]["labels"], page["across"]["agreement"], page["across"]["kl"]) == ([5], [0.7], [None])
+
+
+def test_long_curves_keep_their_ends(begun):
+    run = begun / "rounds" / "1" / "ppo"
+    run.mkdir()
+    text = "".join(json.dumps({"step": step, "reward/score_mean": float(step)}) + "\n" for step in range(5000))
+    (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    points = rounds_of(begun)["rounds"][0]["curves"]["ppo"][0]["points"]
+    assert len(points) == MOST_POINTS
+    assert (points[0], points[-1]) == ([0, 0.0], [4999, 4999.0])
+    assert points == sorted(points)
+
+
+def test_a_round_that_has_no_notes_yet(begun):
+    (begun / "rounds.json").write_text('{"rounds": 2, "settings": {}}', encoding="utf-8")
+    assert rounds_of(begun)["rounds"][1]["step"] == "sample"
+
+
+def test_a_damaged_file_is_named(begun):
+    (begun / "rounds.json").write_text('{"rounds', encoding="utf-8")
+    with pytest.raises(DataError, match=r"rounds\.json cannot be read"):
+        rounds_of(begun)
+
+
+def test_reading_loads_no_torch():
+    code = "import sys, heedful.label.rounds_page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
