@@ -305,9 +305,10 @@ def loaded_after(code):
 
 def test_core_needs_torch_and_jaxtyping_alone():
     """Measured against torch and jaxtyping themselves, whatever those load. lazy_loader is what `import heedful` needs."""
-    extra = loaded_after("import heedful.core") - loaded_after("import torch, jaxtyping")
+    loaded = loaded_after("import heedful.core")
+    extra = loaded - loaded_after("import torch, jaxtyping")
     assert extra <= {"heedful", "lazy_loader"} | sys.stdlib_module_names
-    assert not {"transformers", "tyro", "datasets", "tokenizers", "yaml", "rich"} & loaded_after("import heedful.core")
+    assert not {"transformers", "tyro", "datasets", "tokenizers", "yaml", "rich"} & loaded
 
 
 def test_importing_heedful_loads_nothing():

@@ -21,9 +21,17 @@ from transformers import (
 TRAINERS = ("sft", "reward", "ppo", "grpo", "dpo", "kto")
 ONLINE = ("ppo", "grpo")
 PAIRS = ("reward", "dpo")
-each_trainer = pytest.mark.parametrize("command", TRAINERS)
-each_online = pytest.mark.parametrize("command", ONLINE)
-on_pairs = pytest.mark.parametrize("command", PAIRS)
+
+
+def of_commands(commands):
+    """Of commands that read the same data in the same way, the first; the others are exhaustive."""
+    return pytest.mark.parametrize(
+        "command", [pytest.param(one, marks=pytest.mark.exhaustive) if one in ALIKE else one for one in commands]
+    )
+
+
+ALIKE = ("grpo", "dpo")
+each_trainer, each_online, on_pairs = map(of_commands, (TRAINERS, ONLINE, PAIRS))
 LONG = "很长的问题" * 20
 UNIT = {"sft": "demonstrations", "reward": "pairs", "ppo": "prompts", "grpo": "prompts", "dpo": "pairs"}
 UNIT["kto"] = "labelled responses"

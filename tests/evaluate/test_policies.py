@@ -294,7 +294,7 @@ def independent_losses(folder, ids, length):
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("length", [None, 2, 17])
+@pytest.mark.parametrize("length", [None, pytest.param(2, marks=pytest.mark.exhaustive), 17])
 def test_perplexity_of_text_longer_than_the_context(tiny, written, cpu, architecture, length):
     folder = tiny(architecture)
     texts = ["从前有一座山，" * 20, "a tale of two cities", "短", "x" * 127, "y" * 128]

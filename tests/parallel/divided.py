@@ -47,7 +47,7 @@ from heedful.train.same_run import check_same_weights
 from heedful.train.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
 from heedful.train.state_file import DIVIDED, read_state, write_divided, write_state
 
-MODELS, FOLDER = (Path(word) for word in sys.argv[1:])
+(MODELS, FOLDER), NAMES = (Path(word) for word in sys.argv[1:3]), sys.argv[3:]
 CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
 CONFIG = SFTConfig(model="m", data="d", output="o", learning_rate=1e-3)
 APART = replace(CONFIG, optimizer_device="cpu")
@@ -438,9 +438,9 @@ EVERY = {
 def main():
     ranks.join(CPU, timedelta(seconds=60))
     found = {}
-    for name, case in EVERY.items():
+    for name in NAMES:
         started = time.perf_counter()
-        found[name] = case()
+        found[name] = EVERY[name]()
         print(name, found[name], f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
     print(json.dumps(found))
     ranks.leave()

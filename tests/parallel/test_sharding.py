@@ -1,4 +1,4 @@
-"""Models divided among two ranks train, sample, are saved and go on as whole ones do. All cases share one launch."""
+"""Models divided among two ranks train, sample, are saved and go on as whole ones do. Cases share a launch."""
 
 import json
 import math
@@ -19,23 +19,27 @@ from heedful.train.division import divide, divides, loading_device
 from heedful.types import MicroBatch
 
 LEAST = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full"}
-TRAINED = (
+OFTEN = (
     "tied, with a value head",
     "untied",
+    "a rank without rows",
+    "sums in every micro-batch",
+    "encoder",
+    "in float64",
+    "bfloat16, untied",
+)
+SELDOM = (
     "adapters",
     "layers recomputed",
-    "a rank without rows",
     "unequal micro-batches",
-    "sums in every micro-batch",
     "reward model",
-    "encoder",
     "value model",
-    "in float64",
     "moments of its own",
     "bfloat16",
-    "bfloat16, untied",
     "bfloat16, reward model",
 )
+OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "whole for a time")
+OTHERS += ("whole for a time, bfloat16", "copies", "average", "states", "states, bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +48,35 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two(results, checkpoints, folder):
+def launched(results, checkpoints, folder):
+    """``launched(names)`` is what two ranks found of these cases."""
     assert {"gpt2", "llama", "qwen2", "qwen3"} <= set(DECODERS)
-    return results(2, "divided.py", checkpoints["gpt2"].parent, folder)
+    return lambda names: results(2, "divided.py", checkpoints["gpt2"].parent, folder, *names)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_five_steps_give_the_numbers_of_one_process(two, name):
+@pytest.fixture(scope="module")
+def two(launched):
+    return launched((*OFTEN, *OTHERS))
+
+
+@pytest.fixture(scope="module")
+def seldom(launched):
+    return launched(SELDOM)
+
+
+@pytest.mark.parametrize(
+    ("cases", "name"),
+    [
+        *(("two", name) for name in OFTEN),
+        *(pytest.param("seldom", name, marks=pytest.mark.exhaustive) for name in SELDOM),
+    ],
+)
+def test_five_steps_give_the_numbers_of_one_process(request, cases, name):
     """Sums are made in another order: rounding, and what AdamW makes of it, is all that may differ.
 
     In bfloat16 all rows are on one rank: each rank's gradients are rounded to it before they are summed.
     """
-    for found in two:
+    for found in request.getfixturevalue(cases):
         most = 1e-10 if name == "in float64" else 1e-5
         assert found[name]["loss"] < most
         assert found[name]["norm"] < most

@@ -102,6 +102,7 @@ def log_prob(model, pair, response):
     return sum(logprobs[len(pair.prompt) + i - 1, token] for i, token in enumerate(response))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("loss", "changes"),
     [("simpo", {}), ("orpo", {}), ("sigmoid", {"length_normalise": True}), ("sigmoid", {"nll_coef": 0.5})],

@@ -277,7 +277,16 @@ def test_a_reference_on_the_cpu_gives_the_same_run(run, kind):
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("kind", [SFTConfig, RewardConfig, DPOConfig, GRPOConfig, PPOConfig])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SFTConfig,
+        RewardConfig,
+        pytest.param(DPOConfig, marks=pytest.mark.exhaustive),
+        pytest.param(GRPOConfig, marks=pytest.mark.exhaustive),
+        PPOConfig,
+    ],
+)
 def test_gradient_checkpointing_gives_the_same_run(run, kind, monkeypatch):
     """The same numbers to rounding, and layers were computed again."""
     recomputed = []

@@ -159,7 +159,7 @@ def assert_equal_runs(one, other):
     assert same(last_state(one), last_state(other))
 
 
-OFTEN = {"sft lora", "dpo", "orpo", "kto", "ppo shared", "ppo separate", "grpo", "dapo"}
+OFTEN = {"sft lora", "dpo", "ppo separate", "dapo"}
 
 
 @pytest.mark.parametrize(

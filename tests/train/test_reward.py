@@ -40,7 +40,7 @@ def planted(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
 def test_separates_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, architecture):
     config = RewardConfig(
         model=tiny(architecture),

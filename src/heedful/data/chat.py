@@ -7,8 +7,10 @@ never read as a special token: ``<|im_end|>`` inside a message is encoded letter
 
 import bisect
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,6 +29,8 @@ from heedful.types import (
 )
 
 PROBE = "heedful"
+PROMPTS_KEPT = 4096
+"""How many prompts are remembered with their ids: a prompt has several responses, and not always one after another."""
 OPENED = re.compile(rf"{THINK}\s*$")
 CLOSED = re.compile(rf"{THINK_END}\s*$")
 
@@ -76,8 +80,7 @@ class Renderer:
         self.lacks_header = False
         """True if the template writes no generation prompt, although an answer has a header."""
         self._is_verbatim = True
-        self._last_prompt: tuple[Text, list[int]] = ("", self.bos)
-        """The prompt that was encoded last, and its ids: the responses to a prompt mostly come one after another."""
+        self._prompt_ids = lru_cache(PROMPTS_KEPT)(self._encoded_prompt)
         self._tail: list[int] = []
         if tokenizer.chat_template:
             self._probe()
@@ -89,11 +92,10 @@ class Renderer:
         """
         if isinstance(prompt, str):
             return self.bos + self.template.literal(prompt)
-        last, ids = self._last_prompt
-        if last != prompt:
-            ids = self.template.ids(prompt, add_generation_prompt=True)
-            self._last_prompt = (prompt, ids)
-        return list(ids)
+        return list(self._prompt_ids(prompt))
+
+    def _encoded_prompt(self, prompt: Conversation) -> "array[int]":
+        return array("i", self.template.ids(prompt, add_generation_prompt=True))
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the ids that a policy has to write after `prompt_ids` to give a response, with the token that ends it.
