@@ -251,7 +251,7 @@ def test_rendering_leaves_the_tokenizer_as_it_was():
 
 
 def test_a_prompt_that_comes_again_has_its_own_ids():
-    """The last prompt's ids are kept for the responses that follow it; what a caller adds to them is not."""
+    """The ids of prompts are kept for their other responses; what a caller adds to them is not."""
     renderer = Renderer(TOKENIZER)
     one, other = user("猫 1"), user("猫 2")
     first = renderer.prompt_ids(one)
