@@ -80,8 +80,9 @@ def refuse_few_prompts(config: RoundConfig) -> None:
     train, held_out = split_by_prompt(prompts, config.eval_fraction, may_be_one_sided=True)
     if not (train and held_out):
         raise DataError(
-            f"{config.prompts}: of {len(prompts)} prompts --eval-fraction {config.eval_fraction:g} holds out {len(held_out)}, "
-            "but a round needs some that are held out and some that are not; give more prompts, or another --eval-fraction"
+            f"{config.prompts}: of {len(prompts)} prompts --eval-fraction {config.eval_fraction:g} holds out "
+            f"{len(held_out)}, but a round needs some that are held out and some that are not; give more prompts, or another "
+            "--eval-fraction"
         )
 
 

@@ -63,7 +63,7 @@ class RoundNotes:
         hit("round.noted")
 
     def counted(self) -> Note | None:
-        """The numbers of the step ``label``, once its labels are written; None before. Raises DataError for a damaged file."""
+        """The numbers of the step ``label``, once its labels are written; None before. Raises DataError if damaged."""
         return read_noted(self.folder / "labels" / COUNTED)
 
     def write(self) -> None:

@@ -98,8 +98,8 @@ def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path, member: 
     )
     if settings.patience and not held_out.is_file():
         raise ConfigError(
-            f"{config.reward_config}: patience counts evaluations on held-out labels, and none of the {_lines(labels / TRAIN)} "
-            "labels so far is about a held-out prompt; take it out for this round, and go on"
+            f"{config.reward_config}: patience counts evaluations on held-out labels, and none of the "
+            f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and go on"
         )
     return settings
 
