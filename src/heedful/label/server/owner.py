@@ -134,7 +134,7 @@ def export(site: Site, asked: Asked) -> Response:
     return Response(exported.zipped(), media_type="application/zip", headers=headers)
 
 
-def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/stats``: computed again only if something happened since the last time."""
     project = site.project
     scores = project.folder / "scores.jsonl"
@@ -148,7 +148,7 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
     return found
 
 
-def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/rounds``."""
     return rounds_of(site.project.folder)
 
