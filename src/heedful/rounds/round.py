@@ -40,6 +40,7 @@ FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
 def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
     """Do every step of the project's current round that can be done, and return its notes.
 
+    Settings without a policy are those of the last round, but for what a command's flags gave and what is not at its default.
     The next round begins if the last one is finished. If the step ``label`` is not done when this returns, people have to
     label more first.
 
