@@ -48,6 +48,49 @@ def _seed() -> None:
     torch.manual_seed(20240217)
 
 
+class Outcome:
+    """What a command said and how it ended."""
+
+    def __init__(self, status, out, err):
+        self.status = status
+        self.out = out
+        self.err = err
+        self.message = " ".join(err.split())
+        """Standard error with line breaks and runs of spaces as one space."""
+
+
+@pytest.fixture
+def heedful(capsys):
+    """``heedful("sft", "--model", ...)`` runs a command in this process."""
+
+    from heedful.cli import main
+
+    def run(*words):
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as stopped:
+            status = stopped.code or 0
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def written(tmp_path):
+    """``written(name, records)`` is the path of a file: JSONL of records, or a text as it is."""
+
+    def write(name, content):
+        path: Path = tmp_path / name
+        if not isinstance(content, str):
+            content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content)
+        path.write_text(content, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """``tiny(architecture)`` is the folder of a tiny model, made once."""

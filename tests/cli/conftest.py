@@ -1,11 +1,6 @@
-"""The command line in this process, tiny models, and data sets on disk."""
-
-import json
-from pathlib import Path
+"""Trainers on the command line in this process, and data sets for them."""
 
 import pytest
-
-from heedful.cli import main
 
 SHORT = {
     "sft": ["--batch-size", "2", "--max-steps", "1"],
@@ -18,47 +13,6 @@ SHORT = {
     "dpo": ["--batch-size", "2", "--max-steps", "1"],
     "kto": ["--batch-size", "2", "--max-steps", "1"],
 }  # fmt: skip
-
-
-class Outcome:
-    """What a command said and how it ended."""
-
-    def __init__(self, status, out, err):
-        self.status = status
-        self.out = out
-        self.err = err
-        self.message = " ".join(err.split())
-        """Standard error with line breaks and runs of spaces as one space."""
-
-
-@pytest.fixture
-def heedful(capsys):
-    """``heedful("sft", "--model", ...)`` runs a command in this process."""
-
-    def run(*words):
-        capsys.readouterr()
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as stopped:
-            status = stopped.code or 0
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture
-def written(tmp_path):
-    """``written(name, records)`` is the path of a file: JSONL of records, or a text as it is."""
-
-    def write(name, content):
-        path: Path = tmp_path / name
-        if not isinstance(content, str):
-            content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content)
-        path.write_text(content, encoding="utf-8")
-        return str(path)
-
-    return write
 
 
 @pytest.fixture

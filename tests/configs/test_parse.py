@@ -431,6 +431,29 @@ def test_settings_in_python_are_refused_as_flags_are(settings, fragments):
         assert fragment in str(caught.value)
 
 
+def test_what_was_given_is_known(written):
+    """Also at its default, switched off, an empty list, with underscores, or after an equals sign; values are no flags."""
+    path = written(RUN_YAML + "best_by: last\nrewards: []\n")
+    config = parsed(
+        PPOConfig, path, "--no-overwrite", "--system-prompt=--steps", "--kl_coef", "0.1", "--resume", "patience"
+    )
+    assert config.given == {
+        "model", "data", "output", "best_by", "rewards", "overwrite", "system_prompt", "kl_coef", "resume"
+    }  # fmt: skip
+    assert parsed(LabelServeConfig, "项目", "--port", "8080").given == {"project", "port"}
+    assert PPOConfig(model="m", data="d", output=Path("o")).given == frozenset()
+
+
+def test_an_error_names_the_command(refused, capsys):
+    """And not the class of its settings; the frame around it stays whole."""
+    message = refused(ChatConfig, ["--model", "模型", "--temperature", "-1"])
+    assert "heedful test: --temperature must be at least 0, got -1.0" in message
+    assert "Config" not in message
+    with pytest.raises(SystemExit):
+        parsed(ChatConfig, "--model", "模型", "--temperature", "-1")
+    assert len({len(line) for line in capsys.readouterr().err.splitlines()}) == 1
+
+
 def test_a_line_that_a_flag_overrides_is_not_blamed(written, refused):
     path = written(RUN_YAML + "learning_rate: 1e-5\n")
     assert f"{path}:4" not in refused(SFTConfig, [path, "--learning-rate", "0"])

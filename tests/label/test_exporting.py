@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import zipfile
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,12 @@ def test_what_each_task_becomes(project):
         {"prompt": "ranking", "responses": ["x", "y", "z"], "ranks": [1, 2, 0]},
         {"prompt": "correction", "chosen": "better", "rejected": "x"},
     ]
+    assert made.manifest["notes"] == [
+        "preferences.train: 2 of 4 records have no margin (corrections, rankings, and labels that came with a file without "
+        "one); heedful reward takes 0 for it"
+    ]
+    none = export_project(project, replace(ALL, margin="none"))
+    assert none.manifest["notes"] == [], "where none has one, there is nothing to say"
     feedback = preferences[0]["feedback"]
     assert feedback == {
         "event": feedback["event"],
@@ -229,7 +236,7 @@ def test_a_small_project_may_have_an_empty_side_which_is_said(project, fraction,
     assert made.manifest["files"][f"preferences.{full}.jsonl"]["records"] == 1
     assert f"preferences.{empty}.jsonl" not in made.files
     assert (
-        f"preferences: all 1 records are in preferences.{full}, none in preferences.{empty}"
+        f"preferences: all records (1) are in preferences.{full}, none in preferences.{empty}"
         in made.manifest["notes"][0]
     )
     assert not any("--eval-data" in note for note in made.manifest["notes"])

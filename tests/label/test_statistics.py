@@ -229,6 +229,7 @@ def test_nothing_to_compare_is_null_everywhere(labels):
     said = "\n".join(report(found))
     assert "Agreement: n/a, because no item was labelled by two people" in said
     assert "Left answer preferred: n/a" in said
+    assert said.startswith(("0 labels of 0 items", "1 label of 1 item (apart from them: 0 repeats, "))
     assert "nan" not in said.lower()
 
 

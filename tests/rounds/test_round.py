@@ -229,6 +229,21 @@ def test_other_settings_are_refused_while_a_round_is_under_way(heedful, project,
     assert heedful("round", project, "--enough", "0.5").status == 0, "how much is enough may change"
 
 
+def test_a_flag_counts_also_with_the_value_that_is_the_default(heedful, project, words, tmp_path):
+    """It was once taken for a flag that was left out, and the last round's setting stayed."""
+    assert "0 of 6 pairs are labelled, 3 are needed" in heedful("round", project, *words, "--enough", "0.5").out
+    assert "3 are needed" in heedful("round", project).out
+    assert "6 are needed" in heedful("round", project, "--enough", "1").out
+    file = tmp_path / "这次.yaml"
+    file.write_text(f"project: {project}\nenough: 1\n", encoding="utf-8")
+    assert "6 are needed" in heedful("round", file).out
+    for flags, said in ((["--labels", "300"], "--labels is 300, but the project's rounds have 6"),
+                        (["--reward-models", "1"], "--reward-models is 1; train at least 2"),
+                        (["--random-share", "1"], "--random-share is 1.0, but the project's rounds have 0.5")):  # fmt: skip
+        outcome = heedful("round", project, *flags)
+        assert (outcome.status, said in outcome.message) == (2, True)
+
+
 def test_skipped_pairs_need_not_hold_a_round_up(heedful, project, words):
     assert heedful("round", project, *words).status == 0
     with Project.open(project) as opened:

@@ -40,7 +40,7 @@ class YamlFlag:
 
 
 def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
-    """A configuration from the arguments after a command; the first may be a YAML file.
+    """A configuration from the arguments after a command; the first may be a YAML file. It knows what was ``given``.
 
     Raises ConfigError if the YAML file cannot be used. Like every command, it prints what is wrong with a flag or key,
     with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
@@ -58,14 +58,34 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(config_class, args=[*flags, *arguments], prog=prog, config=(tyro.conf.AvoidSubcommands,))
+            config = tyro.cli(config_class, args=[*flags, *arguments], prog=prog, config=(tyro.conf.AvoidSubcommands,))
     except SystemExit as error:
         message = said.getvalue()
-        sys.stderr.write(message)
+        sys.stderr.write(_by_command(message, config_class, prog))
         if error.code:
             for flag in _blamed(message, from_yaml, arguments):
                 sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
         raise
+    object.__setattr__(config, "given", _given(config_class, from_yaml, arguments))
+    return config
+
+
+def _by_command(message: str, config_class: type, prog: str) -> str:
+    """A message in its frame, which names the command in place of the class of its settings."""
+    ours = f"Error parsing {config_class.__name__}:"
+    return "".join(
+        line.replace(ours, f"{prog}:")[:-2].ljust(len(line) - 2) + line[-2:] if ours in line else line
+        for line in message.splitlines(keepends=True)
+    )
+
+
+def _given(config_class: type, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> frozenset[str]:
+    """The settings that a file or flags name."""
+    known = typing.get_type_hints(config_class)
+    flags = {name[2:].replace("-", "_") for name in _names(arguments) if name.startswith("--")}
+    return frozenset(
+        {flag.key for flag in from_yaml} | {name if name in known else name.removeprefix("no_") for name in flags}
+    )
 
 
 def _refuse_hidden(file: Path, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
     """The project's folder (heedful label new)."""
     policy: str = ""
     """The policy of the first round, such as runs/sft/final. Reward models start from it in every round. Empty takes the
-    settings with which the project's last round began."""
+    settings with which the project's last round began, but for those that are given now."""
     prompts: str = ""
     """Prompts: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope. Needed with policy."""
     labels: Annotated[int, POSITIVE] = 300

@@ -10,6 +10,9 @@ from heedful.configs.ranges import check_ranges
 class Settings:
     """A group of settings. Groups are combined by inheritance and are flat: a name is the flag, YAML key and attribute."""
 
+    given = frozenset[str]()  # without an annotation, which would make it a setting
+    """The settings that a command's file or flags named, be it with their default; none if it was made in Python."""
+
     def __post_init__(self) -> None:
         check_ranges(self)
         expand_paths(self)

@@ -166,6 +166,6 @@ def _differences(values: Sequence[V], totals: Mapping[V, int], level: Level) -> 
     if level == "nominal":
         return dict.fromkeys(combinations(values, 2), 1.0)
     if level == "interval":
-        return {(c, k): float(k - c) ** 2 for c, k in combinations(values, 2)}  # type: ignore[operator]
+        return {(c, k): float(k - c) ** 2 for c, k in combinations(values, 2)}  # type: ignore[operator]  # numbers
     below = {c: sum(totals[g] for g in values[:i]) + totals[c] / 2 for i, c in enumerate(values)}
     return {(c, k): (below[k] - below[c]) ** 2 for c, k in combinations(values, 2)}

@@ -41,13 +41,19 @@ class Choice:
 
 
 def choose(
-    state: State, leases: Mapping[str, Lease], person: Person, settings: ProjectSettings, now: float
+    state: State,
+    leases: Mapping[str, Lease],
+    person: Person,
+    settings: ProjectSettings,
+    now: float,
+    *,
+    chats: bool = True,
 ) -> Choice | None:
     """Return what a person is to label next, or None if there is nothing for them now.
 
     The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
     in which they were added, each to no more people at a time than it still needs, with hidden repeats in between. Those who
-    label for evaluation only get every item once, whatever others do with it.
+    label for evaluation only get every item once, whatever others do with it. Without ``chats`` nobody gets one.
     """
     if not may_label(person):
         return None
@@ -61,11 +67,13 @@ def choose(
         return Choice(repeat, repeat=True)
     if person.standing == "held-out":
         items = (item for item in state.items.values() if not item.screening and item.item_id not in touched)
-        item = next(items, None)
+        item = next((item for item in items if chats or item.task != "chat"), None)
         return Choice(item) if item is not None else None
     held = _held(state, leases, person, now)
     for position in state.left:
         item = state.at(position)
+        if item.task == "chat" and not chats:
+            continue
         if item.item_id not in touched and state.counted(item.item_id) + held.get(item.item_id, 0) < item.needed:
             return Choice(item)
     return None

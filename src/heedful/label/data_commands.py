@@ -92,7 +92,7 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
     result.write(config.output, config.project, overwrite=config.overwrite)
     width = max(map(len, result.files))
     for name, fact in result.manifest["files"].items():
-        print(f"{name:<{width}}  {fact['records']:>7} records")
+        print(f"{name:<{width}}  {fact['records']:>7} record{'s' * (fact['records'] != 1)}")
     for reason, count in result.manifest["left_out"].items():
         print(f"left out of the training files: {count} ({reason})")
     for note in result.manifest["notes"]:
@@ -118,12 +118,15 @@ def show_statistics(config: StatsConfig) -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> list[str]:
     """Return statistics as lines of text."""
-    left_out = ", ".join(f"{count} {what}" for what, count in found["left_out"].items())
-    lines = [f"{found['labels']} labels of {found['items']} items (apart from them: {left_out})", ""]
+    left_out = found["left_out"]
+    apart = (
+        f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported"
+    )
+    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (apart from them: {apart})", ""]
     for task, agreement in found["agreement"].items():
         if agreement is not None:
             lines += [
-                f"Agreement, {task}: {_share(agreement['share'])} on {agreement['items']} items",
+                f"Agreement, {task}: {_share(agreement['share'])} on {_many(agreement['items'], 'item')}",
                 f"  without ties {_share(agreement['without_ties'])}; Fleiss' kappa {_number(agreement['fleiss'])}; "
                 f"Krippendorff's alpha {_number(agreement['alpha_nominal'])} nominal, "
                 f"{_number(agreement['alpha_ordinal'])} ordinal",

@@ -147,7 +147,8 @@ def export(
     records["items"] = [item_record(item) for item in items]
     records["events"] = [asdict(event) for event in events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
-    return Export(files, _manifest(files, left_out, options) | {"notes": _one_sided(records, options)})
+    notes = _one_sided(records, options) + _without_margin(records)
+    return Export(files, _manifest(files, left_out, options) | {"notes": notes})
 
 
 def _usable(
@@ -189,10 +190,23 @@ def _one_sided(records: Mapping[str, Sequence[Fields]], options: ExportOptions) 
         for part, other in (("train", "eval"), ("eval", "train")):
             if options.eval_fraction > 0 and sides[other] and not sides[part]:
                 notes.append(
-                    f"{kind}: all {sides[other]} records are in {kind}.{other}, none in {kind}.{part}, because a prompt is "
+                    f"{kind}: all records ({sides[other]}) are in {kind}.{other}, none in {kind}.{part}, because a prompt is "
                     f"only on one side and there are few; label more prompts, or choose another eval fraction than "
                     f"{options.eval_fraction:g}"
                 )
+    return notes
+
+
+def _without_margin(records: Mapping[str, Sequence[Fields]]) -> list[str]:
+    """What to say about preferences without a margin in a file in which others have one."""
+    notes = []
+    for name in sorted(name for name in records if name.startswith("preferences.")):
+        without = sum("margin" not in record for record in records[name])
+        if 0 < without < len(records[name]):
+            notes.append(
+                f"{name}: {without} of {len(records[name])} records have no margin (corrections, rankings, and labels that "
+                "came with a file without one); heedful reward takes 0 for it"
+            )
     return notes
 
 

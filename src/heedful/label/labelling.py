@@ -69,8 +69,10 @@ def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequen
     return len(contents)
 
 
-def next_item(transaction: Transaction, settings: ProjectSettings, person_id: str) -> Assignment | None:
-    """Give a person the item that they hold, for some more minutes, else the next one."""
+def next_item(
+    transaction: Transaction, settings: ProjectSettings, person_id: str, *, chats: bool = True
+) -> Assignment | None:
+    """Give a person the item that they hold, for some more minutes, else the next one; no new chat without ``chats``."""
     state, desk = transaction.state, transaction.desk
     person = find_person(state, person_id)
     if not may_label(person):
@@ -78,7 +80,7 @@ def next_item(transaction: Transaction, settings: ProjectSettings, person_id: st
     lease = desk.lease(person_id)
     if lease is None:
         leases = desk.leases()
-        choice = choose(state, leases, person, settings, transaction.now)
+        choice = choose(state, leases, person, settings, transaction.now, chats=chats)
         if choice is None:
             return None
         for other in superseded(state, leases, person, choice, transaction.now):

@@ -10,7 +10,6 @@ from heedful.label.state import State
 def progress(state: State, settings: ProjectSettings, person_id: str, day: str) -> dict[str, int]:
     """Return ``done``, ``left``, ``own`` and ``today`` (of ``day``, such as 2026-03-01) for a person's page."""
     person = find_person(state, person_id)
-    own = [event for event in state.trail.get(person_id, []) if event.kind == "label"]
     work = len(state.items) - len(state.screening)
     done, left = work - len(state.left), len(state.left)
     if person.standing == "screening":
@@ -20,7 +19,8 @@ def progress(state: State, settings: ProjectSettings, person_id: str, day: str) 
     elif person.standing == "held-out":
         done = sum(not state.items[item].screening for item in touched_by(state, person))
         left = work - done
-    return {"done": done, "left": left, "own": len(own), "today": sum(event.at[:10] == day for event in own)}
+    own, today = state.labels_by[person_id, ""], state.labels_by[person_id, day]
+    return {"done": done, "left": left, "own": own, "today": today}
 
 
 def waiting(state: State) -> int:
@@ -40,7 +40,12 @@ def _untouched(state: State, person: Person) -> int:
     return sum(state.at(position).item_id not in touched for position in state.left)
 
 
-def why_nothing(state: State, person_id: str) -> str:
+def chats_left(state: State) -> int:
+    """Return how many chats are not done."""
+    return sum(state.at(position).task == "chat" for position in state.left)
+
+
+def why_nothing(state: State, person_id: str, *, chats: bool = True) -> str:
     """Return why a person has nothing to label, as `Project.why` lists it."""
     person = find_person(state, person_id)
     if person.role == "viewer":
@@ -49,4 +54,10 @@ def why_nothing(state: State, person_id: str) -> str:
         return person.standing
     if not state.items:
         return "empty"
-    return "others" if state.left and person.standing != "held-out" else "done"
+    if person.standing == "held-out":
+        touched = touched_by(state, person)
+        is_chat_left = any(item.task == "chat" and item.item_id not in touched for item in state.items.values())
+        return "no-model" if is_chat_left and not chats else "done"
+    if state.left and chats_left(state) == len(state.left) and not chats:
+        return "no-model"
+    return "others" if state.left else "done"

@@ -18,7 +18,7 @@ from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import event_line
 from heedful.label.labelling import Sent
-from heedful.label.progress import progress, waiting, why_nothing
+from heedful.label.progress import chats_left, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.settings_file import read_settings, write_settings
@@ -108,6 +108,10 @@ class Project:
         """Return all items, in the order in which they were added."""
         return self._store.look(lambda state, *_: list(state.items.values()))
 
+    def tasks(self) -> list[str]:
+        """Return the tasks of the items, each once."""
+        return self._store.look(lambda state, *_: sorted(state.tasks))
+
     # People
 
     def add_person(self, name: str, role: Role, standing: Standing | None = None) -> Person:
@@ -147,9 +151,12 @@ class Project:
 
     # Labelling
 
-    def next_item(self, person_id: str) -> Assignment | None:
-        """Return the item that a person holds, else the next one for them, which they hold from now on; None if none is."""
-        return self._store.do(lambda t: labelling.next_item(t, self.settings, person_id))
+    def next_item(self, person_id: str, *, chats: bool = True) -> Assignment | None:
+        """Return the item that a person holds, else the next one for them, which they hold from now on; None if none is.
+
+        ``chats=False``: there is nobody to talk to, so the next one is no chat.
+        """
+        return self._store.do(lambda t: labelling.next_item(t, self.settings, person_id, chats=chats))
 
     def held(self, person_id: str) -> Assignment | None:
         """Return the item that a person holds; None if they hold none. Nothing changes."""
@@ -231,13 +238,18 @@ class Project:
         """
         return self._store.look(lambda state, *_: waiting(state))
 
-    def why(self, person_id: str) -> str:
+    def why(self, person_id: str, *, chats: bool = True) -> str:
         """Return why `next_item` has nothing for a person.
 
         ``viewer``, ``removed``, ``refused``, ``screening`` (the owner's labels or screening items are missing), ``empty`` (no
-        items were added), ``done`` (all items are), or ``others`` (what is left is for others, or they have it now).
+        items were added), ``done`` (all items are), ``others`` (what is left is for others, or they have it now), or, without
+        ``chats``, ``no-model`` (what is left are chats).
         """
-        return self._store.look(lambda state, *_: why_nothing(state, person_id))
+        return self._store.look(lambda state, *_: why_nothing(state, person_id, chats=chats))
+
+    def chats_left(self) -> int:
+        """Return how many chats are not done."""
+        return self._store.look(lambda state, *_: chats_left(state))
 
     def set_instructions(self, text: str) -> int:
         """Set the instructions that people see, and return their version: 1, 2, ..."""

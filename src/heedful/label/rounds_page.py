@@ -46,14 +46,14 @@ def rounds_of(project: Path) -> dict[str, Any]:
     ``across`` has what changes from round to round, each a list with one value per round, or null: ``labels`` (all so far),
     ``accuracy``, ``win_rate``, ``judge``, ``judge_win_rate``, ``kl``, ``agreement``.
     """
-    state = _read(project / "rounds.json")
+    state = read_noted(project / "rounds.json")
     began = 0 if state is None else int(state["rounds"])
     rounds = [_round(project / "rounds" / str(number), number) for number in range(1, began + 1)]
     return {"rounds": rounds, "across": _across(rounds)}
 
 
 def _round(folder: Path, number: int) -> dict[str, Any]:
-    notes = _read(folder / "round.json") or {"settings": {}, "steps": {}}
+    notes = read_noted(folder / "round.json") or {"settings": {}, "steps": {}}
     steps = notes["steps"]
     statistics = steps.get("label", {}).get("statistics") or {}
     return {
@@ -131,11 +131,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_noted(path: Path) -> dict[str, Any] | None:
+    """What a round has written into a JSON file; None if there is none. Raises DataError for a damaged one."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read ({error}); restore it, or remove it to begin its round anew") from error
     return content

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ class State:
         self.items: dict[str, Item] = {}
         self.screening: list[Item] = []
         """The items of the screening set."""
+        self.tasks: set[str] = set()
+        """The tasks of the items."""
         self.people: dict[str, Person] = {}
         self.instructions: list[str] = []
         self.sent: dict[tuple[str, str], Event] = {}
@@ -48,6 +51,8 @@ class State:
         """Labels and skips that were not retracted, by event id, in their order."""
         self.trail: dict[str, list[Event]] = {}
         """The same by person."""
+        self.labels_by: Counter[tuple[str, str]] = Counter()
+        """How many labels that count each person gave on each day, such as 2026-03-01; those of all days have the day ""."""
         self.answers: dict[str, dict[str, Event]] = {}
         """Labels by item and person, without repeats and without turns of a chat but the last one."""
         self.left: list[int] = []
@@ -87,6 +92,7 @@ class State:
         self._position[item.item_id] = len(self._order)
         self._order.append(item)
         self.items[item.item_id] = item
+        self.tasks.add(item.task)
         if item.screening:
             self.screening.append(item)
         else:
@@ -104,6 +110,7 @@ class State:
 
     def _label(self, event: Event, content: Mapping[str, Any]) -> None:
         self._count(event)
+        self.labels_by.update(_days(event))
         if self._answers_item(event):
             self.answers.setdefault(content["item"], {})[str(event.person)] = event
             self._look_again(content["item"])
@@ -116,6 +123,8 @@ class State:
         trail = self.trail[str(old.person)]
         del trail[next(i for i in reversed(range(len(trail))) if trail[i].event_id == old.event_id)]
         item = old.content["item"]
+        if old.kind == "label":
+            self.labels_by.subtract(_days(old))
         if old.kind == "label" and self._answers_item(old):
             del self.answers[item][str(old.person)]
             self._look_again(item)
@@ -167,3 +176,8 @@ class State:
             for event in self.counting.values()
             if event.kind == "label"
         ]
+
+
+def _days(event: Event) -> list[tuple[str, str]]:
+    """Where `State.labels_by` counts a label."""
+    return [(str(event.person), event.at[:10]), (str(event.person), "")]

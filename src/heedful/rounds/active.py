@@ -125,11 +125,13 @@ def _most_disagreed(
 
     Equal ones stay in the order of ``pairs``, which is random.
     """
-    best = {}
-    for prompt, own in enumerate(pairs):
-        if prompt not in asked and own:
-            best[prompt] = max(own, key=lambda pair, prompt=prompt: known.get((prompt, pair), 0.0))  # type: ignore[misc]
-    places = list(best.items())
-    yield from sorted(places, key=lambda place: -known.get(place, 0.0))
-    left = [(prompt, pair) for prompt, own in enumerate(pairs) for pair in own if best.get(prompt) != pair]
+    places = [[(prompt, pair) for pair in own] for prompt, own in enumerate(pairs)]
+    best = [
+        max(own, key=lambda place: known.get(place, 0.0))
+        for prompt, own in enumerate(places)
+        if prompt not in asked and own
+    ]
+    chosen = set(best)
+    yield from sorted(best, key=lambda place: -known.get(place, 0.0))
+    left = [place for own in places for place in own if place not in chosen]
     yield from sorted(left, key=lambda place: -known.get(place, 0.0))

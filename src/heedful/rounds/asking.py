@@ -74,6 +74,18 @@ def ask(config: RoundConfig, project: Project, notes: RoundNotes, models: Sequen
     }
 
 
+def refuse_few_prompts(config: RoundConfig) -> None:
+    """Raise DataError if the prompts are too few to hold some out and keep some, which later steps of a round need."""
+    prompts = read_prompts(config.prompts)
+    train, held_out = split_by_prompt(prompts, config.eval_fraction, may_be_one_sided=True)
+    if not (train and held_out):
+        raise DataError(
+            f"{config.prompts}: of {len(prompts)} prompts --eval-fraction {config.eval_fraction:g} holds out "
+            f"{len(held_out)}, but a round needs some that are held out and some that are not; give more prompts, or another "
+            "--eval-fraction"
+        )
+
+
 def item_of(row: Row, choice: Choice, number: int) -> Item:
     """The item that asks about a chosen pair."""
     candidates = tuple(Candidate(row["responses"][i]["response"], row["responses"][i]["source"]) for i in choice.pair)

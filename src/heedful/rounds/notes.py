@@ -14,21 +14,22 @@ rounds.json holds ``rounds`` (how many have begun) and ``settings`` (those of th
     reward models), ``judge_over_previous`` and ``judge_over_first`` (the same by ``--judge``, or null), ``kl`` (to the first
     policy), ``samples`` (ten prompts with the answers of the new and the previous policy, and their scores)
 
-A step is noted when all of it is done, so a step that is not there is done again or goes on.
+A step is noted when all of it is done, so a step that is not there is done again or goes on. The numbers of the step
+``label`` are also in PROJECT/rounds/N/labels/numbers.json, written with the labels that they count.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import DataError
 from heedful.faults import hit
 from heedful.files import write_json
+from heedful.label.rounds_page import STEPS, read_noted
 
-STEPS = ("sample", "label", "reward", "ppo", "evaluate")
+COUNTED = "numbers.json"
+"""The file beside a round's labels that has the numbers of the step ``label``."""
 Note = dict[str, Any]
 
 
@@ -61,6 +62,10 @@ class RoundNotes:
         self.write()
         hit("round.noted")
 
+    def counted(self) -> Note | None:
+        """The numbers of the step ``label``, once its labels are written; None before. Raises DataError if damaged."""
+        return read_noted(self.folder / "labels" / COUNTED)
+
     def write(self) -> None:
         """Write round.json."""
         content = {"round": self.number, "settings": self.settings, "before": self.before, "steps": self.steps}
@@ -74,7 +79,7 @@ def folder_of(project: Path, number: int) -> Path:
 
 def read_state(project: Path) -> tuple[int, dict[str, Any] | None]:
     """How many rounds have begun, and the settings of the last one, or None. Raises DataError for a damaged file."""
-    state = _read(project / "rounds.json")
+    state = read_noted(project / "rounds.json")
     return (0, None) if state is None else (int(state["rounds"]), state["settings"])
 
 
@@ -86,17 +91,7 @@ def write_state(project: Path, number: int, settings: Mapping[str, Any]) -> None
 def read_round(project: Path, number: int) -> RoundNotes | None:
     """The notes of a round; None if it has none yet. Raises DataError for a damaged file."""
     folder = folder_of(project, number)
-    content = _read(folder / "round.json")
+    content = read_noted(folder / "round.json")
     if content is None:
         return None
     return RoundNotes(folder, number, content["settings"], content["before"], content["steps"])
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); restore it, or remove it to begin its round anew") from error
-    return content

@@ -21,7 +21,7 @@ from heedful.label.records import Labelled
 from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
 from heedful.rewards.resolve import check_reward_string
-from heedful.rounds.asking import ask
+from heedful.rounds.asking import ask, refuse_few_prompts
 from heedful.rounds.judging import load_judge, scores_of_items
 from heedful.rounds.measuring import evaluate
 from heedful.rounds.notes import Note, RoundNotes, folder_of, read_round, read_state, write_state
@@ -30,6 +30,8 @@ from heedful.rounds.training import train_policy, train_reward_models, write_lab
 Say = Callable[[str], None]
 OF_THIS_CALL = ("project", "enough", "device", "micro_batch_size")
 """Settings that may differ when a round goes on."""
+FILES = {"reward_config": "reward", "ppo_config": "ppo"}
+"""Files of settings that a flag may replace until the step that reads them is done; the other stays for later rounds."""
 BUSY = "another heedful round is at work on this project ({owner}); wait for it, or end it"
 FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
 """Settings that all rounds of a project share: with others, rounds could not be compared."""
@@ -38,6 +40,7 @@ FIXED = ("policy", "prompts", "eval_fraction", "max_new_tokens")
 def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
     """Do every step of the project's current round that can be done, and return its notes.
 
+    Settings without a policy are those of the last round, but for what a command's flags gave and what is not at its default.
     The next round begins if the last one is finished. If the step ``label`` is not done when this returns, people have to
     label more first.
 
@@ -63,12 +66,14 @@ def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
         say(f"{notes.steps['sample']['asked']} pairs are ready to be labelled")
     if notes.step == "label":
         since = time.perf_counter()
-        with Project.open(config.project, read_only=True) as project:
-            waiting, numbers = _labelled(config, project, notes)
-            if waiting:
-                say(waiting)
-                return
-            write_labels(config, project, notes)
+        numbers = notes.counted()
+        if numbers is None:
+            with Project.open(config.project, read_only=True) as project:
+                waiting, numbers = _labelled(config, project, notes)
+                if waiting:
+                    say(waiting)
+                    return
+                write_labels(config, project, notes, numbers)
         notes.note("label", numbers, since=since)
     if notes.step == "reward":
         since = time.perf_counter()
@@ -88,6 +93,7 @@ def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
 
 def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
     """The settings and notes of the round that is under way, or of the next one, which then begins. Raises ConfigError."""
+    given = config.given
     number, settings = read_state(config.project)
     if not config.policy:
         if settings is None:
@@ -96,13 +102,22 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
             )
         config = _from_settings(config, settings)
     notes = read_round(config.project, number) if number else None
-    if notes is not None and notes.step is not None:
-        _refuse_other(
-            config, notes.settings, [f.name for f in dataclasses.fields(config) if f.name not in OF_THIS_CALL]
-        )
+    if notes is not None and settings is not None and notes.step is not None:
+        changed = {
+            name: plain_value(getattr(config, name))
+            for name, step in FILES.items()
+            if name in given and step not in notes.steps
+        }
+        free = (*OF_THIS_CALL, *changed)
+        _refuse_other(config, notes.settings, [f.name for f in dataclasses.fields(config) if f.name not in free])
+        if changed:
+            write_state(config.project, number, {**settings, **changed})
+            notes.settings = {**notes.settings, **changed}
+            notes.write()
         return config, notes
     if settings is not None:
         _refuse_other(config, settings, FIXED)
+    refuse_few_prompts(config)
     finished = number if notes is not None else number - 1  # a kill may have come between rounds.json and round.json
     number = max(finished, 0) + 1
     before = config.policy if number == 1 else _policy_of(config.project, number - 1)
@@ -117,11 +132,11 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
 
 
 def _from_settings(config: RoundConfig, settings: Mapping[str, Any]) -> RoundConfig:
-    """The settings of the last round, with those of this call that are not at their default."""
+    """The settings of the last round, with those of this call: what its flags named, and what is not at its default."""
     own = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if field.name == "project" or getattr(config, field.name) != field.default
+        if field.name in ("project", *config.given) or getattr(config, field.name) != field.default
     }
     own = {name: value for name, value in own.items() if name not in ("policy", "prompts")}
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

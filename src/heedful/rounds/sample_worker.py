@@ -88,7 +88,7 @@ def main() -> int:
         _say(sys.stdout, {"error": str(error)})
         return error.status
     replies, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no reply
-    requests = open(sys.stdin.fileno(), encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    requests = open(sys.stdin.fileno(), encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  open to the end
     return serve(config, requests, replies)
 
 

@@ -1,17 +1,19 @@
 """The middle of a round: reward models from all labels so far, and a policy that follows them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from heedful.configs.parse import parse, read_yaml_flags
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.rounds import RoundConfig
-from heedful.errors import DataError
-from heedful.label.exporting import ExportOptions, export_project
+from heedful.errors import ConfigError, DataError
+from heedful.files import to_json
+from heedful.label.exporting import Export, ExportOptions, export_project
 from heedful.label.project import Project
-from heedful.rounds.notes import Note, RoundNotes
+from heedful.rounds.notes import COUNTED, Note, RoundNotes
 from heedful.train.online.engine import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward
@@ -20,19 +22,37 @@ C = TypeVar("C")
 TRAIN, EVAL = "preferences.train.jsonl", "preferences.eval.jsonl"
 
 
-def write_labels(config: RoundConfig, project: Project, notes: RoundNotes) -> Path:
+def write_labels(config: RoundConfig, project: Project, notes: RoundNotes, numbers: Note) -> Path:
     """Write the files that reward models learn from, once per round: what is labelled later belongs to the next one.
 
-    Raises DataError if nobody prefers anything yet.
+    Args:
+        config: the round's settings.
+        project: with the labels.
+        notes: of the round.
+        numbers: of the step, kept beside the labels that they count.
+
+    Raises DataError if there is nothing to train on.
     """
     folder = notes.folder / "labels"
     if not folder.is_dir():
         fraction = config.eval_fraction if config.ask_held_out else 0.0
         exported = export_project(project, ExportOptions(eval_fraction=fraction, margin=config.margin))
         if TRAIN not in exported.files:
-            raise DataError(f"{config.project}: there is no preference to learn from; every label is a tie or a skip")
-        exported.write(folder, None)
+            raise DataError(
+                f"{config.project}: no label is left to train on ({_elsewhere(exported)}); add pairs of answers to other "
+                "prompts (heedful label import), have them labelled, and go on"
+            )
+        counted = (to_json(numbers, indent=2) + "\n").encode()
+        replace(exported, files={**exported.files, COUNTED: counted}).write(folder, None)
     return folder
+
+
+def _elsewhere(exported: Export) -> str:
+    """Where the labels are that are not trained on."""
+    beside = {EVAL: "about held-out prompts", "preferences.held-out.jsonl": "of people who label for evaluation only"}
+    files = exported.manifest["files"]
+    found = [f"{files[name]['records']} {what}" for name, what in beside.items() if name in files]
+    return ", ".join([*found, *(f"{count} {what}" for what, count in exported.manifest["left_out"].items())]) or "none"
 
 
 def train_reward_models(config: RoundConfig, notes: RoundNotes, labels: Path) -> Note:
@@ -40,7 +60,7 @@ def train_reward_models(config: RoundConfig, notes: RoundNotes, labels: Path) ->
     measured = []
     configs = [reward_config(config, notes, labels, member) for member in range(config.reward_models)]
     for of_member in configs:
-        summary = finished(of_member) or train_reward(of_member)
+        summary = finished(of_member) or _trained(train_reward, of_member, "reward")
         measured.append(summary["last_evaluation"].get("eval/accuracy"))
     known = [value for value in measured if value is not None]
     return {
@@ -51,24 +71,43 @@ def train_reward_models(config: RoundConfig, notes: RoundNotes, labels: Path) ->
     }
 
 
+def _trained(train: Callable[[C], dict[str, Any]], settings: C, name: str) -> dict[str, Any]:
+    """Train. Raises ConfigError that says where this stage of a round has its settings from."""
+    try:
+        return train(settings)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (here heedful {name} reads its settings from --{name}-config, which you may change and give again)"
+        ) from error
+
+
 def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path, member: int) -> RewardConfig:
-    """The settings of one of the round's reward models: those of --reward-config, with the round's in front of them."""
+    """The settings of one of the round's reward models: those of --reward-config, with the round's in front of them.
+
+    Raises ConfigError if they need held-out labels and there are none.
+    """
     held_out = labels / EVAL
     data = [f"--data={labels / TRAIN}", f"--eval-data={held_out}" if held_out.is_file() else "--eval-fraction=0"]
     name = "reward" if config.reward_models == 1 else f"reward-{member + 1}"
     seed = (config.seed + 101 * notes.number + member) % 2**63
-    return _read(
+    settings = _read(
         RewardConfig,
         "reward",
         config.reward_config,
         [f"--model={config.policy}", *data, f"--output={notes.folder / name}", f"--seed={seed}", *_machine(config)],
     )
+    if settings.patience and not held_out.is_file():
+        raise ConfigError(
+            f"{config.reward_config}: patience counts evaluations on held-out labels, and none of the "
+            f"{_lines(labels / TRAIN)} labels so far is about a held-out prompt; take it out for this round, and go on"
+        )
+    return settings
 
 
 def train_policy(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) -> Note:
     """Run PPO against the round's reward models, or go on with it. Returns what notes.py says."""
     settings = ppo_config(config, notes, models)
-    summary = finished(settings) or train_ppo(settings)
+    summary = finished(settings) or _trained(train_ppo, settings, "ppo")
     last = summary["last_evaluation"]
     return {
         "model": f"{settings.output}/final",

@@ -14,3 +14,28 @@ def test_a_message_waits_for_a_model_that_is_loading(serve, item):
     assert not mei.page.locator("#banner").is_visible()
     assert len(sent) >= 2
     assert len({body["nonce"] for body in sent}) == 1
+
+
+def test_a_message_that_is_never_answered_is_not_sent_without_end(serve, item):
+    """The person is told, still has the words, and may send others."""
+    served = serve([item("chat", "")], policy=True)
+    mei = served.labeller()
+    sent = []
+    mei.page.on("request", lambda request: request.url.endswith("/api/chat") and sent.append(request.post_data_json))
+    box = mei.page.get_by_label("Your message")
+    box.fill("fail")
+    mei.press("Control+Enter")
+    said = mei.page.locator("#banner").get_by_text("The model does not answer this message")
+    for _ in range(100):
+        if said.is_visible():
+            break
+        mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")  # as "Try now" does
+        mei.page.wait_for_timeout(50)
+    said.wait_for()
+    assert "the server's owner sees why" in said.text_content()
+    assert (len(sent), len({body["nonce"] for body in sent})) == (4, 1)
+    assert box.input_value() == "fail"
+    box.fill("换一个问题 😀")
+    mei.press("Control+Enter")
+    mei.page.get_by_role("button", name="Answer 1 is better").wait_for()
+    assert not mei.page.locator("#banner").is_visible()

@@ -1,4 +1,4 @@
-"""Speaks the protocol of `heedful.rounds.sample_worker`: answers the last message, twice, in different words."""
+"""Speaks the protocol of `heedful.rounds.sample_worker`: answers the last message twice, in different words; not "fail"."""
 
 import json
 import sys
@@ -14,6 +14,9 @@ while Path(f"{sys.argv[1]}.loads").exists():
 print(json.dumps({"ready": {"models": ["runs/secret"]}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
+    if request["prompts"][0][-1]["content"] == "fail":
+        print(json.dumps({"id": request["id"], "error": "runs/secret: no room for an answer"}), flush=True)
+        continue
     answers = [
         [
             {"response": ANSWERS[i % 2].format(n=len(prompt)), "source": {"checkpoint": f"runs/secret-{i}"}}

@@ -11,6 +11,7 @@ from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
 from heedful.errors import ConfigError
 from heedful.label.project import Project
+from heedful.label.records import Item
 from heedful.label.server.run import invite, serve
 
 
@@ -87,7 +88,9 @@ def test_another_role_under_the_same_name_is_refused(project):
         InviteConfig(project=project, name="Ada", role="viewer", held_out=True)
 
 
-def test_the_server_loads_no_torch_and_ends_when_asked(project):
+def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(project):
+    with Project.open(project) as opened:
+        opened.add_items([Item("c" * 20, "chat", "聊聊😀")])
     code = (
         "import sys, heedful.cli as cli; status = cli.main(sys.argv[1:]); "
         "print('torch' in sys.modules or 'transformers' in sys.modules, status)"
@@ -99,8 +102,9 @@ def test_the_server_loads_no_torch_and_ends_when_asked(project):
         second = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "open in another process" in second.stderr
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, warned = process.communicate(timeout=30)
     finally:
         process.kill()
         process.communicate()
     assert said.splitlines()[-1] == "False 0"
+    assert "1 chat is given to nobody, because there is no model to talk to" in " ".join(warned.split())

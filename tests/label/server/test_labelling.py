@@ -328,6 +328,21 @@ def until(condition, seconds=20.0):
         time.sleep(0.01)
 
 
+def test_a_chat_that_was_given_while_there_was_a_model(served):
+    """Nothing is said to its annotator that is for the owner."""
+    server = served([Item(item_id("chat", "聊聊😀"), "chat", "聊聊😀")])
+    ada, owner = server.signed_in("Ada"), server.signed_in("Olga", "owner")
+    item = server.project.next_item(ada.person.person_id).item.item_id
+    assert ada.get("/api/next").json["item"]["id"] == item, "it stays theirs, with what they wrote"
+    body = {"nonce": "c" * 12, "item": item, "messages": [{"role": "user", "content": "你好"}]}
+    answer = ada.post("/api/chat", body)
+    assert (answer.status, answer.error) == (409, "there is no model to talk to now; skip this chat")
+    assert ada.post("/api/skip", {"nonce": "s" * 12, **shown(ada)}).status == 200
+    reply = owner.get("/api/next").json
+    assert (reply["item"], reply["reason"]) == (None, "no-model")
+    assert owner.get("/api/people").json["chats_kept_back"] == 1
+
+
 class TestPolicy:
     def test_a_chat(self, served, policy):
         server = served([Item(item_id("chat", ""), "chat", "")], options={"worker": policy})

@@ -56,8 +56,8 @@ class Memory:
     def pass_minutes(self, minutes):
         self.transaction.now += 60 * minutes
 
-    def next(self, person):
-        return labelling.next_item(self.transaction, self.settings, person)
+    def next(self, person, *, chats=True):
+        return labelling.next_item(self.transaction, self.settings, person, chats=chats)
 
     def label(self, person, item_id, answer=None, *, nonce=None, seconds=2.5, version=None, comment="", flags=()):
         answer = ANSWERS[self.state.items[item_id].task] if answer is None else answer

@@ -4,7 +4,7 @@ import pytest
 
 from heedful.errors import DataError
 from heedful.label.assignment import NotHeldError
-from heedful.label.progress import progress, why_nothing
+from heedful.label.progress import chats_left, progress, why_nothing
 
 
 @pytest.mark.parametrize("task", ["pair", "ranking", "rating", "demonstration", "correction"])
@@ -261,6 +261,9 @@ def test_progress(memory):
     assert counts(viewer) == [2, 3, 0, 0]
     project.undo(regular)
     assert counts(regular) == [1, 4, 1, 1]
+    assert project.state.tasks == {"pair"}
+    project.state.trail.clear()
+    assert counts(regular) == [1, 4, 1, 1], "no label is looked at again"
 
 
 def test_why_there_is_nothing(memory):
@@ -281,6 +284,21 @@ def test_why_there_is_nothing(memory):
     for standing in ("refused", "removed"):
         project.change(regular, standing=standing)
         assert why(regular) == standing
+
+
+def test_chats_are_kept_back_while_there_is_nobody_to_talk_to(memory):
+    project = memory(repeats=0, overlap=0)
+    regular, held_out = project.person(standing="active"), project.person(standing="held-out")
+    (chat,), (pair,) = project.add(1, "chat"), project.add(1)
+    for person in (regular, held_out):
+        assert project.next(person, chats=False).item == pair
+        project.label(person, pair.item_id)
+        assert project.next(person, chats=False) is None
+        assert why_nothing(project.state, person, chats=False) == "no-model"
+    assert chats_left(project.state) == 1
+    assert project.next(regular).item == chat
+    assert project.next(regular, chats=False).item == chat, "a chat that somebody holds stays theirs"
+    assert project.next(held_out).item == chat
 
 
 def test_the_last_owner_stays(memory):

@@ -27,6 +27,7 @@ WHY_NONE = {
     "screening": "Your first items are done or not ready yet; the owner has to look at them.",
     "empty": "There is nothing to label yet.",
     "sampling": "The model is writing the next answers.",
+    "no-model": "What is left are chats, and there is no model to talk to.",
     "others": "Others are working on what is left.",
     "done": "Everything is labelled. Thank you.",
 }
@@ -44,7 +45,7 @@ def me(site: Site, asked: Asked) -> Answer:
         "standing": person.standing,
         "csrf": csrf_token(asked.session),
         "project": project.settings.name,
-        "tasks": sorted({item.task for item in project.items()}),
+        "tasks": project.tasks(),
         "has_policy": site.worker is not None,
         "progress": project.progress(person.person_id),
     }
@@ -52,7 +53,7 @@ def me(site: Site, asked: Asked) -> Answer:
 
 def next_item(site: Site, asked: Asked) -> Answer:
     """``GET /api/next``: the item that the person holds, or the next one; why there is none if there is none."""
-    assignment = site.project.next_item(asked.caller.person_id)
+    assignment = site.project.next_item(asked.caller.person_id, chats=site.worker is not None)
     progress = site.project.progress(asked.caller.person_id)
     if assignment is not None:
         person = asked.caller.person_id
@@ -133,7 +134,7 @@ def chat(site: Site, asked: Asked) -> Answer:
         held = _held_chat(site, person, fields.item_id(asked.body))
         messages = _conversation(asked.body)
         if site.worker is None:
-            raise Refused(409, "this project has no policy to talk to; the owner starts the server with --policy")
+            raise Refused(409, "there is no model to talk to now; skip this chat")  # it was given while there was one
         responses = site.worker.answers([messages], 2)[0]
         turn = site.turns.add(Turn(person, held.item.item_id, nonce, messages, responses, held.order))
     return {"turn": turn.turn_id, "answers": turn.shown}
@@ -234,6 +235,6 @@ def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) 
 
 
 def _why_none(site: Site, person: Person) -> str:
-    why = site.project.why(person.person_id)
+    why = site.project.why(person.person_id, chats=site.worker is not None)
     is_filling = site.buffer is not None and site.buffer.is_filling
     return "sampling" if is_filling and why in ("empty", "done", "others") else why

@@ -31,11 +31,12 @@ COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKey
 
 
 def people(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
-    """``GET /api/people``: everybody but whom imported labels are kept under; and how the policy's process is."""
+    """``GET /api/people``: everybody but whom imported labels are kept under; how the policy's process is, and how many chats
+    nobody gets because there is none."""
     people = [_shown(site, person) for person in site.project.people() if not is_import(person)]
     worker = site.worker
     policy = None if worker is None else {"ready": worker.is_ready, "starts": worker.starts, "problem": worker.problem}
-    return {"people": people, "policy": policy}
+    return {"people": people, "policy": policy, "chats_kept_back": site.project.chats_left() if worker is None else 0}
 
 
 def change_people(site: Site, asked: Asked) -> Answer:
@@ -133,7 +134,7 @@ def export(site: Site, asked: Asked) -> Response:
     return Response(exported.zipped(), media_type="application/zip", headers=headers)
 
 
-def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/stats``: computed again only if something happened since the last time."""
     project = site.project
     scores = project.folder / "scores.jsonl"
@@ -147,7 +148,7 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
     return found
 
 
-def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001
+def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/rounds``."""
     return rounds_of(site.project.folder)
 

@@ -40,7 +40,7 @@ class Page:
 
     html: bytes
 
-    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002
+    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002  as every handler
         return Response(self.html, media_type="text/html")
 
 
@@ -52,7 +52,7 @@ class File:
     kind: str
     tag: str
 
-    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002
+    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002  as every handler
         headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
         return Response(self.content, media_type=self.kind, headers=headers)
 

@@ -70,6 +70,9 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
             listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
             link = f"{address}/join#{project.invite(_owner(project).person_id)}"
             announce(f"{project.settings.name}: sign in as the owner, once, with {link}")
+            if worker is None and (chats := project.chats_left()):
+                count = f"{chats} chats are" if chats > 1 else "1 chat is"
+                say(f"warning: {count} given to nobody, because there is no model to talk to; name one with --policy")
             announce("Ctrl-C ends it; what was labelled is on the disk as soon as the page says so")
             if not is_loopback(config.host) and not access.is_encrypted:
                 say("warning: others can reach this server, and nothing encrypts what they send; see docs/labelling.md")

@@ -43,6 +43,7 @@ function contents(manifest, query) {
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("column_file")), el("th", { class: "number", scope: "col" }, t("column_records")), el("th", { scope: "col" }, t("column_for")))),
       el("tbody", {}, Object.entries(manifest.files).map(([name, one]) => el("tr", {}, el("td", {}, el("code", {}, name)), el("td", { class: "number" }, number(one.records)), el("td", { class: "hint" }, named("file", name.split(".")[0])))))))),
     left.length ? el("section", { class: "card" }, el("h2", {}, t("export_left_out")), el("ul", { class: "plain" }, left.map(([name, count]) => el("li", {}, `${named("left", name.replaceAll(" ", "_"))}: ${number(count)}`)))) : "",
+    ...(manifest.notes ?? []).map((note) => el("p", { class: "hint" }, note)),
     el("div", { class: "row" }, el("a", { class: "button main", href: `/api/export?${query}`, download: "labels.zip" }, t("download")),
       el("span", { class: "hint hash" }, `${t("content_hash")} ${String(manifest.content_hash).slice(0, 16)}…`)),
   ];

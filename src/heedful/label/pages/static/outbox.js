@@ -9,10 +9,10 @@ const DELAYS = [1, 2, 4, 8, 10]; // seconds between attempts; the last one goes 
 export function outbox(owner, waiting) {
   const name = `outbox.${owner}`;
 
-  async function deliver(path, body, options) {
+  async function deliver(path, body) {
     for (let attempt = 0; ; attempt += 1) {
       try {
-        const reply = await post(path, body, options);
+        const reply = await post(path, body);
         memory.set(name, null);
         waiting(false);
         return reply;
@@ -30,19 +30,21 @@ export function outbox(owner, waiting) {
   }
 
   return {
-    /** Keeps a request and sends it until the server answers; throws `Refused` if it says no. */
-    send(path, body, options) {
-      memory.set(name, { path, body });
-      return deliver(path, body, options);
+    /** Keeps a request, with words for what it is about, and sends it until the server answers; throws `Refused` if it says no. */
+    send(path, body, about) {
+      memory.set(name, { path, body, about });
+      return deliver(path, body);
     },
-    /** Sends what an earlier visit left. True if there was something. */
+    /** Sends what an earlier visit left. Returns that with the `error` if the server says no, else null. */
     async flush() {
       const left = memory.get(name);
-      if (left === null) return false;
-      await deliver(left.path, left.body).catch((error) => {
+      try {
+        if (left !== null) await deliver(left.path, left.body);
+      } catch (error) {
         if (!(error instanceof Refused) || error.status === 401) throw error;
-      });
-      return true;
+        return { ...left, error };
+      }
+      return null;
     },
   };
 }

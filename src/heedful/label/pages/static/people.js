@@ -16,6 +16,7 @@ async function load(options) {
   const reply = await attempt(() => get("/api/people"), options);
   if (reply !== null) draw(reply.people);
   if (reply?.policy?.problem) showBanner(reply.policy.problem, { kind: "warn" }); // the process that writes answers has ended
+  else if (reply?.chats_kept_back) showBanner(t("chats_kept_back", { n: reply.chats_kept_back }), { kind: "warn" });
   ready();
 }
 

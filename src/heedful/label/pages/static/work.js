@@ -1,6 +1,6 @@
 // The page on which people label: takes an item, shows it, sends what was decided, takes the next.
 import { get, post, Refused, Unreachable } from "./api.js";
-import { prompt } from "./content.js";
+import { asText, prompt } from "./content.js";
 import { el, key, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
 import { announce, ask, attempt, leave, offline, projectName, ready, showBanner, start, toast } from "./shell.js";
@@ -17,6 +17,8 @@ const SKIP_REASONS = ["unclear", "not-my-field", "cannot-decide", "other"];
 const RENEW = 4 * 60_000; // ms between renewals of an item's lease (15 minutes by default)
 const STILL_THERE = 10 * 60_000; // ms after which somebody who does nothing counts as gone
 const LOOK_AGAIN = 20; // seconds between looks for new items when there are none
+const MOST_TRIES = 4; // of a message that the server takes but the model does not answer
+const MOST_ABOUT = 120; // characters of a prompt that say which item something was about
 
 const main = document.getElementById("main");
 const tabs = "BroadcastChannel" in window ? new BroadcastChannel("heedful") : null;
@@ -34,9 +36,9 @@ async function next() {
   if (reply !== null) show(reply);
 }
 
-/** Asks until there is a reply. Null if the server refuses, which is shown. */
-async function insist(action) {
-  for (let wait = 1; ; wait = Math.min(10, 2 * wait)) {
+/** Asks until there is a reply. Null if the server refuses, or has said `most` times that it cannot now, which is shown. */
+async function insist(action, most = Infinity) {
+  for (let wait = 1, left = most; ; wait = Math.min(10, 2 * wait)) {
     try {
       const reply = await action();
       offline(false);
@@ -44,6 +46,11 @@ async function insist(action) {
     } catch (error) {
       if (!(error instanceof Unreachable)) {
         await attempt(() => { throw error; });
+        return null;
+      }
+      if (error.body?.error && !error.body.loading) left -= 1;
+      if (left === 0) {
+        showBanner(t("not_answered", { reason: error.message }));
         return null;
       }
       if (error.body?.loading) showBanner(t("model_loading"), { kind: "warn" });
@@ -209,10 +216,11 @@ async function submit(more = {}) {
 
 /** Sends a decision through the outbox; while it waits, the item stays as it is. Null if the server refused it. */
 async function deliver(path, body) {
+  const about = body.item && excerpt(now.item.prompt);
   busy(true);
   clearTimeout(draftTimer);
   try {
-    const reply = await out.send(path, body);
+    const reply = await out.send(path, body, about);
     memory.set(draftName(), null);
     tabs?.postMessage({ owner: owner(), item: body.item });
     busy(false);
@@ -226,13 +234,29 @@ async function deliver(path, body) {
         now.view.lost?.();
         toast(error.message, "warn");
       } else toast(t("gone"), "warn");
+      if (body.answer?.text) notSaved({ path, body, about, error });
     } else await attempt(() => { throw error; });
     return null;
   }
 }
 
 /** A request of a task (a chat's question) that is not kept if it fails, but asked again while there is no connection. */
-const request = (path, body, options) => insist(() => post(path, body, options));
+const request = (path, body, options) => insist(() => post(path, body, options), MOST_TRIES);
+
+const excerpt = (said) => {
+  const characters = [...asText((Array.isArray(said) ? said.at(-1) : said) ?? "")];
+  return characters.length > MOST_ABOUT ? `${characters.slice(0, MOST_ABOUT).join("")} …` : characters.join("");
+};
+
+/** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
+function notSaved({ path, body, about, error }) {
+  const written = body.answer?.text && el("textarea", { class: "writing", readonly: true, rows: "8", dir: "auto", aria: { label: t("not_saved_text") } });
+  if (written) written.value = body.answer.text;
+  ask(t(`not_saved_${path.slice("/api/".length)}`), [
+    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : error.message),
+    about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
+    written && el("label", { class: "field" }, el("span", {}, t("not_saved_text")), written)]);
+}
 
 function busy(is) {
   sending = is;
@@ -373,7 +397,8 @@ if (me !== null) {
   tabs?.addEventListener("message", ({ data }) => {
     if (data.owner === owner() && !sending && (now === null || data.item === undefined || data.item === now.item.id)) next();
   });
-  await attempt(() => out.flush());
+  const refused = await attempt(() => out.flush());
   await next();
+  if (refused) notSaved(refused);
   ready();
 }

@@ -1,0 +1,130 @@
+"""Rounds of a few prompts or labels: they say what is missing before it is too late, or which setting to change."""
+
+import json
+
+import pytest
+
+from heedful.configs.label import ProjectSettings
+from heedful.configs.rounds import RoundConfig
+from heedful.data.splits import split_by_prompt
+from heedful.errors import ConfigError, DataError
+from heedful.label.identity import item_id
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item
+from heedful.rounds.notes import RoundNotes, read_round, write_state
+from heedful.rounds.round import run_round
+from heedful.rounds.training import TRAIN, write_labels
+from heedful.types import Prompt
+
+TRAINED, HELD_OUT = split_by_prompt([Prompt(f"第{i}题\u2028🦊", f"题:{i}") for i in range(40)], 0.4)
+
+
+def label(project, person, prompt, preferred=0):
+    answers = (Candidate("喵"), Candidate("汪"))
+    item = Item(item_id("pair", prompt.prompt, answers), "pair", prompt.prompt, answers)
+    project.add_items([item])
+    project.add_labels(
+        person, [(item.item_id, {"preferred": preferred, "strength": None, "both_bad": preferred is None})]
+    )
+    return item.item_id
+
+
+@pytest.fixture
+def begun(tmp_path, written):
+    """``begun(prompts, preferred, patience)`` is a round's settings; its pairs about these prompts are labelled."""
+
+    def begin(prompts, preferred=0, reward="batch_size: 1\n"):
+        (tmp_path / "评分.yaml").write_text(reward, encoding="utf-8")
+        config = RoundConfig(
+            project=tmp_path / "项目",
+            policy="没有这个模型",
+            prompts=str(written("题.jsonl", [{"prompt": one.prompt} for one in TRAINED + HELD_OUT])),
+            eval_fraction=0.4,
+            reward_config=tmp_path / "评分.yaml",
+        )
+        with Project.create(config.project, ProjectSettings(name="项目")) as project:
+            person = project.add_person("甲", "annotator").person_id
+            items = [label(project, person, prompt, preferred) for prompt in prompts]
+        settings = {
+            name: str(value) if name == "reward_config" else value
+            for name, value in vars(config).items()
+            if name != "project"
+        }
+        settings["judge"] = []
+        write_state(config.project, 1, settings)
+        folder = config.project / "rounds" / "1"
+        folder.mkdir(parents=True)
+        RoundNotes(folder, 1, settings, config.policy, {"sample": {"asked": len(items), "items": items}}).write()
+        return config
+
+    return begin
+
+
+def test_too_few_prompts_are_refused_before_anything_is_asked(heedful, written, tmp_path):
+    """Later the round would end at a step that needs held-out prompts, and its eval fraction could not be changed."""
+    assert heedful("label", "new", tmp_path / "项目", "--name", "项目").status == 0
+    file = written("题.jsonl", [{"prompt": one.prompt} for one in TRAINED[:3]])
+    outcome = heedful("round", tmp_path / "项目", "--policy", "没有", "--prompts", file, "--eval-fraction", "0.4")
+    assert outcome.status == 2
+    assert f"{file}: of 3 prompts --eval-fraction 0.4 holds out 0" in outcome.message
+    assert "give more prompts, or another --eval-fraction" in outcome.message
+    assert not (tmp_path / "项目" / "rounds.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "preferred", "said"),
+    [(HELD_OUT[:2], 0, "(2 about held-out prompts)"), (TRAINED[:2], None, "(2 ties)")],
+)
+def test_labels_that_leave_nothing_to_train_on(begun, prompts, preferred, said):
+    config = begun(prompts, preferred)
+    with pytest.raises(DataError) as caught:
+        run_round(config)
+    assert f"no label is left to train on {said}; add pairs of answers to other prompts" in str(caught.value)
+    with Project.open(config.project) as project:
+        label(project, "p2", TRAINED[-1])
+    with pytest.raises(Exception, match="没有这个模型"):  # as it says: with a label more, the reward model is next
+        run_round(config)
+    assert (config.project / "rounds/1/labels" / TRAIN).read_bytes().count(b"\n") == 1
+
+
+def test_patience_without_held_out_labels(begun, tmp_path):
+    """Which advised to set what the round sets anyway."""
+    config = begun(TRAINED[:2], reward="patience: 2\neval_every: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        run_round(config)
+    assert str(tmp_path / "评分.yaml") in str(caught.value)
+    assert "none of the 2 labels so far is about a held-out prompt; take it out for this round" in str(caught.value)
+
+
+def test_a_reward_model_that_wants_more_labels_than_there_are(heedful, begun, tiny, tmp_path):
+    """The message says where its setting is; another file may be given, and stays for the rounds to come."""
+    config = begun(TRAINED[:2], reward="batch_size: 32\n")
+    state = config.project / "rounds.json"
+    for file in (state, config.project / "rounds/1/round.json"):
+        file.write_text(file.read_text("utf-8").replace("没有这个模型", tiny("gpt2")), encoding="utf-8")
+    outcome = heedful("round", config.project)
+    assert outcome.status == 2
+    assert "--batch-size is 32, but the data have only 2 items" in outcome.message
+    assert "here heedful reward reads its settings from --reward-config" in outcome.message
+    other = tmp_path / "另一份.yaml"
+    other.write_text("patience: 1\neval_every: 1\n", encoding="utf-8")
+    outcome = heedful("round", config.project, "--reward-config", other)
+    assert f"{other}: patience counts evaluations" in outcome.message
+    assert f"{other}: patience counts evaluations" in heedful("round", config.project).message
+    assert json.loads(state.read_text("utf-8"))["settings"]["reward_config"] == str(other)
+    assert read_round(config.project, 1).settings["reward_config"] == str(other)
+
+
+def test_the_counts_of_a_round_are_those_of_its_labels(begun):
+    """Also if the call was killed between the two, and more was labelled before the next."""
+    config = begun(TRAINED[:3], reward="patience: 2\n")
+    numbers = {"labels": 3, "pairs": 3, "statistics": {"一": 1}}
+    with Project.open(config.project) as project:
+        write_labels(config, project, read_round(config.project, 1), numbers)
+        person = project.add_person("乙", "annotator").person_id
+        label(project, person, TRAINED[0], preferred=1)
+    with pytest.raises(ConfigError, match="patience"):
+        run_round(config)
+    noted = read_round(config.project, 1).steps["label"]
+    assert {name: noted[name] for name in numbers} == numbers
+    assert (config.project / "rounds/1/labels" / TRAIN).read_bytes().count(b"\n") == 3
