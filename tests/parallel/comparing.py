@@ -11,7 +11,7 @@ NOT_COMPARED = ("time/", "perf/")
 
 
 def lines_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line] if path.exists() else []
 
 
 def metrics_of(run):

@@ -421,6 +421,9 @@ EVERY = {
     "bfloat16, reward model": lambda: compared(
         lambda: reward_model("llama", torch.bfloat16), ALL_ON_FIRST, config=HALF, max_norm=0.0
     ),
+    "bfloat16, encoder": lambda: compared(
+        lambda: reward_model("deberta-v2", torch.bfloat16), ALL_ON_FIRST, config=HALF, max_norm=0.0
+    ),
     "bfloat16, rows divided": lambda: compared(half, [[[0], [2, 3], [4]], [[1]]], config=HALF),
     "noise": noise,
     "averaged": averaged,

@@ -13,8 +13,11 @@ HALF = {
     "max_grad_norm": 0.0,
     "lora_rank": None,
     "ema_decay": None,
+    "ptx_data": None,
+    "ptx_coef": None,
 }
-"""Weights in bfloat16, in one micro-batch per step and rank, so that gradients are rounded to it as often either way."""
+"""Weights in bfloat16, in one pass per step and rank, so that gradients are rounded to it as often either way. With ptx there
+are two: a whole model's gradients are rounded to bfloat16 after each, those of a divided one once they are summed."""
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""

@@ -15,7 +15,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.collate import collate
 from heedful.rewards.resolve import load_model_reward
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.setup import load_reference
+from heedful.train.setup import load_reference, load_trained
 from heedful.types import MicroBatch
 
 CPU = torch.device("cpu")
@@ -67,6 +67,23 @@ def test_a_reference_in_half_precision_is_the_policy_bit_for_bit(tmp_path, archi
     batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
     ours, theirs = (
         token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs for m in (reference, policy)
+    )
+    assert torch.equal(ours, theirs)
+    assert ours.any()
+
+
+@pytest.mark.parametrize("architecture", MATRICES)
+def test_a_reference_is_rounded_as_a_policy_in_bfloat16_is(tmp_path, architecture):
+    """Its embedding too, whose rows no product rounds: before the first update the KL is 0, and every pair of DPO ties."""
+    make_tiny_model(architecture, tmp_path / "m", hidden_size=32, num_layers=2)
+    config = PPOConfig(
+        model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",), weights_dtype="bfloat16"
+    )
+    policy = load_trained(config, resolve(config.model), CPU, torch.bfloat16)
+    batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
+    ours, theirs = (
+        token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs
+        for m in (load_reference(config, resolve(config.model), policy), policy)
     )
     assert torch.equal(ours, theirs)
     assert ours.any()

@@ -81,28 +81,18 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step"
     for part in _parts(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it sums
-    _keep_no_casts(module)
+    for block in blocks(module):
+        block.register_forward_hook(_forget_casts)
     module.register_forward_hook(_let_go)
 
 
-def _keep_no_casts(module: nn.Module) -> None:
-    """Make a model's passes keep no casts.
+def _forget_casts(_module: nn.Module, _inputs: object, _output: object) -> None:
+    """A block's forward hook: drop the half-precision copies of its weights that autocast keeps until the pass is over.
 
-    Autocast would keep a half-precision copy of every block's weights until the pass is over. Each is read once in a pass, so
-    keeping it saves nothing, and all of them together are a whole model.
+    All blocks' together are a whole model. They are kept for as long as the block computes, as in one process: of a weight
+    that is used twice, the two gradients are then added up in half precision, before they become float32.
     """
-    before: list[bool] = []
-
-    def switch_off(_module: nn.Module, _inputs: object) -> None:
-        before.append(torch.is_autocast_cache_enabled())
-        torch.set_autocast_cache_enabled(False)
-
-    def restore(_module: nn.Module, _inputs: object, _output: object) -> None:
-        if before:  # an error before the pass began has switched nothing off
-            torch.set_autocast_cache_enabled(before.pop())
-
-    module.register_forward_pre_hook(switch_off)
-    module.register_forward_hook(restore, always_call=True)
+    torch.clear_autocast_cache()
 
 
 def _dtypes(units: Sequence[nn.Module]) -> tuple[list[torch.dtype | None], set[nn.Parameter]]:

@@ -16,6 +16,7 @@ from heedful.rewards.background import Background
 from heedful.rewards.process import LONGEST_END, CallError, FunctionProcess
 from heedful.rewards.returned import (
     Elsewhere,
+    Measured,
     OfGroups,
     OfRanks,
     OneScore,
@@ -23,6 +24,7 @@ from heedful.rewards.returned import (
     ResultError,
     RewardFunction,
     read_scores,
+    together_measured,
 )
 from heedful.types import Completion, Text
 
@@ -87,7 +89,8 @@ def call_reward(
 
     If the call fails (an exception, a timeout, a crash), the function is called again on halves of the responses, on halves
     of the halves that fail, and so on, at most `MOST_CALLS` times. What then still fails together has the same problem. Of a
-    function that compares responses (`OfGroups`), a group stays whole.
+    function that compares responses (`OfGroups`), a group stays whole. What a function measures of its calls (`Measured`) is
+    that of all of them then.
 
     Args:
         name: of the reward, for messages.
@@ -102,6 +105,7 @@ def call_reward(
     arguments = _arguments(name, function, completions)
     parts: deque[tuple[range, Problem]] = deque()
     scores: list[OneScore | Problem] = [None] * len(completions)
+    measured: list[dict[str, float]] = []
 
     def attempt(rows: range) -> None:
         hit("reward.call")
@@ -109,6 +113,8 @@ def call_reward(
             raise RewardError(f"reward {name}: its call was given up")
         share = len(rows) / len(completions)
         timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
+        if isinstance(function, Measured):
+            function.measured = {}  # a call that fails may set none
         try:
             found = _result(timed, {key: [of[row] for row in rows] for key, of in arguments.items()})
         except CallError as failed:
@@ -116,6 +122,9 @@ def call_reward(
             return
         except ResultError as wrong:
             raise RewardError(f"reward {name} {wrong}; first sample: {sample(completions[rows[0]])}") from None
+        finally:
+            if isinstance(function, Measured):
+                measured.append(function.measured)
         _check_lengths(name, found, [completions[row] for row in rows])
         for row, one in zip(rows, found, strict=True):
             scores[row] = one
@@ -133,6 +142,8 @@ def call_reward(
         else:
             for row in rows:
                 scores[row] = problem
+    if isinstance(function, Measured):
+        function.measured = together_measured(measured)
     return [_of_its_length(one, c) for one, c in zip(scores, completions, strict=True)], first
 
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -75,7 +75,24 @@ class Measured:
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
-        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`."""
+        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`. After a batch that
+        was called in parts (`heedful.rewards.calling.call_reward`), those of all its calls."""
+
+
+def together_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What several calls measured: sums of counts, the longest of times (``time/``), and shares of all that they are of."""
+    found: dict[str, list[float]] = {}
+    for call in calls:
+        for name, value in call.items():
+            found.setdefault(name, []).append(value)
+    whole: dict[str, float] = {}
+    for name, values in found.items():
+        shares = [value for value in values if isinstance(value, Share)]
+        if shares:
+            whole[name] = Share(sum(share.count for share in shares), sum(share.of for share in shares))
+        else:
+            whole[name] = max(values) if name.startswith("time/") else sum(values)
+    return whole
 
 
 class ResultError(Exception):

@@ -117,7 +117,7 @@ class Wandb:
         for record in records:
             self._run.log({"step": record.place.step, **record.metrics})
 
-    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002
+    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002  the interface has it
         """See `Client`."""
         self._run.summary.update(dict(flat("summary", summary)))
         self._run.finish(exit_code=0 if finished else 1)
@@ -171,7 +171,7 @@ class Trackio:
         for record in records:
             trackio.log(record.metrics, step=record.place.step)
 
-    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002
+    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002  the interface has it
         """See `Client`. trackio has no summary: its numbers become points at the last step."""
         import trackio
 
@@ -260,7 +260,7 @@ class MLflow:
     def _has(self, key: str, step: int) -> bool:
         return any(point.step == step for point in self._client.get_metric_history(self.known, key))
 
-    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002
+    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002  the interface has it
         """See `Client`."""
         from mlflow.entities import RunTag
 
@@ -317,7 +317,7 @@ class SwanLab:
         for record in records:
             self._run.log(record.metrics, step=record.place.step)
 
-    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002
+    def close(self, summary: Mapping[str, Any], last_step: int, *, finished: bool) -> None:  # noqa: ARG002  the interface has it
         """See `Client`."""
         self._run.config.update(dict(flat("summary", summary)))
         self._run.finish(state="success" if finished else "aborted")

@@ -124,7 +124,8 @@ def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
     For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
-    ranks shares no weights, so then the model is loaded once more.
+    ranks shares no weights, so then the model is loaded once more. Loaded once more, it is rounded as the policy is
+    (``weights_dtype``), so it gives the log-probs that the policy starts with.
     """
     if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
@@ -132,13 +133,14 @@ def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source
     else:
         device = reference_device(config, policy.device)
         dtype = policy.compute_dtype  # the KL before the first update is 0
+        is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
             device=device,
             compute_dtype=dtype,
             four_bit=smaller,
-            stored=frozen_dtype(device, dtype),
+            stored=torch.bfloat16 if is_rounded else frozen_dtype(device, dtype),
         )
         if device.type == "cpu":
             halve_reference(reference)

@@ -61,7 +61,7 @@ class Score(Mode):
         read = partial(read_score, low=self.low, high=self.high)
         return [Question(messages(self.rubric, task, [case]), read) for case in cases]
 
-    def scores(self, cases: Sequence[Case], verdicts: Sequence[Any]) -> list[OneScore | Problem]:  # noqa: ARG002
+    def scores(self, cases: Sequence[Case], verdicts: Sequence[Any]) -> list[OneScore | Problem]:  # noqa: ARG002  as above
         return list(verdicts)
 
 

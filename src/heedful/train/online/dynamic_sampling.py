@@ -17,7 +17,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.rewards import Reward
 from heedful.rewards.interface import Ensemble, Scores, score_tokens
-from heedful.rewards.returned import Share
+from heedful.rewards.returned import together_measured
 from heedful.sampling.rollouts import Rollouts, joined
 from heedful.train.online.learner import Learner
 from heedful.train.online.shaping import shape
@@ -115,7 +115,12 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
     whole = _chosen(drawn, place, learner) if any(part for part, _ in place) else first
     return replace(
         whole,
-        given=replace(whole.given, means=_means(drawn), measured=_measured(drawn), note=_notes(drawn)),
+        given=replace(
+            whole.given,
+            means=_means(drawn),
+            measured=together_measured([part.given.measured for part in drawn]),
+            note=_notes(drawn),
+        ),
         seconds=sum(part.seconds for part in drawn),
         sampled_tokens=sum(part.sampled_tokens for part in drawn),
         metrics=metrics,
@@ -182,22 +187,6 @@ def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
         for name, column in part.given.parts.items():
             found.setdefault(name, []).extend(score for row in scored if (score := column[row]) is not None)
     return {name: sum(scores) / len(scores) for name, scores in found.items() if scores}
-
-
-def _measured(drawn: Sequence[Drawn]) -> dict[str, float]:
-    """What rewards measured of their calls: counts of all rounds, the slowest of times, and shares of all."""
-    found: dict[str, list[float]] = {}
-    for part in drawn:
-        for name, value in part.given.measured.items():
-            found.setdefault(name, []).append(value)
-    merged: dict[str, float] = {}
-    for name, values in found.items():
-        shares = [value for value in values if isinstance(value, Share)]
-        if shares:
-            merged[name] = Share(sum(share.count for share in shares), sum(share.of for share in shares))
-        else:
-            merged[name] = max(values) if name.startswith("time/") else sum(values)
-    return merged
 
 
 def _notes(drawn: Sequence[Drawn]) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PROTOCOL = 1
 """Raised whenever what the methods below take or return changes."""
@@ -66,9 +66,14 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 class HeedfulWorker:
     """Mixed into vLLM's worker class. Its methods are called over HTTP, by ``POST /collective_rpc``."""
 
+    model_config: Any  # this and the next three are the worker's
+    vllm_config: Any
+    model_runner: Any
+    reload_weights: Callable[..., None]
+
     def heedful_about(self) -> dict[str, Any]:
         """What the server has loaded: ``{"vocab_size", "dtype", "max_model_len", "logprobs_mode", ...}``."""
-        config: Any = self.model_config  # type: ignore[attr-defined]  # the worker's
+        config = self.model_config
         return {
             "protocol": PROTOCOL,
             "architecture": type(self._heedful_model()).__name__,
@@ -81,7 +86,7 @@ class HeedfulWorker:
             "quantization": None if config.quantization is None else str(config.quantization),
             "logprobs_mode": str(config.logprobs_mode),
             "can_sleep": bool(getattr(config, "enable_sleep_mode", False)),
-            "has_nccl": getattr(self.vllm_config, "weight_transfer_config", None) is not None,  # type: ignore[attr-defined]
+            "has_nccl": getattr(self.vllm_config, "weight_transfer_config", None) is not None,
         } | self.heedful_state()
 
     def heedful_state(self) -> dict[str, Any]:
@@ -100,7 +105,7 @@ class HeedfulWorker:
         self.heedful_state()
         self._heedful_version = None  # until it is done, nobody may rely on them
         self._heedful_loads += 1
-        self.reload_weights(weights_path=path)  # type: ignore[attr-defined]  # the worker's
+        self.reload_weights(weights_path=path)
         _repack(self._heedful_model())
         return self.heedful_checksum(version)
 
@@ -108,12 +113,13 @@ class HeedfulWorker:
         """Name the weights that are there now. Returns `heedful_state` and a checksum of each that the model uses."""
         self.heedful_state()
         self._heedful_version = version
-        dtype = self.model_config.dtype  # type: ignore[attr-defined]  # vLLM's worker has it
+        dtype = self.model_config.dtype
         parts = {name: checksum([tensor], dtype) for name, tensor in _weights(self._heedful_model())}
         return self.heedful_state() | {"parts": parts}
 
     def _heedful_model(self) -> torch.nn.Module:
-        return self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's
+        model: torch.nn.Module = self.model_runner.get_model()
+        return model
 
 
 @torch.no_grad()
