@@ -309,6 +309,7 @@ def demo(world: World, rows: Rows, agreement: float) -> None:
         model=world.sft,
         rewards=(f"model:{model}",),
         output=folder / "ppo",
+        kl_coef=world.options.kl_coef,
         eval_every=0,
         save_minutes=1.0,
     )
