@@ -49,7 +49,7 @@ def make(folder: Path, seed: int) -> None:
         for kind, model in (("policy", make_policy(shape, seed)), ("reward", make_classifier(shape, seed))):
             model.save_pretrained(here / kind)
             tokenizer.save_pretrained(here / kind)
-        texts = tokenizer.decode(make_prompts(shape.vocabulary, 256, PROMPT + 2 * RESPONSE, seed))
+        texts = tokenizer.decode(make_prompts(shape.vocabulary, 64, PROMPT + 2 * RESPONSE, seed))
         rows = []
         for text in texts:
             words = [" " + word for word in text.split()]
