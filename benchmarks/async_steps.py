@@ -1,4 +1,4 @@
-"""What sampling ahead of the update does: the demo's PPO with --async-steps 0, 1 and 4, with and without the correction.
+"""What sampling ahead of the update does: the demo's PPO with --async-steps 0 and 1, with and without the correction.
 
     python benchmarks/async_steps.py --output FOLDER
 
