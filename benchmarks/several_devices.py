@@ -28,7 +28,7 @@ steps: list[tuple[float, float, int]] = []
 
 def watch() -> None:
     """Take down what exchanges cost from now on, and when each step is done."""
-    complete, reduce, log = ranks._complete, ranks._all_reduce, Run.log
+    complete, reduce, log = ranks.complete, ranks._all_reduce, Run.log
 
     @contextlib.contextmanager
     def timed() -> Any:
@@ -45,7 +45,7 @@ def watch() -> None:
         log(self, step, *arguments, **options)
         steps.append((time.perf_counter(), spent["seconds"], int(spent["bytes"])))
 
-    ranks._complete, ranks._all_reduce, Run.log = timed, counted, logged  # type: ignore[method-assign]  # measured ones in their place
+    ranks.complete, ranks._all_reduce, Run.log = timed, counted, logged  # type: ignore[method-assign]  # measured ones in their place
 
 
 def score(completion_ids: list[list[int]]) -> list[float]:
