@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
         console.print(harmless(f"{name}: {_written(value)}"), highlight=False)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: plain_value(value) for name, value in vars(config).items()}
+        settings = {field.name: plain_value(getattr(config, field.name)) for field in fields(config)}
         write_json(output, {**result, "settings": redact(settings)})
         console.print(f"written to {output}", highlight=False, markup=False)
 
