@@ -22,10 +22,6 @@ from jaxtyping import install_import_hook
 # Before anything imports heedful: shapes, dtypes and plain types of the mathematics are checked here, and only here.
 install_import_hook(["heedful.core", "heedful.kernels.head_logprobs"], "beartype.beartype")
 
-# Hundreds of commands that tests start would compile all of heedful again, each for itself, if the environment says so.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-
 # Workers that run beside each other (pytest -n 3) and the commands that they start have one thread each: more would fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"

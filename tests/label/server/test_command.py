@@ -13,6 +13,7 @@ from heedful.errors import ConfigError
 from heedful.label.project import Project
 from heedful.label.records import Item
 from heedful.label.server.run import invite, serve
+from heedful.label.server.security import access_of
 
 
 @pytest.fixture
@@ -42,7 +43,9 @@ def test_settings_that_make_no_sense_are_refused(project, settings, message):
 
 
 def test_an_open_address_is_fine_with_its_names(project):
-    LabelServeConfig(project=project, host="0.0.0.0", allowed_hosts=("label-box",))
+    config = LabelServeConfig(project=project, host="0.0.0.0", allowed_hosts=("label-box",))
+    access = access_of(project, config.host, config.allowed_hosts, config.public_url)
+    assert access.hosts == ("label-box",), "all interfaces are no name"
 
 
 def test_what_is_no_project_is_said(tmp_path):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,9 @@ def test_an_operation_that_fails_half_way_leaves_nothing(project):
         raise RuntimeError("a mistake")
 
     item = project.next_item("p2").item.item_id
-    right = lambda i: lambda: project.set_instructions(f"right {i}")  # noqa: E731
-    results = at_once(right(0), lambda: project._store.do(half), right(1), lambda: project._store.do(half), right(2))
+    right = [partial(project.set_instructions, f"right {i}") for i in range(3)]
+    wrong = partial(project._store.do, half)
+    results = at_once(right[0], wrong, right[1], wrong, right[2])
     assert [str(one) for one in results if isinstance(one, Exception)] == ["a mistake"] * 2
     assert sorted(one for one in results if isinstance(one, int)) == [1, 2, 3]
     assert [e.content["text"][:5] for e in project.events() if e.kind == "instructions"] == ["right"] * 3
