@@ -269,6 +269,11 @@ def test_the_printed_commands_run_and_agree(demo, tmp_path, monkeypatch, capsys)
 def test_the_story_admits_that_nothing_was_gained():
     sizes = story.Sizes(1, 1, 1, 0.4, 1, 0.05, 1)
     assert "did not get better: gold 0.50 -> 0.50" in story.why({"sft.gold": 0.5, "ppo.gold": 0.5}, sizes)
+    of_few = {"sft.gold": 0.5, "ppo.gold": 0.25, "reward.accuracy": 0.521}
+    assert "gold 0.50 -> 0.25. The reward model agrees with the gold judge on 52 of 100" in story.why(
+        of_few, sizes, labelled=True
+    )
+    assert "--label-pairs" not in story.why(of_few, sizes)
     better = story.why({"sft.gold": 0.5, "ppo.gold": 0.75}, sizes)
     assert better.startswith("Gold 0.50 -> 0.75")
     assert "the good 40 % and the flawed 60 % alike" in better

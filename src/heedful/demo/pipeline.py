@@ -86,7 +86,8 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
         write_json(config.output / "summary.json", summary)
         drop_replaced(config.output)
     _show_results(console, summary, answers)
-    _say(console, "Why", story.why(summary, sizes_of(config.output, settings.ppo.eval_fraction)))
+    sizes = sizes_of(config.output, settings.ppo.eval_fraction)
+    _say(console, "Why", story.why(summary, sizes, labelled=config.label))
     _show_next_steps(console, config, settings.ppo, summary["seconds"])
     return summary
 

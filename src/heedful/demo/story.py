@@ -81,11 +81,13 @@ def before_labelling(config: DemoConfig) -> str:
     """Say what the user is asked to do."""
     simulated = "A simulated labeller, who agrees with the gold judge on 73 % of pairs, says"
     who = simulated if config.label_simulated else "You say"
+    keys = (
+        "\nOn the page, 1 and 2 choose an answer, then 1 to 4 say how much better it is; t is a tie, ? shows all keys."
+    )
     return (
         f"The model answers {config.label_pairs} prompts several times. {who} which of two answers is better. Nothing else "
-        "will tell the reward model what is good: the demo's own preferences are not used.\n"
-        "On the page, 1 and 2 choose an answer, then 1 to 4 say how much better it is; t is a tie, ? shows all keys."
-    )
+        "will tell the reward model what is good: the demo's own preferences are not used."
+    ) + ("" if config.label_simulated else keys)
 
 
 def before_reward_from_labels(config: RewardConfig, labels: int) -> str:
@@ -186,9 +188,22 @@ def after_measuring(numbers: Summary) -> str:
     )
 
 
-def why(numbers: Summary, sizes: Sizes) -> str:
-    """Explain why the answers got better, or say that they did not."""
+def why(numbers: Summary, sizes: Sizes, *, labelled: bool = False) -> str:
+    """Explain why the answers got better, or say that they did not.
+
+    Args:
+        numbers: the demo's summary.
+        sizes: of its world.
+        labelled: the reward model learned from the user's labels only.
+    """
     before, after = numbers["sft.gold"], numbers["ppo.gold"]
+    if after <= before and labelled:
+        return (
+            f"This time it did not get better: gold {before:.2f} -> {after:.2f}. The reward model agrees with the gold judge "
+            f"on {100 * numbers['reward.accuracy']:.0f} of 100 pairs, where guessing gives 50, and PPO raises its score "
+            "whether it is right or not. More labels (--label-pairs) make a better reward model, and so do labels that follow one "
+            "taste: 30 of a labeller who is wrong on every fourth pair teach too little."
+        )
     if after <= before:
         return (
             f"This time it did not get better: gold {before:.2f} -> {after:.2f}. Look at the curves: either the loss or "
