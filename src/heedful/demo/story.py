@@ -201,8 +201,8 @@ def why(numbers: Summary, sizes: Sizes, *, labelled: bool = False) -> str:
         return (
             f"This time it did not get better: gold {before:.2f} -> {after:.2f}. The reward model agrees with the gold judge "
             f"on {100 * numbers['reward.accuracy']:.0f} of 100 pairs, where guessing gives 50, and PPO raises its score "
-            "whether it is right or not. More labels (--label-pairs) make a better reward model, and so do labels that follow one "
-            "taste: 30 of a labeller who is wrong on every fourth pair teach too little."
+            "whether it is right or not. More labels (--label-pairs) make a better reward model, and so do labels that "
+            "follow one taste: 30 of a labeller who is wrong on every fourth pair teach too little."
         )
     if after <= before:
         return (
