@@ -15,11 +15,13 @@ from heedful.label.server.security import RateLimit
 from heedful.label.server.worker import PolicyWorker
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_policy.py"))
-SOURCE = {"checkpoint": "runs/secret-policy/final", "temperature": 0.73125, "seed": 902100, "secret_setting": 1}
+SEED, TEMPERATURE = 90210077413900, 0.7312507741
+"""So long that no random id or time has them by chance."""
+SOURCE = {"checkpoint": "runs/secret-policy/final", "temperature": TEMPERATURE, "seed": SEED, "secret_setting": 1}
 TELLTALES = (
     b"secret",
-    b"0.73125",
-    b"9021",
+    str(TEMPERATURE).encode(),
+    str(SEED)[:12].encode(),
     b'"source"',
     b"chosen_by",
     b'"screening":true',
@@ -47,7 +49,7 @@ def items():
             responses = [{"role": "assistant", "content": text, "secret_key": 1} for text in texts] if i else texts
             if task in ("demonstration", "correction"):
                 responses = texts
-            candidates = tuple(Candidate(one, SOURCE | {"seed": 902100 + n}) for n, one in enumerate(responses))
+            candidates = tuple(Candidate(one, SOURCE | {"seed": SEED + n}) for n, one in enumerate(responses))
             prompt = [{"role": "user", "content": f"题 {i}"}] if i else f"题 {i}"
             columns = {"secret_column": "runs/secret-policy/final"}
             made.append(
@@ -145,9 +147,9 @@ def test_a_crawl_would_notice(served):
     client = server.signed_in("Ada", "owner")
     item = client.get("/api/next").json["item"]
     shown = {"item": item["id"], "assignment": item["assignment"]}
-    client.post("/api/draft", {**shown, "draft": {"checkpoint": "runs/secret-policy/final"}})
+    client.post("/api/draft", {**shown, "draft": SOURCE})
     look(found, "/api/next", client.get("/api/next"))
-    assert found[("/api/next", "secret")] == 1
+    assert {told for _, told in found} == {"secret", "checkpoint", str(TEMPERATURE), str(SEED)[:12]}
 
 
 def test_an_id_says_nothing_of_what_wrote_the_answers():
