@@ -764,8 +764,8 @@ MUTANTS = [
         ),
         (
             "logits without bias the second time",
-            "kept else nn.functional.linear(states[chunk], matrix, shift)",
-            "kept else nn.functional.linear(states[chunk], matrix)",
+            "kept else linear(states[chunk], matrix, shift)",
+            "kept else linear(states[chunk], matrix)",
             "::test_identity_it_is_token_logprobs_and_entropy_of_the_logits",
         ),
         (

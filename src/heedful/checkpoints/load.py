@@ -15,6 +15,7 @@ from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
 from heedful.models.heads import check_causal
 from heedful.models.policy import Policy
@@ -109,6 +110,7 @@ def load_policy(
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
     store_matrices(policy.lm, stored)
+    use_fast_products(policy.lm, device, compute_dtype)
     return policy.to(device)
 
 
@@ -143,6 +145,7 @@ def load_value_model(
         load_head(value_model.value_head, head_file)
     if is_new:
         store_matrices(trunk, stored)
+        use_fast_products(trunk, device, compute_dtype)
     return value_model.to(device)
 
 

@@ -12,6 +12,7 @@ from heedful.checkpoints.text_part import read_weights
 from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, score_head
 from heedful.types import Reading
@@ -93,6 +94,7 @@ def load_reward_model(
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
     )
     store_matrices(classifier, stored, but=score_head(classifier))
+    use_fast_products(classifier, device, compute_dtype)
     return loaded.to(device)
 
 

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.core.masking import at_least_float32
+from heedful.kernels.products import linear, product
 
 CHUNK = 2**22
 """Logits computed per matrix product. A chunk has at least `SMALLEST_CHUNK` tokens, because each chunk reads and writes
@@ -87,7 +88,7 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
         entropy = torch.zeros_like(logprobs)
         for chunk in _chunks(ids, weight.shape[0]):
-            logits = nn.functional.linear(states[chunk], matrix, shift)
+            logits = linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
                 logp = _log_softmax(logits[block], options)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
@@ -111,7 +112,7 @@ class _HeadLogprobs(torch.autograd.Function):
         ]
         d_hidden, d_weight, d_bias = like
         for i, chunk in enumerate(_chunks(ids, matrix.shape[0])):
-            logits = kept[i] if kept else nn.functional.linear(states[chunk], matrix, shift)
+            logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
             for block in _blocks(logits):
                 logp = _log_softmax(logits[block], ctx.options)
@@ -125,10 +126,10 @@ class _HeadLogprobs(torch.autograd.Function):
                 d.scatter_add_(-1, ids[chunk][block].unsqueeze(-1), g)
                 d_logits[block] = d if ctx.options.cap is None else d * _slope(logits[block], ctx.options.cap)
             if d_hidden is not None:
-                d_hidden[chunk] = d_logits @ matrix
+                d_hidden[chunk] = product(d_logits, matrix)
             if d_weight is not None:
                 for part in _parts(matrix):
-                    d_weight[part] += d_logits.t()[part] @ states[chunk]
+                    d_weight[part] += product(d_logits.t()[part], states[chunk])
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
         return d_hidden, d_weight, d_bias, None, None

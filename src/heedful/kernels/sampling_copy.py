@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from heedful.kernels.device import HALF
+from heedful.kernels.products import is_plain_linear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -88,7 +89,7 @@ def pack_linears(model: PreTrainedModel) -> PreTrainedModel:
     """
     for parent in list(model.modules()) if not getattr(model, "peft_config", None) else ():
         for name, module in list(parent.named_children()):
-            if type(module) is nn.Linear and PackedLinear.is_possible(module):
+            if is_plain_linear(module) and PackedLinear.is_possible(module):
                 setattr(parent, name, PackedLinear(module))
     return model
 

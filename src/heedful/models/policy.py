@@ -15,6 +15,7 @@ from heedful.kernels.device import HALF, autocast, scale_gradient
 from heedful.kernels.head_logprobs import head_logprobs
 from heedful.kernels.layout import scatter
 from heedful.kernels.packing import response_tokens, token_states
+from heedful.kernels.products import is_plain_linear
 from heedful.kernels.row_filling import filling
 from heedful.kernels.tied_gradient import TiedMatrix
 from heedful.models.heads import logit_map
@@ -117,7 +118,7 @@ class Policy(nn.Module):
         self, hidden: Tensor, tokens: Tensor, weight: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
-        if type(head) is nn.Linear:
+        if is_plain_linear(head):
             count, missing = len(tokens), filling(len(tokens), tokens.device, weights=weight.numel())
             if missing:
                 hidden, tokens = nn.functional.pad(hidden, (0, 0, 0, missing)), nn.functional.pad(tokens, (0, missing))

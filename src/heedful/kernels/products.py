@@ -1,0 +1,199 @@
+"""Float32 products of matrices on a CPU, by the faster of the two libraries that torch brings."""
+
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+M = TypeVar("M", bound=nn.Module)
+
+SMALLEST_PRODUCT = 2**26
+"""Multiplications below which it costs more than it saves that oneDNN compiles code for every size it meets: texts have
+many lengths."""
+SMALLEST_STEP = 2**23
+"""The same where each row is one token, as in sampling, where every layer and many steps have the same sizes."""
+SMALLEST_SIDE = 16
+"""Rows, columns, or terms of a sum below which it is no faster."""
+
+
+def _multiplies_at_half_speed() -> bool:
+    """Whether torch's float32 products leave half of this processor idle.
+
+    torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch brings
+    too and uses for half precision, asks the processor what it can do.
+    """
+    facts = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    is_amd = "AMD" in str(facts.get("cpu_name", "")) and bool(facts.get("avx512_f"))
+    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return is_amd and has_both and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+USES_ONEDNN = _multiplies_at_half_speed()
+"""Whether large float32 products on this CPU are oneDNN's. The processor decides: a run that goes on on it has the same."""
+
+
+class FastLinear(nn.Linear):
+    """A linear layer whose products, forward and backward, are those of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class FastConv1D(Conv1D):
+    """The same for GPT-2's linear layers, which store the matrix transposed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight.t(), self.bias)
+
+
+FAST: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: FastLinear, Conv1D: FastConv1D}
+
+
+def use_fast_products(model: M, device: torch.device, compute_dtype: torch.dtype) -> M:
+    """Make every large linear layer of a model a `FastLinear` or `FastConv1D`, in place, if this processor gains by it.
+
+    Names of parameters and saved files stay the same.
+
+    Args:
+        model: the model.
+        device: where it will be; only a CPU multiplies faster so.
+        compute_dtype: dtype of its matrix products; only those in float32 become faster.
+    """
+    gains = USES_ONEDNN and device.type == "cpu" and compute_dtype == torch.float32
+    for module in model.modules() if gains else ():
+        is_large = isinstance(module, nn.Linear | Conv1D) and min(module.weight.shape) >= SMALLEST_SIDE
+        if is_large and type(module) in FAST:
+            module.__class__ = FAST[type(module)]
+    return model
+
+
+def is_plain_linear(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether a module only multiplies by a matrix and adds a bias: it is not quantised and has no adapters."""
+    return type(module) in (nn.Linear, FastLinear)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, as `torch.nn.functional.linear`, with its gradients; those cannot be differentiated again.
+
+    Args:
+        x: rows, ``[..., in]``.
+        weight: the matrix W, ``[out, in]``.
+        bias: the vector b, ``[out]``.
+    """
+    if torch.compiler.is_compiling():
+        compiled: Tensor = _compiled_linear(x, weight, bias)
+        return compiled
+    if not _gains_as_layer(x, weight):
+        return nn.functional.linear(x, weight, bias)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)):
+        learned: Tensor = _Linear.apply(x, weight, bias)
+        return learned
+    return _onednn(x, weight, bias)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices, as ``a @ b``, without a gradient.
+
+    Args:
+        a: ``[m, k]``.
+        b: ``[k, n]``.
+    """
+    (rows, terms), columns = a.shape, b.shape[1]
+    if not _gains(a, b, rows, terms, columns, smallest=SMALLEST_PRODUCT):
+        return a @ b
+    # oneDNN copies a left matrix that is not contiguous. If it is a transposed one, it can take the right side, as it is.
+    if rows > columns and not a.is_contiguous() and a.t().is_contiguous():
+        return _onednn(b.t(), a, None).t()
+    return _onednn(a, b.t(), None)
+
+
+def _gains_as_layer(x: Tensor, weight: Tensor) -> bool:
+    rows = x.numel() // max(1, weight.shape[1])
+    smallest = SMALLEST_STEP if x.dim() == 3 and x.shape[1] == 1 else SMALLEST_PRODUCT
+    return not torch.is_autocast_enabled("cpu") and _gains(x, weight, rows, *weight.shape, smallest=smallest)
+
+
+def _gains(a: Tensor, b: Tensor, *sides: int, smallest: int) -> bool:
+    """Whether oneDNN multiplies these faster."""
+    count = sides[0] * sides[1] * sides[2]
+    is_float32 = a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"
+    return USES_ONEDNN and is_float32 and count >= smallest and min(sides) >= SMALLEST_SIDE
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b. A matrix that is neither contiguous nor the transposed of one would be a thousand times slower."""
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.t().contiguous().t() if weight.stride(0) == 1 else weight.contiguous()
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b, with dx = dy W, dW = dy^T x, and db the sum of dy over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        _keep(ctx, (x, weight, bias))
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, upstream, product)
+
+
+def _keep(
+    ctx: Any,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    output: Tensor | None = None,  # noqa: ARG001  torch passes it
+) -> None:
+    """Keep for the backward pass what a gradient that is wanted needs: of a frozen layer only the matrix."""
+    x, weight, _ = inputs
+    ctx.shape = x.shape
+    ctx.save_for_backward(
+        x if ctx.needs_input_grad[1] else None,
+        weight if ctx.needs_input_grad[0] else None,
+    )
+
+
+def _gradients(
+    ctx: Any, upstream: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    rows = upstream.reshape(-1, upstream.shape[-1])
+    d_x = None if weight is None else multiply(rows, weight).view(ctx.shape)
+    d_weight = None if x is None else multiply(rows.t(), x.reshape(-1, x.shape[-1])).contiguous()
+    return d_x, d_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+# Compiled code would be compiled anew for every class of sizes that `_gains` tells apart. So there both products are one
+# operation each, which looks at the sizes when it runs.
+
+
+@torch.library.custom_op("heedful::linear", mutates_args=())
+def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _onednn(x, weight, bias) if _gains_as_layer(x, weight) else nn.functional.linear(x, weight, bias)
+
+
+@_compiled_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001  a bias changes no shape
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("heedful::product", mutates_args=())
+def _compiled_product(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b).contiguous()
+
+
+@_compiled_product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _compiled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, upstream, _compiled_product)
+
+
+_compiled_linear.register_autograd(_compiled_gradients, setup_context=_keep)
