@@ -18,8 +18,9 @@ from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memo
 from heedful.redact import remember_command
 
 SPINS, SPINS_OF_SHORT_PAUSES = 1000, 2000
-"""How often a thread of GNU OpenMP looks whether it may go on before it sleeps. Between two looks it pauses, by an instruction
-that takes only 13 ns on Intel's servers since Sapphire Rapids: there it must look more often, or it sleeps too soon."""
+"""How often a thread of GNU OpenMP looks whether it may go on before it sleeps. Between two looks it pauses, by an
+instruction that takes only 13 ns on Intel's servers since Sapphire Rapids: there it must look more often, or it sleeps too
+soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
 
