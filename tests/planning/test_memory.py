@@ -119,6 +119,13 @@ def test_keys_and_values_by_hand():
     assert phases["sampling"]["keys and values"] == 2 * 5 * 4 * 8 * 64 * 3
 
 
+def test_scoring_by_hand():
+    """8 rows of 16 tokens are read at a time, not the 4 of a micro-batch: logits over 1,000 words in float32, and three more
+    such numbers, of the log-softmax and the entropy."""
+    few, many = (plan(replace(SFT, rollout=64, scored_rows=rows)).phases["scoring"] for rows in (None, 8))
+    assert many["activations"] == 8 * 16 * 1000 * 4 * (1 + 3) == 2 * few["activations"]
+
+
 ONLINE = Work(
     device="cuda",
     half=True,
@@ -139,6 +146,7 @@ ONLINE = Work(
     "change",
     [
         {"rows": 4},
+        {"scored_rows": 4, "rows": 4},
         {"length": 768, "responses": 256},
         {"checkpointing": True},
         {"optimizer": "adamw-8bit"},

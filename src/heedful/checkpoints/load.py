@@ -15,6 +15,7 @@ from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
 from heedful.models.heads import check_causal
@@ -111,6 +112,7 @@ def load_policy(
         load_head(policy.value_head, head_file)
     store_matrices(policy.lm, stored)
     use_fast_products(policy.lm, device, compute_dtype)
+    use_lean_norms(policy.lm, device)
     return policy.to(device)
 
 
@@ -146,6 +148,7 @@ def load_value_model(
     if is_new:
         store_matrices(trunk, stored)
         use_fast_products(trunk, device, compute_dtype)
+        use_lean_norms(trunk, device)
     return value_model.to(device)
 
 

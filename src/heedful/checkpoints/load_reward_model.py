@@ -12,6 +12,7 @@ from heedful.checkpoints.text_part import read_weights
 from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, score_head
@@ -95,6 +96,7 @@ def load_reward_model(
     )
     store_matrices(classifier, stored, but=score_head(classifier))
     use_fast_products(classifier, device, compute_dtype)
+    use_lean_norms(classifier, device)
     return loaded.to(device)
 
 

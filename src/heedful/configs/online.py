@@ -88,7 +88,8 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
     score_norm_running: bool = False
     """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
     rollout_micro_batch_size: Annotated[int, POSITIVE] = 64
-    """Responses sampled at a time. It changes memory and speed, never the responses."""
+    """Responses sampled at a time, and read at a time by policy, reference and critic before an update. It changes memory and
+    speed, never the responses."""
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
@@ -116,6 +117,12 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
     @property
     def rollout_micro_batch(self) -> MicroBatch:
         return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
+
+    @property
+    def scoring_micro_batch(self) -> MicroBatch:
+        """What policy, reference and critic read at a time without gradients: no layer's activations outlive it, so as many
+        rows as are sampled at a time."""
+        return MicroBatch(max(self.micro_batch_size, self.rollout_micro_batch_size), self.micro_batch_tokens)
 
     @property
     def needs_reference(self) -> bool:

@@ -90,7 +90,7 @@ class _HeadLogprobs(torch.autograd.Function):
         for chunk in _chunks(ids, weight.shape[0]):
             logits = linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
-                logp = _log_softmax(logits[block], options)
+                logp = _scaled(logits[block], options).log_softmax(-1)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
                 if options.with_entropy:
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
@@ -106,6 +106,7 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor | None, upstream_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         states, matrix, shift, ids, entropy, *kept = ctx.saved_tensors
         upstream = torch.zeros_like(entropy) if upstream is None else upstream
+        of_entropy, temperature = upstream_entropy if ctx.options.with_entropy else None, ctx.options.temperature
         like = [
             torch.zeros_like(x, dtype=dtype) if wanted else None
             for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
@@ -115,16 +116,15 @@ class _HeadLogprobs(torch.autograd.Function):
             logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
             for block in _blocks(logits):
-                logp = _log_softmax(logits[block], ctx.options)
-                g = (upstream[chunk][block] / ctx.options.temperature).unsqueeze(-1)
-                d = logp.exp()
-                if ctx.options.with_entropy and upstream_entropy is not None:
-                    g_entropy = (upstream_entropy[chunk][block] / ctx.options.temperature).unsqueeze(-1)
-                    d.mul_((_finite(logp) + entropy[chunk][block].unsqueeze(-1)).mul_(g_entropy).add_(g)).neg_()
-                else:
-                    d.mul_(-g)
-                d.scatter_add_(-1, ids[chunk][block].unsqueeze(-1), g)
-                d_logits[block] = d if ctx.options.cap is None else d * _slope(logits[block], ctx.options.cap)
+                _write_gradient(
+                    d_logits[block],
+                    logits[block],
+                    ids[chunk][block].unsqueeze(-1),
+                    (upstream[chunk][block] / temperature).unsqueeze(-1),
+                    None if of_entropy is None else (of_entropy[chunk][block] / temperature).unsqueeze(-1),
+                    entropy[chunk][block].unsqueeze(-1),
+                    ctx.options,
+                )
             if d_hidden is not None:
                 d_hidden[chunk] = product(d_logits, matrix)
             if d_weight is not None:
@@ -150,11 +150,29 @@ def _blocks(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 
-def _log_softmax(logits: Tensor, options: _Options) -> Tensor:
+def _scaled(logits: Tensor, options: _Options) -> Tensor:
     scaled = at_least_float32(logits)
     if options.cap is not None:
         scaled = options.cap * torch.tanh(scaled / options.cap)
-    return (scaled if options.temperature == 1 else scaled / options.temperature).log_softmax(-1)
+    return scaled if options.temperature == 1 else scaled / options.temperature
+
+
+def _write_gradient(  # noqa: PLR0917  one number per token each, and all of them are needed
+    place: Tensor, logits: Tensor, ids: Tensor, g: Tensor, g_entropy: Tensor | None, entropy: Tensor, options: _Options
+) -> None:
+    """Write the gradient of a block of logits into its place, in as few passes over it as there are."""
+    x = _scaled(logits, options)
+    if g_entropy is None:
+        d = torch.softmax(x, -1, out=place) if place.dtype == x.dtype else x.softmax(-1)
+        d.mul_(-g)
+    else:
+        logp = x.log_softmax(-1)
+        d = logp.exp().mul_((_finite(logp) + entropy).mul_(g_entropy).add_(g)).neg_()
+    d.scatter_add_(-1, ids, g)
+    if options.cap is not None:
+        d = d * _slope(logits, options.cap)
+    if d is not place:
+        place.copy_(d)
 
 
 def _slope(logits: Tensor, cap: float) -> Tensor:

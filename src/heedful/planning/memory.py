@@ -13,7 +13,7 @@ allocator adds is not in it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from heedful.planning.shapes import Shape
@@ -97,6 +97,8 @@ class Work:
     """Rows that a rank has together: 2 of a pair."""
     rollout: int = 0
     """Rows of a rollout batch."""
+    scored_rows: int | None = None
+    """Rows that policy, reference and critic read at a time without gradients; None if as many as in a micro-batch."""
     sampling: Sampling | None = None
     """None also where servers sample."""
     sends_copy: bool = False
@@ -302,8 +304,10 @@ def _scoring(work: Work) -> dict[str, float]:
     ]
     passes = []
     for network in networks:
-        head = _head(work, network, with_entropy=network is work.policy)[0] if network.output == "logits" else 0
-        activations = work.tokens * _one_layer(work, network.shape)
+        is_reward = any(network is reward for reward in work.rewards)
+        part = work if is_reward or work.scored_rows is None else replace(work, rows=work.scored_rows)
+        head = _head(part, network, with_entropy=network is work.policy)[0] if network.output == "logits" else 0
+        activations = part.tokens * _one_layer(work, network.shape)
         passes.append(
             {
                 "copies in half precision": casts(work, network, learning=False),
@@ -316,13 +320,14 @@ def _scoring(work: Work) -> dict[str, float]:
 def _backward(work: Work, network: Network, gradients_before: float) -> dict[str, float]:
     """What is there when a network's backward pass begins: all activations, before any is given back."""
     shape, rank = network.shape, network.lora_rank if network.trained == "adapters" else 0
-    per_layer = work.tokens * saved_per_token(shape, half=work.half, rank=rank) + _scores(work, shape)
+    per_layer = work.tokens * saved_per_token(shape, half=work.half, device=work.device, rank=rank)
+    per_layer += _scores(work, shape)
     activations = shape.layers * per_layer
     transient = work.tokens * (2 * work.bytes_computed * shape.intermediate + 8 * shape.hidden)
     if work.checkpointing:  # a layer comes back when the logits are gone
         activations = shape.layers * work.tokens * 4 * shape.hidden
         transient += per_layer
-    ends = work.tokens * 4 * shape.hidden * (1 if rank else 2)  # the last norm
+    ends = work.tokens * 4 * shape.hidden * (1 if rank or work.device == "cpu" else 2)  # the last norm
     logits = 0.0
     if network.output == "logits":
         _, logits = _head(work, network, with_entropy=work.with_entropy)
@@ -345,27 +350,29 @@ def _backward(work: Work, network: Network, gradients_before: float) -> dict[str
     }
 
 
-def saved_per_token(shape: Shape, *, half: bool, rank: int = 0) -> int:
+def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int = 0) -> int:
     """Bytes per token that a layer keeps for its backward pass.
 
     Args:
         shape: the model.
         half: products are computed in a half precision; the stream between layers stays in float32.
+        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.norms`).
         rank: of the adapters; 0 means that all weights learn.
 
-    Counted on transformers' Qwen3 (and Qwen2, which has no norms of heads). Per norm: its input, its inverse root, and what
-    its weights multiply if they learn. Per product: its input, once for each product in half precision, as each casts for
-    itself. Rotated queries, keys and values; what attention gives; the MLP's gate, before and after its activation, its other
-    half, and their product.
+    Counted on transformers' Qwen3 (and Qwen2, which has no norms of heads). Per norm: its input, its inverse root, and, if
+    autograd differentiates it, what its weights multiply if they learn. Per product: its input, once for each product in half
+    precision, as each casts for itself. Rotated queries, keys and values; what attention gives; the MLP's gate, before and
+    after its activation, its other half, and their product.
     """
     learns_norms = rank == 0
+    keeps_scaled, keeps_scaled_heads = learns_norms and device != "cpu", learns_norms and (half or device != "cpu")
     hidden, query, key, middle = shape.hidden, shape.query, shape.key, shape.intermediate
     size = 2 if half else 4
-    norms = 2 * (hidden * 4 * (2 if learns_norms else 1) + 4)
+    norms = 2 * (hidden * 4 * (2 if keeps_scaled else 1) + 4)
     inputs = hidden * (5 * 2 if half else 2 * 4)
     of_heads = 0
     if shape.head_norms:
-        of_heads = (query + key) * (4 + (size if learns_norms else 0)) + 4 * (shape.heads + shape.key_heads)
+        of_heads = (query + key) * (4 + (size if keeps_scaled_heads else 0)) + 4 * (shape.heads + shape.key_heads)
     attention = size * (2 * query + 2 * key) + 4 * shape.heads  # with a number per head and query, of its softmax
     if rank and half:
         attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast that back

@@ -104,6 +104,7 @@ def work_of(
         batch=batch,
         per_item=per_item,
         rollout=0 if online is None else online.rollout_batch_size,
+        scored_rows=None if online is None else _scored_rows(online, lengths),
         sampling=None if online is None or online.sampler else _sampling(online, lengths),
         sends_copy=online is not None and online.sampler_weights == "nccl",
     )
@@ -116,6 +117,14 @@ def _batch(config: Trainer) -> int:
     if isinstance(config, RolloutConfig):
         return config.minibatch_size
     return config.batch_size * (1 if isinstance(config, SFTConfig | KTOConfig) else 2)
+
+
+def _scored_rows(config: RolloutConfig, lengths: Lengths) -> int:
+    """Rows that policy, reference and critic read at a time before an update."""
+    limit, rows = config.scoring_micro_batch, config.rollout_batch_size
+    if limit.tokens is not None:
+        rows = min(rows, max(1, limit.tokens // lengths.longest))
+    return min(rows, limit.rows)
 
 
 def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:

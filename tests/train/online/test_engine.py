@@ -14,6 +14,7 @@ from heedful.configs.a2c import A2CConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError, RewardError
+from heedful.models.policy import Policy
 from heedful.sampling import generate
 from heedful.train.online.engine import train_grpo, train_online, train_ppo
 from heedful.train.online.start import kl_control
@@ -147,6 +148,23 @@ def test_the_sampler_takes_so_many_rows_at_a_time(config, length, monkeypatch):
     monkeypatch.setattr(generate, "decode", counted)
     train_ppo(config(rollout_micro_batch_size=3, steps=1), rewards=[length])
     assert max(rows) == 3
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(None, 3), (40, 2)])
+def test_as_many_rows_are_read_without_gradients_as_are_sampled(config, length, monkeypatch, tokens, most):
+    """micro_batch_size bounds what is learned from at a time, whose activations are all kept; tokens bound both."""
+    rows = {True: [], False: []}
+    right = Policy.forward
+
+    def counted(policy, ids, *arguments, **options):
+        rows[torch.is_grad_enabled()].append(len(ids))
+        assert tokens is None or ids.numel() <= tokens
+        return right(policy, ids, *arguments, **options)
+
+    monkeypatch.setattr(Policy, "forward", counted)
+    limits = {"rollout_micro_batch_size": 3, "micro_batch_size": 1, "micro_batch_tokens": tokens, "max_new_tokens": 8}
+    train_ppo(config(steps=1, **limits), rewards=[length])
+    assert (max(rows[False]), max(rows[True])) == (most, 1)
 
 
 def test_rewards_of_all_kinds_are_written_down(config, length, tmp_path):

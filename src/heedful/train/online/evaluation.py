@@ -46,7 +46,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
                 model,
                 rollouts.batch,
                 temperature=config.temperature,
-                micro_batch=config.micro_batch,
+                micro_batch=config.scoring_micro_batch,
                 room=learner.room,
             ).logprobs
             for model in models

@@ -186,7 +186,7 @@ def _read_the_rest(
             learner.policy,
             batch.select(rest),
             temperature=config.temperature,
-            micro_batch=config.micro_batch,
+            micro_batch=config.scoring_micro_batch,
             room=learner.room,
             with_entropy=True,
         )

@@ -73,7 +73,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             learner.policy,
             batch,
             temperature=config.temperature,
-            micro_batch=config.micro_batch,
+            micro_batch=config.scoring_micro_batch,
             room=learner.room,
             with_entropy=True,
             with_states=learner.policy.value_head is not None,
@@ -84,7 +84,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             learner.reference,
             batch,
             temperature=config.temperature,
-            micro_batch=config.micro_batch,
+            micro_batch=config.scoring_micro_batch,
             room=learner.room,
         ).logprobs
     shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts, norm, config)
