@@ -39,9 +39,9 @@ def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any
     """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
 
     The final answer is what stands in the last ``\\boxed{}`` whose braces close, else the last formula (between dollars,
-    ``\\(`` and ``\\)``, or ``\\[`` and ``\\]``), else the last number; several with only "and", "or" or a comma between them are
-    one. ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits are
-    read.
+    ``\\(`` and ``\\)``, or ``\\[`` and ``\\]``), else the last number; several with only "and", "or" or a comma between them
+    are one. ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits
+    are read.
 
     Args:
         completions: the responses.
