@@ -303,6 +303,13 @@ def test_a_token_that_cannot_be_sent(tiny, tmp_path, monkeypatch, value, said):
     assert not value or value not in str(error.value)
 
 
+def test_a_token_in_the_place_of_a_score_is_not_shown(answering, completions):
+    server = answering(lambda count: (200, json.dumps({"scores": [1, "s" * 74 + "geheim-42", 3]}).encode()))
+    with pytest.raises(RewardError, match="answered with the score") as error:
+        asked(server.url, completions, token="geheim-42")
+    assert "gehe" not in str(error.value)
+
+
 def in_two_seconds():
     return email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2), usegmt=True)
 

@@ -122,8 +122,8 @@ class Endpoint:
         return RewardError(redact(f"reward {self.name}") + redact(self.hidden(text)))
 
     def hidden(self, text: str) -> str:
-        """A text without the token, which a server may repeat."""
-        return text.replace(self.token, "***") if self.token else text
+        """A text without the token, which a server may repeat. Hide it before you shorten a text."""
+        return text.replace(self.token, "[hidden]") if self.token else text
 
     def shown(self, answer: bytes) -> str:
         """The beginning of an answer, for messages."""
