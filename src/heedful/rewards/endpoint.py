@@ -189,14 +189,14 @@ class Requests:
             wait = min(2 * wait, LONGEST_WAIT)
         later = "" if not asked_to_wait else f" It asks to wait for {asked_to_wait:.0f} s (Retry-After)."
         later += "" if is_known else f" It has never answered, so it was tried for {patience:g} s only."
-        error = to.error(
+        failed = to.error(
             f" gave no {to.gives}: {problem}; tried {tries} time{'s' * (tries > 1)}.{later} Is the server running and "
             f"reachable from here? A slow one may need more than --reward-timeout {to.timeout:g} or {to.remedy}, one that is "
             f"busy or restarts more than --reward-retry-minutes {to.retry_seconds / 60:g}"
         )
         if to.has_answered:
-            error.status = 4
-        raise error
+            failed.status = 4
+        raise failed
 
     async def _ask_once(self, body: bytes) -> tuple[int, bytes, str | None]:
         """Status, body and Retry-After of one answer. The timeout covers all of it, however slowly it trickles in."""
