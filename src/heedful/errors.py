@@ -38,7 +38,10 @@ class CheckpointError(HeedfulError, RuntimeError):
 
 
 class RewardError(HeedfulError, RuntimeError):
-    """A reward failed on more responses than may fail, or did not return one entry per response."""
+    """A reward failed on more responses than may fail, or did not return one entry per response.
+
+    Its status is 4 if a server stopped answering that had answered before.
+    """
 
 
 class SamplerError(HeedfulError, RuntimeError):

@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 
+from heedful.cli import main
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
 from heedful.demo.judge import gold_judge
 from heedful.errors import ConfigError
@@ -80,3 +81,24 @@ def test_a_comparison_has_no_mean_score(settings, chat_server):
     result = evaluate_scores(ScoresConfig(**settings, judge_scale=(0.0, 1.0), rewards=(chat_server.judge,)))
     assert result["score_mean"] == evaluate_scores(ScoresConfig(**settings), rewards=[gold_judge])["score_mean"]
     assert json.dumps(result)
+
+
+@pytest.mark.parametrize(("answered", "status"), [(0, 2), (5, 4)])
+def test_a_judge_that_dies_in_an_evaluation(settings, chat_server, tmp_path, capsys, answered, status):
+    """Its address was right if it had answered: status 4, and there is nothing to keep."""
+    chat_server.faults(dies_after=answered)
+    words = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    words += [
+        "--rewards",
+        chat_server.judge,
+        "--judge-scale",
+        "0",
+        "1",
+        "--reward-retry-minutes",
+        "0",
+        "--reward-concurrency",
+        "1",
+    ]
+    assert main(["evaluate", "scores", *words, "--output", str(tmp_path / "r.json")]) == status
+    assert "gave no verdicts: status 503: 'gone'" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()

@@ -138,3 +138,43 @@ def test_the_card_of_kto(runs, tmp_path):
     text = (out / "README.md").read_text("utf-8")
     assert "by supervised fine-tuning and then KTO, with heedful" in text
     assert LIMITS["kto"] in text
+
+
+@pytest.mark.parametrize(
+    ("best", "flags", "said"),
+    [
+        (0, (), "The best evaluation was the one before training, so this model is not the one that did best."),
+        (3, (), "The best evaluation was that of step 3, so this model is not the one that did best."),
+        (4, (), "The best evaluation was that of step 4, and this is that model."),
+        (3, ("--best",), "The best evaluation was that of step 3, and this is that model."),
+    ],
+)
+def test_the_results_say_what_was_measured_and_on_what(best, flags, said, runs, tmp_path):
+    """How many records, which rewards with which weights, whether it was trained on them, and if this is the best model."""
+    run = tmp_path / "run"
+    shutil.copytree(runs("sft"), run)
+    config = yaml.safe_load((run / "config.yaml").read_text("utf-8")) | {"reward_weights": [1.0, 0.5]}
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    facts = json.loads((run / "environment.json").read_text("utf-8")) | {"command": "heedful grpo"}
+    (run / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    summary |= {"rewards": ["rule:digits", "rule:json"], "steps": 4, "best": {"step": best, "eval/score_mean": 0.5}}
+    summary |= {"data": {"held_out": 7}, "first_evaluation": {"eval/score_mean": 0.25, "eval/自己": 1.0}}
+    summary |= {"last_evaluation": {"eval/score_mean": 0.5, "eval/自己": 2.0}}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    results = [tmp_path / "评测.json", tmp_path / "other.json"]
+    settings = {"data": config["data"], "rewards": ["rule:digits"]}
+    results[0].write_text(json.dumps({"score_mean": 0.5, "settings": settings}), encoding="utf-8")
+    results[1].write_text(json.dumps({"score_mean": 0.5, "settings": {"data": "别的.jsonl"}}), encoding="utf-8")
+    words = ["push", str(run), "org/name", "--license", "mit", "--dry-run", *flags]
+    assert main([*words, "--results", *map(str, results)]) == 0
+    text = (tmp_path / "run-push" / "README.md").read_text("utf-8")
+    assert "On 7 records that were held out from training (not a public benchmark), before and after training:" in text
+    assert (
+        "| `eval/score_mean` | 0.25 | 0.5 | mean score of its responses under what it was trained on; higher is" in text
+    )
+    assert "| `eval/自己` | 1 | 2 |  |" in text
+    assert said in text
+    assert "(the file that it was trained on) under `rule:digits`:" in text
+    assert "measured with heedful evaluate on 别的.jsonl:" in text
+    assert "`rule:digits` (weight 1), `rule:json` (weight 0.5)" in text

@@ -303,6 +303,13 @@ def test_a_token_that_cannot_be_sent(tiny, tmp_path, monkeypatch, value, said):
     assert not value or value not in str(error.value)
 
 
+def test_a_token_in_the_place_of_a_score_is_not_shown(answering, completions):
+    server = answering(lambda count: (200, json.dumps({"scores": [1, "s" * 74 + "geheim-42", 3]}).encode()))
+    with pytest.raises(RewardError, match="answered with the score") as error:
+        asked(server.url, completions, token="geheim-42")
+    assert "gehe" not in str(error.value)
+
+
 def in_two_seconds():
     return email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2), usegmt=True)
 
@@ -318,6 +325,39 @@ def test_retry_after_is_heeded(answering, completions, wait):
 
     assert asked(answering(answer).url, completions) == [1.0, 2.0, 3.0]
     assert 0.9 <= times[1] - times[0] < 4
+
+
+def long_ago():
+    return "Sat, 01 Jan 2000 00:00:00 GMT"
+
+
+@pytest.mark.parametrize("wait", [lambda: "0", long_ago], ids=["0", "a past date"])
+def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completions, wait):
+    """For 0.6 s it has no time: of 16 requests each comes back after 0.1, 0.2, 0.4, ... seconds, not at once."""
+    begun = []
+
+    def answer(count):
+        begun.append(time.monotonic())
+        return (429, b"", {"Retry-After": wait()}) if begun[-1] < begun[0] + 0.6 else scores_of(1)
+
+    server = answering(answer)
+    options = {"first_wait": 0.1, "micro_batch_size": 1, "concurrency": 16}
+    assert asked(server.url, (completions * 6)[:16], **options) == [1.0] * 16
+    assert 16 * 2 <= len(server.requests) <= 16 * 5
+
+
+def test_requests_that_are_told_to_wait_do_not_all_come_back_at_once(answering, completions):
+    times = []
+
+    def answer(count):
+        times.append(time.monotonic())
+        return (429, b"", {"Retry-After": "1"}) if count <= 8 else scores_of(1)
+
+    options = {"first_wait": 0.8, "micro_batch_size": 1, "concurrency": 8}
+    assert asked(answering(answer).url, (completions * 3)[:8], **options) == [1.0] * 8
+    again = sorted(times)[8:]
+    assert again[0] - times[0] >= 1.0
+    assert again[-1] - again[0] > 0.1  # of 0.4 s; once in 3,000 runs it is less
 
 
 def test_a_server_that_asks_for_more_time_than_there_is(answering, completions):
@@ -413,6 +453,18 @@ def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, mon
     with pytest.raises(RewardError, match=r"It has never answered, so it was tried for 0\.5 s only"):
         asked(url, completions)
     assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, monkeypatch, status):
+    """Its address is right, though it has never answered."""
+    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.1)
+    server = answering(lambda count: (status, b"") if count < 4 else scores_of(1, 2, 3))
+    assert asked(server.url, completions, first_wait=0.1) == [1.0, 2.0, 3.0]
+    broken = answering(lambda count: (500, b""))
+    with pytest.raises(RewardError, match="It has never answered") as error:
+        asked(broken.url, completions, first_wait=0.1)
+    assert error.value.status == 2
 
 
 def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):

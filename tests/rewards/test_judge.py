@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, MachineError, RewardError
+from heedful.evaluate.output import report
 from heedful.redact import redact
 from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
 from heedful.rewards.judge import cache
@@ -190,8 +192,12 @@ def test_places_in_a_ranking_do_not_follow_the_order_of_responses():
         (chat(None, message={"refusal": "我不能评价"}), "refused to judge: '我不能评价'"),
         (chat("Let me th", finish_reason="length"), "was cut off before its verdict; raise --judge-max-tokens 1024"),
         (chat("", finish_reason="content_filter"), "answered nothing (finish_reason 'content_filter')"),
+        (
+            chat("差。\n2", finish_reason="content_filter"),
+            "did not end its answer itself (finish_reason 'content_filter')",
+        ),
     ],
-    ids=["no number", "off the scale", "refusal", "cut", "filtered"],
+    ids=["no number", "off the scale", "refusal", "cut", "filtered", "filtered in its midst"],
 )
 def test_what_is_no_verdict_is_asked_for_three_times_and_masked(answering, judge, completions, answer, said):
     """Alone: the others keep their scores."""
@@ -271,6 +277,48 @@ def test_a_key_that_is_missing_or_wrong(answering, judge, completions, monkeypat
         score([judge(server)], completions)
     assert "--judge-key-env" in str(error.value)
     assert not key or key not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chat(None, message={"refusal": f"{'不' * 170}, geheim-42: not allowed"}),
+        chat(None, message={"refusal": f"{'不' * 194}geheim-42: not allowed"}),
+        chat("geheim-42"),
+        chat(f"my key is geheim-42, {'不' * 193}"),  # of which the last 200 characters are quoted
+        chat("Score: 7 geheim-42"),
+        chat("", finish_reason="geheim-42"),
+        (400, b'{"error": "no geheim-42"}'),
+    ],
+    ids=["a refusal", "a long one", "an answer", "a long answer", "beside a number", "an end", "a status"],
+)
+def test_a_key_that_a_server_repeats_is_in_no_message(
+    answering, judge, completions, tmp_path, monkeypatch, capsys, answer
+):
+    """Neither on the screen nor in what a measurement writes down."""
+    monkeypatch.setenv("HEEDFUL_JUDGE_API_KEY", "geheim-42")
+    server = answering(lambda count: answer)
+    found = score_tokens(Ensemble((judge(server),), max_failed=1.0), completions)
+    assert found.failed == (0, 1, 2)
+    settings = {"model": "m", "data": "d.jsonl", "output": tmp_path / "r.json", "rewards": ("rule:digits",)}
+    report({"failed": 3, "first_failure": found.note}, ScoresConfig(**settings))
+    shown = capsys.readouterr()
+    written = (tmp_path / "r.json").read_text(encoding="utf-8")
+    for text in (found.note, shown.out, shown.err, written):
+        assert "heim-42" not in text
+        assert "gehe" not in text
+
+
+def test_a_short_key_hides_no_verdict(answering, judge, completions, monkeypatch):
+    """Servers of one's own want any key."""
+    monkeypatch.setenv("HEEDFUL_JUDGE_API_KEY", "7")
+    assert score([judge(answering(lambda count: chat("Score: 7")))], completions)[0] == [7.0] * 3
+
+
+@pytest.mark.parametrize("reason", [None, "stop", "STOP", "eos_token", "end_turn"])
+def test_an_answer_that_ended_by_itself(answering, judge, completions, reason):
+    server = answering(lambda count: chat("Score: 7", finish_reason=reason))
+    assert score([judge(server)], completions)[0] == [7.0] * 3
 
 
 def test_a_model_that_is_not_there(answering, judge, completions):

@@ -26,6 +26,23 @@ RIGHT = [
     ("42", "<think>43</think>42"),
     (7, r"所以 \boxed{7}，不是 8"),
     ("10000000000000000000000", "$10^{22}$"),
+    (
+        "42",
+        "The answer needs 3 steps. First we add up all of the numbers in the list one by one, and the total is $42$.",
+    ),
+    ("42", "The answer needs 3 steps, and the total is 42."),
+    ("7", "The answer $5$ is of the first line; in all it is $7$, in 3 lines."),
+    ("42", "答案需要3步：先把所有的数一个一个加起来，因此总数是$42$。"),
+    ("1/2", "The final answer is 3 at first, 然后得到 \\(\\frac12\\)，共 2 步"),
+    (r"\frac{1}{2}", "$$\n\\frac{1}{2}\n$$"),
+    ("10", "She pays $5 and has $10 left."),
+    ("6", "2 $ or, with the answer, 6 $ now"),
+    (r"\{1,2\}", r"$x=5$，所以 $1$ 或 $2$"),
+    (r"\{1,2\}", r"$\boxed{1}$ and $\boxed{2}$"),
+    (r"\frac{\sqrt{3}}{2}", r"\boxed{1}, rather \boxed{\frac{\sqrt{3}}{2}}. The answer is 1."),
+    ("3", r"\boxed{3}, or \boxed{4"),
+    ("0.5", r"$\boxed{50}\%$"),
+    (r"\{1,2\}", r"\boxed{\left\{1, 2\right\}}"),
 ]
 WRONG = [
     ("42", "it is 43"),
@@ -34,6 +51,11 @@ WRONG = [
     ("2/3", "0.6667"),
     ("42", "<think>42"),
     ("x^2+x", "$x^2-x$"),
+    ("3", r"\boxed{3}, no: \boxed{\foo}"),
+    ("3", "The answer is $3$ at first, but in the end, after all that was said before, it is $4$."),
+    ("3", "答案是 3 吗？不对，因为还少了一个，所以最后的总数是 4"),
+    ("5", "so $7$ in 5 steps"),
+    ("7", r"$7$, 所以 \boxed{8}。The answer is 7"),
 ]
 
 

@@ -149,15 +149,24 @@ def test_swanlab(twice):
     run = twice("swanlab", project="project-1")
     code = """
 import json, sys
+from swanlab.proto.swanlab.record.v1.record_pb2 import Record
 from swanlab.sdk.internal.core_python.store import DataStoreReader
 for name in sys.argv[1:]:
     reader = DataStoreReader(); reader.open(name)
-    for record in reader: print(record)
+    for record in map(Record.FromString, reader):
+        if record.HasField("scalar"):
+            print(json.dumps([record.scalar.step, record.scalar.key, record.scalar.value.number]))
+        elif record.HasField("start"):
+            print(json.dumps([record.start.project, record.start.name, record.start.id]))
 """
     files = sorted(str(path) for path in (run / "tracking" / "swanlab").glob("run-*/*.swanlab"))
     assert len(files) == 2
     said = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True).stdout
-    assert "loss/sft" in said
+    lines = [json.loads(line) for line in said.splitlines()]
+    starts = [line for line in lines if isinstance(line[0], str)]
+    identity = json.loads((run / "run.json").read_text("utf-8"))["run"]
+    assert starts == [["project-1", "运行", identity[:21]]] * 2, "the second part goes on with the first"
+    assert sorted(tuple(line) for line in lines if isinstance(line[0], int) and is_kept(line[1])) == points(run)
 
 
 def test_numbers_that_are_not_finite(settings, tmp_path):

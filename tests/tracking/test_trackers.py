@@ -94,6 +94,22 @@ def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, pla
     assert f"Send the rest: heedful track {run} wandb" in said
 
 
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
+def test_files_that_cannot_be_read_at_the_end_fail_no_finished_run(name, plant, train, tmp_path, capsys):
+    """A flaky disk, when final/ is there and a tracker has died."""
+    path = tmp_path / "run" / name
+    plant(finish=f"os.rename({str(path)!r}, {str(tmp_path / 'away')!r}); os.mkdir({str(path)!r}); os._exit(1)")
+    run = train("run", track=("wandb",), track_wait=20.0)
+    said = told(capsys)
+    assert (
+        f"wandb: what it lacks is not known, as the run's files cannot be read ([Errno 21] Is a directory: '{path}')"
+        in said
+    )
+    assert f"Send it: heedful track {run} wandb" in said
+    assert (run / "final" / "model.safetensors").is_file()
+    assert (run / "summary.json").is_file()
+
+
 def test_what_a_tracker_says_before_the_end_is_not_lost(plant, train, capsys, monkeypatch):
     """Nobody looks for news while the steps are fast; what came before the end is told then."""
     plant()

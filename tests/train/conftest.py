@@ -1,7 +1,9 @@
 """Small data sets, rewards, and for online training: settings, a learner of tiny models, its experience and gradient."""
 
+import inspect
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,24 @@ def passes():
         return seen
 
     return watch
+
+
+@pytest.fixture
+def mistake():
+    """``mistake(function, old, new)``: put another text into a function for the rest of a test."""
+    real = []
+
+    def plant(function, old, new):
+        source = inspect.getsource(function)
+        assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {function.__name__}"
+        namespace = dict(vars(sys.modules[function.__module__]))
+        exec(compile("from __future__ import annotations\n" + source.replace(old, new), "mistake", "exec"), namespace)
+        real.append((function, function.__code__))
+        function.__code__ = namespace[function.__name__].__code__
+
+    yield plant
+    for function, code in reversed(real):
+        function.__code__ = code
 
 
 @pytest.fixture

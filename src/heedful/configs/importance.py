@@ -18,15 +18,16 @@ class ImportanceOptions(ObjectiveOptions):
     importance: Importance = "none"
     """Multiply each token's objective by how much likelier it was under the policy than to be drawn. Set it with top-k or
     top-p, or if rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS).
-    token-mask: a token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5).
+    token-mask: a token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or
+    top-p and no importance-low no ratio is above 1, so it is token-truncate.
     sequence-truncate, sequence-mask: the same with the ratio of the whole response."""
     importance_low: Annotated[float, NOT_NEGATIVE] = 0.0
     """Smallest ratio that still counts, for token-mask and sequence-mask."""
     importance_high: Annotated[float, POSITIVE] = 2.0
     """Largest weight; a larger ratio is cut down to it, or counts 0 with token-mask and sequence-mask."""
     importance_normalise: bool = False
-    """Divide the weights by their mean over the rollout batch. With top-k or top-p all are below 1, and by this the gradient
-    keeps its size."""
+    """Divide the weights by their mean over the rollout batch. With top-k or top-p none is above 1, and those of a long
+    response (sequence-) are next to nothing: by this the gradient keeps its size."""
 
     def check(self) -> None:
         super().check()

@@ -36,6 +36,18 @@ LIMITS = {
     "dpo": "It learned which of two responses was preferred, not why. It has seen no response of its own.",
     "kto": "It learned which responses were called good and which bad, not why. It has seen no response of its own.",
 }
+MEANINGS = {
+    "eval/loss": "the loss of training; lower is better",
+    "eval/perplexity": "e to the mean negative log-likelihood of a token; lower is better",
+    "eval/accuracy": "share of pairs that it orders as their labels do",
+    "eval/score_mean": "mean score of its responses under what it was trained on; higher is better",
+    "eval/objective": "the score as training shapes it, minus the price of the KL; higher is better",
+    "eval/judge_mean": "mean score under rewards that training did not use; higher is better",
+    "eval/kl": "distance from the reference in nats per response",
+    "eval/response_length": "tokens of a response",
+    "eval/eos_frac": "share of responses that ended by themselves",
+}
+"""Of metrics of evaluations, for those who do not know heedful."""
 ONLINE_LIMIT = (
     "It was trained to score high under {rewards}. What they do not see has not improved and may be worse: read samples "
     "before you trust the score."
@@ -58,7 +70,7 @@ def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -
         "## How to use it",
         usage(config.to, facts, form),
         "## Results",
-        *_results(facts, has_curves=has_curves),
+        *_results(config, facts, has_curves=has_curves),
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(facts)),
         "## How it was made",
@@ -99,18 +111,19 @@ def _opening(config: PushConfig, facts: RunFacts) -> str:
     return f"{what} made from {start} by {how}, with heedful.{counted}"
 
 
-def _results(facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
+def _results(config: PushConfig, facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
     first, last = facts.summary.get("first_evaluation") or {}, facts.summary.get("last_evaluation") or {}
     if last:
-        yield (
-            "On data that was held out from training (not a public benchmark), before the first step and after the last"
-            + (":" if len(facts.stages) < 2 else " of the last stage:")
-        )
-        rows = [[f"`{name}`", _number(first.get(name)), _number(value)] for name, value in last.items()]
-        yield _table(["metric", "before", "after"], rows)
-        best = facts.summary.get("best") or {}
-        if best.get("step") is not None:
-            yield f"The best evaluation was that of step {best['step']}."
+        count = (facts.summary.get("data") or {}).get("held_out")
+        what = f"On {count} records that were held out" if count else "On data that was held out"
+        when = "training" if len(facts.stages) < 2 else "the last stage"
+        yield f"{what} from training (not a public benchmark), before and after {when}:"
+        rows = [
+            [f"`{name}`", _number(first.get(name)), _number(value), MEANINGS.get(name, "")]
+            for name, value in last.items()
+        ]
+        yield _table(["metric", "before", "after", "what it is"], rows)
+        yield _best(config, facts)
     elif facts.summary:
         yield "Nothing was held out from training, so how well it does on other data was not measured."
     else:
@@ -119,15 +132,36 @@ def _results(facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
         rows = [[f"`{key}`", _number(value)] for key, value in result.items() if _is_number(value)]
         settings = result["settings"]
         on = settings.get("data") or ", ".join(settings.get("tasks") or ())
-        yield f"`{name}`, measured with heedful evaluate on {on}:"
+        by = ", ".join(f"`{reward}`" for reward in settings.get("rewards") or ())
+        seen = (
+            " (the file that it was trained on)"
+            if on in (facts.settings.get("data"), facts.settings.get("ptx_data"))
+            else ""
+        )
+        yield f"`{name}`, measured with heedful evaluate on {on}{seen}" + (f" under {by}:" if by else ":")
         yield _table(["measure", "value"], rows)
     if has_curves:
         yield "![learning curves](curves.png)"
 
 
+def _best(config: PushConfig, facts: RunFacts) -> str:
+    """Which evaluation was the best, and whether it is that of this model."""
+    step = (facts.summary.get("best") or {}).get("step")
+    if step is None:
+        return ""
+    which = "the one before training" if step == 0 else f"that of step {step}"
+    if config.best or step == facts.summary.get("steps"):
+        return f"The best evaluation was {which}, and this is that model."
+    return f"The best evaluation was {which}, so this model is not the one that did best."
+
+
 def _limits(facts: RunFacts) -> Iterator[str]:
     settings, summary = facts.settings, facts.summary
-    rewards = ", ".join(f"`{name}`" for name in summary.get("rewards", ()))
+    weights = settings.get("reward_weights") or ()
+    names = [f"`{name}`" for name in summary.get("rewards", ())]
+    if len(weights) == len(names):
+        names = [f"{name} (weight {weight:g})" for name, weight in zip(names, weights, strict=True)]
+    rewards = ", ".join(names)
     if facts.algorithm in LIMITS:
         yield LIMITS[facts.algorithm]
     elif rewards:

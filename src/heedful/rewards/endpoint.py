@@ -25,6 +25,8 @@ LONGEST_WAIT = 5.0
 """The most seconds between two tries of a request, unless the server asks for more."""
 LONGEST_FIRST = 10.0
 """The most seconds for which a server that never answered is asked again: its address may be wrong."""
+PRESENT = (408, 429, 503)
+"""Statuses of a server that is there, at its address, and has no time now."""
 LONGEST_IDLE = 2.0
 """Seconds that a connection is kept for the next request of a batch; none is kept between batches, as servers close them."""
 MOST_BYTES = 1 << 22
@@ -59,9 +61,10 @@ class Endpoint:
     """A server's address, and how it is asked.
 
     After a connection error, a timeout, or a status of 408, 429 or 5xx a request is sent again until ``retry_seconds`` have
-    passed (at most 10 as long as there never was an answer: the address may be wrong). The waits are 0.5, 1, 2, 4, 5, 5, ...
-    seconds, each times a random number between 0.5 and 1, or as long as the server's Retry-After says. Proxies of the
-    environment are used, except for this machine (localhost, 127.x, ::1).
+    passed (at most 10 as long as there never was an answer, nor a status of 408, 429 or 503: the address may be wrong). The
+    waits are 0.5, 1, 2, 4, 5, 5, ... seconds, each times a random number between 0.5 and 1. If the server's Retry-After asks
+    for more than half of such a wait, they are what it asks for and up to the other half. Proxies of the environment are
+    used, except for this machine (localhost, 127.x, ::1).
 
     Args:
         name: how messages call it.
@@ -96,6 +99,8 @@ class Endpoint:
         if token:
             self.headers["Authorization"] = f"Bearer {token}"
         self.has_answered = False
+        self.is_present = False
+        """Whether it has said that it is there, if only that it has no time."""
         self.jitter = random.Random()  # not the run's random numbers
 
     @contextlib.asynccontextmanager
@@ -117,8 +122,8 @@ class Endpoint:
         return RewardError(redact(f"reward {self.name}") + redact(self.hidden(text)))
 
     def hidden(self, text: str) -> str:
-        """A text without the token, which a server may repeat."""
-        return text.replace(self.token, "***") if self.token else text
+        """A text without the token, which a server may repeat. Hide it before you shorten a text."""
+        return text.replace(self.token, "[hidden]") if self.token else text
 
     def shown(self, answer: bytes) -> str:
         """The beginning of an answer, for messages."""
@@ -145,7 +150,7 @@ class Requests:
             read: is given the status (200, or one for which it is no use to ask again) and the body of an answer. It may
                 raise NoAnswerError to have the server asked again.
 
-        Raises RewardError if there is no answer, and what ``read`` raises.
+        Raises RewardError if there is no answer, and what ``read`` raises. Its status is 4 if there were answers before.
         """
         async with self.slots:
             started = time.monotonic()
@@ -156,13 +161,13 @@ class Requests:
 
     async def _ask_until_answered(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
         to = self.endpoint
-        patience = to.retry_seconds if to.has_answered else min(to.retry_seconds, LONGEST_FIRST)
-        deadline, wait, tries = time.monotonic() + patience, to.first_wait, 0
+        started, wait, tries = time.monotonic(), to.first_wait, 0
         while True:
             tries, asked_to_wait = tries + 1, None
             try:
                 status, answer, retry_after = await self._ask_once(body)
                 if status in (408, 429) or status >= 500:
+                    to.is_present |= status in PRESENT
                     asked_to_wait = _seconds(retry_after)
                     raise NoAnswerError(f"status {status}: {to.shown(answer)}")
                 found = read(status, answer)
@@ -175,20 +180,23 @@ class Requests:
             except NoAnswerError as error:
                 problem = str(error)
             self.retries += 1
-            left = deadline - time.monotonic()
+            is_known = to.has_answered or to.is_present
+            patience = to.retry_seconds if is_known else min(to.retry_seconds, LONGEST_FIRST)
+            left = started + patience - time.monotonic()
             if left <= 0 or (asked_to_wait or 0.0) > left:
                 break
-            await asyncio.sleep(
-                min(left, wait * to.jitter.uniform(0.5, 1.0) if asked_to_wait is None else asked_to_wait)
-            )
+            await asyncio.sleep(min(left, max(asked_to_wait or 0.0, wait / 2) + wait * to.jitter.uniform(0.0, 0.5)))
             wait = min(2 * wait, LONGEST_WAIT)
         later = "" if not asked_to_wait else f" It asks to wait for {asked_to_wait:.0f} s (Retry-After)."
-        later += "" if to.has_answered else f" It has never answered, so it was tried for {patience:g} s only."
-        raise to.error(
+        later += "" if is_known else f" It has never answered, so it was tried for {patience:g} s only."
+        failed = to.error(
             f" gave no {to.gives}: {problem}; tried {tries} time{'s' * (tries > 1)}.{later} Is the server running and "
             f"reachable from here? A slow one may need more than --reward-timeout {to.timeout:g} or {to.remedy}, one that is "
             f"busy or restarts more than --reward-retry-minutes {to.retry_seconds / 60:g}"
         )
+        if to.has_answered:
+            failed.status = 4
+        raise failed
 
     async def _ask_once(self, body: bytes) -> tuple[int, bytes, str | None]:
         """Status, body and Retry-After of one answer. The timeout covers all of it, however slowly it trickles in."""

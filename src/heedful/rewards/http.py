@@ -119,7 +119,8 @@ class HTTPReward(Elsewhere):
             score
             if score is None or _is_number(score)
             else Problem(
-                f"answered with the score {score!r:.80}; a score is a finite number, or null if the reward does not apply"
+                f"answered with the score {self._endpoint.hidden(repr(score))[:80]}; a score is a finite number, or null if "
+                "the reward does not apply"
             )
             for score in scores
         ]

@@ -6,6 +6,7 @@ ever, or take all memory.
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,31 @@ from heedful.rewards.rules import answer_text
 
 LONGEST = 3
 """Seconds for reading one answer, and for one comparison."""
+PERCENT = r"(?P<percent>\s*(?:\\?%|[Pp]er ?cent(?:age)?\b|[Pp]ct\b))?"
+FORMULA = re.compile(
+    rf"""(?:
+        (?<!\\)\$\$(?P<display>[^$]+)\$\$
+        | (?<!\\)\$(?P<tight>[^\s$](?:(?:\\\$|[^\n$])*[^\s$\\])?)\$(?!\d)  # not $5 and $6, nor $5-$6, which are amounts
+        | (?<![\\\d])(?<!\d\s)\$(?P<wide>\ (?:\\\$|[^\n$])*\ )\$(?!\s?\d)
+        | \\\[(?P<bracket>.+?)\\\]
+        | \\\((?P<parenthesis>.+?)\\\)
+    ){PERCENT}""",
+    re.VERBOSE | re.DOTALL,
+)
+"""A formula in a text. As in Pandoc's Markdown a dollar stands next to what it encloses, or both have a space there."""
+BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+PERCENT_SIGN = re.compile(r"\s*\\?%")
+JOINED = re.compile(r"\$?\s*(?:,?\s*(?:and|or)\b|[,、和与或])\s*\$?")
+"""What may stand between parts of one answer."""
 
 
 def same_mathematics(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[OneScore | Problem]:
     """Score 1 if the final answer of the response equals the record's ``answer``, else 0.
 
-    The final answer is what stands in the last ``\\boxed{}``, else the last formula between dollars, else the last number.
-    ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits are read.
+    The final answer is what stands in the last ``\\boxed{}`` whose braces close, else the last formula (between dollars,
+    ``\\(`` and ``\\)``, or ``\\[`` and ``\\]``), else the last number; several with only "and", "or" or a comma between them
+    are one. ``1/2``, ``0.5``, ``50%`` and ``\\frac{1}{2}`` are equal, and so are ``x(x+1)`` and ``x^2+x``. Full-width digits
+    are read.
 
     Args:
         completions: the responses.
@@ -59,13 +78,57 @@ def _compared(response: str, wanted: str) -> float | Problem:
         right = _read(wanted)
         if not right:
             return Problem(f"cannot read the record's answer {wanted!r:.80}: it holds no number and no formula")
-        found = parse(response.translate(PLAIN), parsing_timeout=LONGEST, raise_on_error=True)
+        found = parse(_final(response.translate(PLAIN)), parsing_timeout=LONGEST, raise_on_error=True)
         return float(verify(right, found, timeout_seconds=LONGEST, raise_on_error=True))
     except TimeoutException:
         return Problem(f"took longer than {LONGEST} s to compare {response[-80:]!r} with {wanted!r:.80}")
     except Exception as error:  # of a computer algebra system that was given anything
         why = f"{type(error).__name__}: {error!s:.80}"
         return Problem(f"could not compare {response[-80:]!r} with {wanted!r:.80}: {why}")
+
+
+def _final(text: str) -> str:
+    """The piece of a response that holds its final answer, in a form in which the library looks at all of it.
+
+    The library itself would prefer whatever number or formula follows the word "answer" within 50 characters.
+    """
+    boxes, formulas = _boxes(text), _formulas(text)
+    if boxes:
+        return " and ".join(f"$\\boxed{{{box}}}$" for box in _last_joined(text, boxes))
+    if formulas:
+        return " and ".join(_last_joined(text, formulas))
+    return re.sub("(?i)answer", " ", text)
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """What stands in every ``\\boxed{}`` whose braces close, with its place; a percent sign behind it is taken in."""
+    found, opened = [], []
+    for token in BRACES.finditer(text):
+        if token[0].endswith("{") and token[0] != "\\{":
+            opened.append(token)
+        elif token[0] == "}" and opened:
+            first = opened.pop()
+            if first[0] != "{":
+                percent = PERCENT_SIGN.match(text, token.end())
+                inner = text[first.end() : token.start()] + ("\\%" if percent else "")
+                found.append((first.start(), percent.end() if percent else token.end(), inner))
+    return found
+
+
+def _formulas(text: str) -> list[tuple[int, int, str]]:
+    """Every formula between double dollars, with its place."""
+    return [
+        (match.start(), match.end(), f"$${next(part for part in match.groups() if part)}$${match['percent'] or ''}")
+        for match in FORMULA.finditer(text)
+    ]
+
+
+def _last_joined(text: str, pieces: list[tuple[int, int, str]]) -> list[str]:
+    """The last piece, and those before it with nothing but a comma or an "and" in between."""
+    first = len(pieces) - 1
+    while first and JOINED.fullmatch(text, pieces[first - 1][1], pieces[first][0]):
+        first -= 1
+    return [piece for _, _, piece in pieces[first:]]
 
 
 def _read(wanted: str) -> list[Any]:

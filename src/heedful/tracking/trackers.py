@@ -159,9 +159,18 @@ class Trackers:
         return said + lacking
 
     def _rest(self, followed: _Followed, wait: float) -> str:
-        """What has not got out, and how to send it; nothing if all has."""
+        """What has not got out, and how to send it; nothing if all has. A disk that fails now ends no run that is done."""
         if followed.process.returncode == 0:
             return ""
+        try:
+            return self._lacks(followed, wait)
+        except OSError as error:
+            orders = followed.orders
+            what = f"what it lacks is not known, as the run's files cannot be read ({error})"
+            return f"{orders.tracker}: {what}. Send it: {_again(orders)}"
+
+    def _lacks(self, followed: _Followed, wait: float) -> str:
+        """The same of a tracker that did not end well. Raises OSError."""
         orders, path = followed.orders, self._run / "metrics.jsonl"
         if identity_of(self._run) != orders.to.run:
             return f"{orders.tracker}: what it lacks is lost, as {self._run} holds another run now"

@@ -154,7 +154,8 @@ def learn(learner: PolicyLearner, pairs: Sequence[Pair], pad_id: int, config: DP
         rows=len(pairs),
         undo=learner.clear,
     )
-    return learner.update(metrics, started, [pair.ranking.source for pair in pairs])
+    num_tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    return learner.update(metrics, started, [pair.ranking.source for pair in pairs], num_tokens=num_tokens)
 
 
 def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:

@@ -187,7 +187,8 @@ def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, 
         rows=len(labelled),
         undo=learner.clear,
     )
-    return learner.update(metrics, started, [one.record.source for one in labelled])
+    num_tokens = sum(len(one.response) for one in labelled)
+    return learner.update(metrics, started, [one.record.source for one in labelled], num_tokens=num_tokens)
 
 
 def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
+from heedful.train.performance import performance
 from heedful.train.skips import Skips, Taken
 from heedful.train.state import (
     load_optimizer_state,
@@ -45,11 +46,14 @@ class Learner:
     room: Room
     """What memory has room for."""
 
-    def update(self, metrics: Mapping[str, float], started: float, sources: Sequence[str]) -> dict[str, float]:
+    def update(
+        self, metrics: Mapping[str, float], started: float, sources: Sequence[str], *, num_tokens: float
+    ) -> dict[str, float]:
         """One optimizer step on the gradients that are there. Returns the step's metrics, with those given.
 
         If a metric or the gradient is not a finite number, the step is left out (`Skips`). ``sources`` says where its records
-        were read. In float16 only a metric counts: gradients that are too large are how the scale is found.
+        were read, ``num_tokens`` how many tokens it learns from. In float16 only a metric counts: gradients that are too
+        large are how the scale is found.
         """
         learning_rate = self.schedule.advance()
         broken, grad_norm = {name: value for name, value in metrics.items() if not math.isfinite(value)}, math.nan
@@ -62,11 +66,13 @@ class Learner:
         if broken:
             self.skips.leave_out(self.schedule.done, 1, broken, sources)
         self.skips.count([Taken(grad_norm, bool(broken))])
+        seconds = time.perf_counter() - started
         return {
             **metrics,
             **step_metrics([grad_norm]),
             "optimizer/learning_rate": learning_rate,
-            "time/update": time.perf_counter() - started,
+            "time/update": seconds,
+            **performance(num_tokens, seconds, next(self.model.parameters()).device),
         }
 
     def whole(self) -> Self:

@@ -173,7 +173,8 @@ def learn(learner: RewardLearner, rankings: Sequence[RankingRows], config: Rewar
         rows=pairs_of(rankings),
         undo=learner.clear,
     )
-    return learner.update(metrics, started, [one.ranking.source for one in rankings])
+    num_tokens = sum(one.mean_length * len(one.rows) for one in rankings)
+    return learner.update(metrics, started, [one.ranking.source for one in rankings], num_tokens=num_tokens)
 
 
 def evaluate(learner: RewardLearner, held_out: Sequence[RankingRows], config: RewardConfig) -> dict[str, float]:

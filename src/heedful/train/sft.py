@@ -147,8 +147,7 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
             undo=learner.clear,
         )
     sources = [example.source for example in examples]
-    metrics = learner.update({"loss/sft": metrics["loss/sft"]}, started, sources) | {"tokens": metrics["tokens"]}
-    return metrics | {"perf/tokens_per_second": metrics.pop("tokens") / metrics["time/update"]}
+    return learner.update({"loss/sft": metrics["loss/sft"]}, started, sources, num_tokens=metrics["tokens"])
 
 
 def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Groups whose scores all tie get other prompts, in bounds; what could not be replaced is counted and said once."""
 
+import inspect
 import json
 import math
 
@@ -143,6 +144,33 @@ def test_a_reward_that_fails_on_new_prompts_costs_only_their_place(begin):
     assert calls[1:] == [12, 12, 12]
     assert drawn.valid is None
     assert drawn.metrics["rollout/refilled_frac"] == 1
+
+
+STAY, BOUNDED = (
+    test_tied_groups_are_replaced_and_the_others_stay,
+    test_what_cannot_be_refilled_is_bounded_counted_and_said_once,
+)
+FAILS = test_a_reward_that_fails_on_new_prompts_costs_only_their_place
+MISTAKES = {
+    "what ties takes a place": (STAY, "(_tied(learner, drawn[-1])) if not is_tied]", "(_tied(learner, drawn[-1]))]"),
+    "what does not tie is replaced": (STAY, "enumerate(tied) if is_tied]", "enumerate(tied)]"),
+    "another place is filled": (STAY, "at == open_places[0]", "at == open_places[-1]"),
+    "a place stays open": (STAY, "filled, open_places[1:]", "filled, open_places"),
+    "one round more": (BOUNDED, "range(config.dynamic_sampling_rounds)", "range(config.dynamic_sampling_rounds + 1)"),
+    "all places count as filled": (BOUNDED, "(len(places) - len(open_places))", "len(places)"),
+    "the first round alone counts": (BOUNDED, "for part in drawn)),", "for part in drawn[:1])),"),
+    "a failure ends the run": (FAILS, "take(len(open_places)), rewards)", "take(len(open_places)))"),
+}
+"""In `draw_untied`: the test that notices, a text, and what takes its place."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_refilling_is_noticed(name, mistake, request):
+    killer, old, new = MISTAKES[name]
+    fixtures = {one: request.getfixturevalue(one) for one in inspect.signature(killer).parameters}
+    mistake(draw_untied, old, new)
+    with pytest.raises((AssertionError, RewardError)):
+        killer(**fixtures)
 
 
 def test_a_batch_of_which_too_much_fails_ends_the_run(begin):

@@ -153,12 +153,18 @@ def test_a_run_says_that_its_sampler_is_not_its_policy(config, length, capsys, k
     assert "training becomes off-policy; --importance corrects for it" in capsys.readouterr().err
 
 
-def test_a_corrected_run_says_what_stays(config, length, capsys):
-    settings = config(PPOConfig, steps=1, top_p=0.8, importance="sequence-truncate")
+@pytest.mark.parametrize(("top_p", "normalise"), [(0.3, False), (0.3, True), (0.99, False)])
+def test_a_corrected_run_says_what_stays(config, length, capsys, top_p, normalise):
+    """And once that its weights are next to nothing, if they are: of a response they are a product of kept masses."""
+    changes = {"importance": "sequence-truncate", "importance_normalise": normalise}
+    settings = config(PPOConfig, steps=2, top_p=top_p, **changes)
     train_ppo(settings, rewards=[length])
     said = capsys.readouterr().err
     assert "what is left out is never seen, so a bias stays (rollout/kept_mass)" in said
     assert "becomes off-policy" not in said
+    is_light = top_p == 0.3 and not normalise
+    assert said.count("the importance weights are below 0.1 on average") == is_light
+    assert ("--importance-normalise divides them by their mean" in said) == is_light
     lines = (settings.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert {name for line in lines for name in json.loads(line) if name.startswith("importance/")} == {
         f"importance/{name}"

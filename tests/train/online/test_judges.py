@@ -17,6 +17,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.demo.judge import gold_judge
 from heedful.demo.world import instructions
 from heedful.errors import ConfigError
+from heedful.rewards.judge import start
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.sft import train_sft
@@ -81,8 +82,11 @@ def judged(run):
 
 
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(settings, speaker, chat_server, tmp_path, steps):
+def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(
+    settings, speaker, chat_server, tmp_path, monkeypatch, steps
+):
     """Steps of 64 requests in flight, of which some are put off, fail, or are answered with HTML or without a number."""
+    monkeypatch.setattr(start, "FIRST_WAIT", 0.05)
     settings |= {"steps": steps, "model": speaker, "max_new_tokens": 24, "response_length": "stop"}
     train_ppo(PPOConfig(**settings | {"output": tmp_path / "here"}), rewards=[gold_judge])
     chat_server.faults(**FAULTS)
@@ -124,6 +128,18 @@ def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, 
     chat_server.faults()
     assert main(command(settings, *flags)) == 0
     assert left(tmp_path / "run") == left(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("answered", "when"), [(20, "step 0"), (80, "step 1")])
+def test_a_judge_that_dies_before_the_first_whole_step(settings, chat_server, tmp_path, capsys, answered, when):
+    """In the evaluation before it, and in it: exit status 4 as later, and the folder is as it was."""
+    flags = ("--rewards", chat_server.judge, "--judge-scale", "0", "1", "--reward-retry-minutes", "0")
+    chat_server.faults(dies_after=answered)
+    assert main(command(settings, *flags)) == 4
+    said = capsys.readouterr().err
+    assert "gave no verdicts: status 503: 'gone'" in said
+    assert ("step 0: " in said) == (when == "step 1")  # which is evaluated before the first step
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_judge_cannot_say_is_masked_and_counted(settings, chat_server, tmp_path):

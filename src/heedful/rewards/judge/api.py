@@ -10,6 +10,8 @@ from heedful.configs.judging import JudgeOptions
 from heedful.rewards.endpoint import Endpoint, NoAnswerError
 from heedful.rewards.returned import Problem
 
+WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence")
+"""What servers call the end of an answer that the model ended itself."""
 OF_THE_REQUEST = (400, 413, 422)
 """Statuses that refuse one request, because of its text or its settings. Others refuse all."""
 
@@ -65,15 +67,18 @@ class ChatAPI:
         return Said(text, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
 
     def _text(self, text: Any, refusal: Any, reason: Any) -> str | Problem:
+        ended = self.endpoint.hidden(repr(reason))[:40]
         if isinstance(refusal, str) and refusal:
-            return Problem(f"refused to judge: {refusal!r:.200}")
+            return Problem(f"refused to judge: {self.endpoint.hidden(refusal)!r:.200}")
         if reason == "length":
             limit = self.options.judge_max_tokens
             return Problem(
                 f"was cut off before its verdict; raise --judge-max-tokens {limit}, or ask for less in the rubric"
             )
         if not isinstance(text, str) or not text.strip():
-            return Problem(f"answered nothing (finish_reason {reason!r:.40})")
+            return Problem(f"answered nothing (finish_reason {ended})")
+        if reason is not None and str(reason).lower() not in WHOLE:
+            return Problem(f"did not end its answer itself (finish_reason {ended})")
         return text
 
     def _remedy(self, status: int) -> str:

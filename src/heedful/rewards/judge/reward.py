@@ -128,7 +128,7 @@ class _Batch:
             self.counts["answers"] += 1
             self.counts["prompt_tokens"] += said.prompt_tokens
             self.counts["completion_tokens"] += said.completion_tokens
-            verdict = said.text if isinstance(said.text, Problem) else question.read(said.text)
+            verdict = said.text if isinstance(said.text, Problem) else self._read(question, said.text)
             if not isinstance(verdict, Problem):
                 if self.cache is not None:
                     self.cache.put(key, said.text)
@@ -137,6 +137,11 @@ class _Batch:
             if said.is_final:
                 break
         return verdict
+
+    def _read(self, question: Question, text: str) -> Any:
+        """The verdict of an answer. What is said of an answer without one quotes it, so the key is not in it."""
+        verdict = question.read(text)
+        return question.read(self.api.endpoint.hidden(text)) if isinstance(verdict, Problem) else verdict
 
     def metrics(self) -> dict[str, float]:
         """What the batch cost, and how well it was answered (docs/metrics.md)."""

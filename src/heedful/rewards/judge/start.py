@@ -19,6 +19,8 @@ from heedful.rewards.judge.words import read_rubric
 FORM = "judge:http://HOST:PORT/v1#MODEL"
 IN_FLIGHT = 64
 """Requests in flight at a time, if nothing else is said."""
+FIRST_WAIT = 0.5
+"""Seconds before the first new try."""
 
 
 def is_judge(reward: object) -> bool:
@@ -123,7 +125,7 @@ def load_judge(reward: str, options: RewardOptions) -> JudgeReward:
         retry_seconds=60 * options.reward_retry_minutes,
         concurrency=options.reward_concurrency or IN_FLIGHT,
         token=os.environ.get(options.judge_key_env),
-        first_wait=0.5,
+        first_wait=FIRST_WAIT,
     )
     mode = make_mode(options.judge_mode, read_rubric(options.judge_rubric), options.judge_scale)
     return JudgeReward(

@@ -36,6 +36,12 @@ ALL_MASKED = (
     "--max-new-tokens"
 )
 """What a run says once if no response was left to learn from."""
+LIGHT = (
+    "the importance weights are below 0.1 on average (importance/weight_mean), and so is the size of the gradient; if this "
+    "persists, --importance-normalise divides them by their mean, or use --importance token-truncate, or less of --top-k and "
+    "--top-p"
+)
+"""What a run says once if what it samples counts for next to nothing."""
 UNREAD = (
     "a reward model could not read every response to its end and scored the beginning (reward/unread_frac); if this "
     "persists, lower --max-new-tokens or use a reward model that reads more"
@@ -50,6 +56,7 @@ def note_of(metrics: Mapping[str, float], samples_per_prompt: int, problem: str 
     notes = [TIED] * tied + [UNREAD] * ("reward/unread_frac" in metrics) + ([problem] if problem else [])
     notes += [UNFILLED] * unfilled
     notes += [ALL_MASKED] * (metrics.get("rollout/masked_frac") == 1)
+    notes += [LIGHT] * (metrics.get("importance/weight_mean", 1.0) < 0.1)
     return "; ".join(notes) or None
 
 

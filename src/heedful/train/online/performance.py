@@ -1,9 +1,10 @@
-"""What a step cost: tokens per second of each phase, and memory."""
+"""What a step of an online algorithm cost: tokens per second of each phase, and memory."""
 
-import sys
 from collections.abc import Mapping
 
 import torch
+
+from heedful.train.performance import most_memory_gb
 
 
 def performance(
@@ -25,15 +26,3 @@ def performance(
         **speeds,
         "perf/memory_gb": most_memory_gb(device),
     }
-
-
-def most_memory_gb(device: torch.device) -> float:
-    """The most memory so far, in GB: on a CUDA device what torch held there, elsewhere that of the process (0 if unknown)."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / 1e9, 3)
-    if sys.platform == "win32":
-        return 0.0
-    from resource import RUSAGE_SELF, getrusage
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(getrusage(RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)

@@ -30,12 +30,13 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     """Write the responses of a step, if the settings ask for all of them. The file is whole or not there.
 
     Columns: ``step``, ``prompt`` and ``response`` (text), ``prompt_ids`` and ``response_ids`` (the stop token included),
-    ``logprobs`` (nats, of each of ``response_ids``, as sampling saw them: unfiltered, with the temperature), ``score`` (as
-    the rewards gave it, combined), ``rewards`` (what each gave, by its name), ``shaped_score`` (as training counts it),
-    ``kl`` (to the reference, nats per response), ``length`` (tokens), ``finish_reason`` (stop or length), ``source`` (where
-    the prompt was read), ``weights_version`` (of the weights that drew it: steps that they had learned), ``staleness`` (steps
-    learned since). A number that there is not is null: the score and KL of a response on which a reward failed, what a
-    reward gave that did not apply, the KL of a run that measures none.
+    ``logprobs`` (nats, of each of ``response_ids``, as sampling saw them: with the temperature, before top-k and top-p;
+    of servers after them and renormalised), ``score`` (as the rewards gave it, combined), ``rewards`` (what each gave, by
+    its name), ``shaped_score`` (as training counts it), ``kl`` (to the reference, nats per response), ``length``
+    (tokens), ``finish_reason`` (stop or length), ``source`` (where the prompt was read), ``weights_version`` (of the
+    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). A number that there is not is
+    null: the score and KL of a response on which a reward failed, what a reward gave that did not apply, the KL of a run
+    that measures none.
 
     To be called before the step is logged: if it fails, the step is done again.
 
