@@ -303,16 +303,18 @@ def test_people_for_evaluation_only_do_not_count(memory):
     assert project.work_through(evaluates) == ids[2:]
 
 
-def test_standing_can_change(memory):
-    """Labels of somebody who turns out to be for evaluation only count no more, and the items are open again."""
+@pytest.mark.parametrize(("standing", "left"), [("held-out", 4), ("refused", 4), ("removed", 2)])
+def test_standing_can_change(memory, standing, left):
+    """Labels of somebody who turns out to be for evaluation only, or wrong, count no more, and the items are open again."""
     project = memory(overlap=0, repeats=0)
-    project.add(4)
-    person = project.person()
+    ids = [item.item_id for item in project.add(4)]
+    person, other = project.person(), project.person()
     project.work_through(person, 2)
     project.next(person)
-    project.change(person, standing="held-out")
+    project.change(person, standing=standing)
     assert project.desk.lease(person) is None
-    assert len(project.state.left) == 4
+    assert len(project.state.left) == left
+    assert project.next(other).item.item_id == ids[4 - left]
     project.change(person, standing="active")
     assert len(project.state.left) == 2
 
