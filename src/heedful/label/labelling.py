@@ -298,7 +298,10 @@ def _check_follows(turns: Sequence[Event], messages: Sequence[Any]) -> None:
     """Raise NotHeldError if a turn of a chat does not go on from the turn before."""
     before = turns[-1].content["answer"]["messages"] if turns else []
     if turns and (list(messages[: len(before)]) != before or len(messages) < len(before) + 2):
-        raise NotHeldError("this turn of the chat was answered already; load the page again to go on with the next one")
+        raise NotHeldError(
+            "this turn of the chat was answered already; load the page again to go on with the next one",
+            "turn_answered",
+        )
 
 
 def _version(state: State, expected: int | None) -> int:

@@ -134,7 +134,7 @@ class Served:
         somebody = Labeller(self, self.context(**options), person)
         somebody.page.goto(f"{self.url}/join#{self.project.invite(person.person_id)}")
         with somebody.page.expect_navigation(url=lambda url: not url.endswith("/join")):
-            somebody.page.get_by_role("button").last.press("Enter")
+            somebody.page.locator("main button").last.press("Enter")
         somebody.page.locator("main[aria-busy=false]").wait_for()
         return somebody
 

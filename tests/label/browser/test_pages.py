@@ -202,7 +202,7 @@ def test_axe_finds_nothing_serious(serve, item, theme):
 
     axe = Axe()
     served = serve([of_task(item, task) for task in TASKS], instructions="一\n二", policy=True)
-    mei = served.labeller("Mei", "owner", "/join", color_scheme=theme)
+    mei = served.labeller("Mei", "owner", "/join#link", color_scheme=theme)
 
     def check(name):
         found = axe.run(mei.page)["violations"]

@@ -82,7 +82,7 @@ def test_a_tab_with_a_label_that_was_taken_back(serve, item):
     mei.press("2", "4")
     elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False}, undo=True)
     mei.press("Enter")
-    mei.page.locator("#missing").get_by_text("does not hold the item").wait_for()
+    mei.page.locator("#missing").get_by_text("You do not hold this item").wait_for()
     assert mei.labels == []
     pressed = mei.page.locator("[aria-pressed=true]").all_inner_texts()
     assert pressed[1].endswith("Negligibly"), "what was said elsewhere is on the screen"

@@ -119,7 +119,7 @@ def draft(site: Site, asked: Asked) -> Answer:
             422, "a draft holds what the page shows, and no responses"
         )  # undo keeps them in drafts of its own
     if len(repr(value)) > LONGEST_DRAFT:
-        raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters")
+        raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
     token = fields.assignment(asked.body)
     site.project.save_draft(asked.caller.person_id, fields.item_id(asked.body), value, token=token)
     return {"saved": True}
@@ -134,7 +134,8 @@ def chat(site: Site, asked: Asked) -> Answer:
         held = _held_chat(site, person, fields.item_id(asked.body))
         messages = _conversation(asked.body)
         if site.worker is None:
-            raise Refused(409, "there is no model to talk to now; skip this chat")  # it was given while there was one
+            # it was given while there was one
+            raise Refused(409, "there is no model to talk to now; skip this chat", "no_model")
         responses = site.worker.answers([messages], 2)[0]
         turn = site.turns.add(Turn(person, held.item.item_id, nonce, messages, responses, held.order))
     return {"turn": turn.turn_id, "answers": turn.shown}
@@ -181,7 +182,11 @@ def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> M
     fields.only(answer, "turn", "preferred", "strength", "both_bad", "last")
     turn = site.turns.get(person, fields.text(answer, "turn", most=100))
     if turn is None or turn.item != item:
-        raise Refused(409, "these answers are no longer here (the server has started anew); send the message again")
+        raise Refused(
+            409,
+            "these answers are no longer here (the server has started anew); send the message again",
+            "answers_gone",
+        )
     choice = from_screen({name: value for name, value in answer.items() if name != "turn"}, turn.order)
     return {"messages": list(turn.messages), "responses": list(turn.responses), **choice}
 
@@ -189,7 +194,7 @@ def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> M
 def _held_chat(site: Site, person: str, item: str) -> Assignment:
     held = site.project.held(person)
     if held is None or held.item.item_id != item or held.item.task != "chat":
-        raise Refused(409, "you no longer hold this chat; reload the page")
+        raise Refused(409, "you no longer hold this chat; reload the page", "chat_gone")
     return held
 
 

@@ -3,7 +3,7 @@ import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, prompt } from "./content.js";
 import { el, key, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
-import { announce, ask, attempt, leave, offline, projectName, ready, showBanner, start, toast } from "./shell.js";
+import { announce, ask, attempt, leave, offline, projectName, ready, said, showBanner, start, toast } from "./shell.js";
 import { chat } from "./tasks/chat.js";
 import { pair } from "./tasks/pair.js";
 import { ranking } from "./tasks/ranking.js";
@@ -50,11 +50,11 @@ async function insist(action, most = Infinity) {
       }
       if (error.body?.error && !error.body.loading) left -= 1;
       if (left === 0) {
-        showBanner(t("not_answered", { reason: error.message }));
+        showBanner(t("not_answered", { reason: said(error) }));
         return null;
       }
       if (error.body?.loading) showBanner(t("model_loading"), { kind: "warn" });
-      else offline(true, error.message && error.body?.error ? error.message : t("offline"));
+      else offline(true, error.body?.error ? said(error) : t("offline"));
       await pause(Math.max(error.wait, error.body?.loading ? 1 : wait));
     }
   }
@@ -232,7 +232,7 @@ async function deliver(path, body) {
       await next();
       if (now?.item.id === body.item) {
         now.view.lost?.();
-        toast(error.message, "warn");
+        toast(said(error), "warn");
       } else toast(t("gone"), "warn");
       if (body.answer?.text) notSaved({ path, body, about, error });
     } else await attempt(() => { throw error; });
@@ -253,7 +253,7 @@ function notSaved({ path, body, about, error }) {
   const written = body.answer?.text && el("textarea", { class: "writing", readonly: true, rows: "8", dir: "auto", aria: { label: t("not_saved_text") } });
   if (written) written.value = body.answer.text;
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
-    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : error.message),
+    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : said(error)),
     about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
     written && el("label", { class: "field" }, el("span", {}, t("not_saved_text")), written)]);
 }
