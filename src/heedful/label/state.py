@@ -9,7 +9,6 @@ from typing import Any
 from heedful.errors import DataError
 from heedful.label.records import Candidate, Event, Item, Labelled, Person
 
-
 NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
 
