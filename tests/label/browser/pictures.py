@@ -184,7 +184,7 @@ class Camera:
 def work(camera, served):
     """The page on which people label, task by task."""
     mei = served.labeller("Mei", "annotator")
-    mei.press("1" if "Usually not" in mei.page.locator(".answer").first.text_content() else "2", "3")
+    mei.press("1" if "Usually not" in mei.page.locator(".answer").first.text_content() else "2", "5")
     camera.take(mei, "work")
     phone = served.at_work(mei.person, **PHONE)
     phone.press("i")
@@ -192,7 +192,7 @@ def work(camera, served):
     mei.open()
     mei.then_next("Enter")
     dark = served.at_work(mei.person, locale="zh-CN", color_scheme="dark")
-    dark.press("1" if "慢慢来" in dark.page.locator(".answer").first.text_content() else "2", "4")
+    dark.press("1" if "慢慢来" in dark.page.locator(".answer").first.text_content() else "2", "6")
     camera.take(dark, "work-chinese-dark")
     mei.then_next("t", "Enter")
     answers = mei.page.locator(".answer .text").all_text_contents()
@@ -215,7 +215,7 @@ def work(camera, served):
     mei.page.keyboard.insert_text(content.DEPOSIT)
     mei.press("Control+Enter")
     mei.page.locator(".answer").first.wait_for()
-    mei.press("1", "4")
+    mei.press("1", "6")
     camera.take(mei, "chat")
     mei.press("?")
     camera.take(mei, "help")

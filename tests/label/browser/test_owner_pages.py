@@ -10,12 +10,12 @@ def test_no_lines_are_explained_without_a_chart(serve, item):
 def test_one_is_not_spoken_of_as_many(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
     owner = served.labeller("Mei", "owner")
-    owner.then_next("1", "3", "Enter")
+    owner.then_next("1", "5", "Enter")
     assert owner.page.locator("#progress").text_content() == "Project: 1 of 2 done · you: 1 today"
     owner.open("/stats")
     owner.page.get_by_text("1 label of 1 item", exact=True).wait_for()
     owner.open("/")
-    owner.then_next("1", "3", "Enter")
+    owner.then_next("1", "5", "Enter")
     owner.open("/stats")
     owner.page.get_by_text("2 labels of 2 items", exact=True).wait_for()
 

@@ -137,7 +137,7 @@ def test_the_export_says_what_is_in_it(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(4)])
     owner = served.labeller("Mei", "owner")
     for key in "12t1":
-        owner.then_next(key, "3", "Enter")
+        owner.then_next(key, "5", "Enter")
     owner.open("/export")
     owner.page.get_by_text("events.jsonl").wait_for()
     with owner.page.expect_download() as download:
@@ -191,7 +191,7 @@ def test_chinese_by_the_switch(serve, item):
     mei.page.locator("#language").press("Enter")
     mei.page.get_by_role("heading", name="哪个回答更好？").wait_for()
     assert mei.page.locator("html").get_attribute("lang") == "zh-CN"
-    mei.then_next("1", "2", "Enter")
+    mei.then_next("1", "4", "Enter")
     mei.page.get_by_role("heading", name="目前没有需要标注的内容").wait_for()
 
 

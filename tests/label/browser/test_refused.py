@@ -49,7 +49,7 @@ def test_a_kept_label_that_is_wrong(serve, item):
     served = serve([item("pair", "哪个好？", "a", "b")])
     mei = served.labeller()
     mei.page.route("**/api/label", lambda route: route.abort())
-    mei.press("1", "2", "Enter")
+    mei.press("1", "4", "Enter")
     mei.page.get_by_text("Your label is kept").wait_for()
     mei.page.unroute_all()
     mei.context.route(
@@ -79,14 +79,14 @@ def test_a_tab_with_a_label_that_was_taken_back(serve, item):
     """The item is this person's again, with what they said in the other browser, so the old page's answer does not count."""
     served = serve([item("pair", "p", "a", "b")])
     mei = served.labeller()
-    mei.press("2", "4")
+    mei.press("2", "6")
     elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False}, undo=True)
     mei.press("Enter")
     mei.page.locator("#missing").get_by_text("You do not hold this item").wait_for()
     assert mei.labels == []
     pressed = mei.page.locator("[aria-pressed=true]").all_inner_texts()
     assert pressed[1].endswith("Negligibly"), "what was said elsewhere is on the screen"
-    mei.press("4", "Enter")
+    mei.press("6", "Enter")
     mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
     assert [label["answer"]["strength"] for label in mei.labels] == [4]
 
@@ -97,7 +97,7 @@ def test_a_tab_of_an_older_session(serve, item):
     mei = served.labeller()
     session = served.project.redeem(served.project.invite(mei.person.person_id))
     mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
-    mei.press("2", "4", "Enter")
+    mei.press("2", "6", "Enter")
     mei.page.locator("#banner").get_by_text("reload the page").wait_for()
     assert mei.labels == []
     mei.page.reload()
@@ -113,7 +113,7 @@ def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     served = serve([item("chat", "聊聊"), item("pair", "p", "a", "b")])
     mei = served.labeller(locale=language)
     assert mei.page.locator("main.task-pair").count() == 1
-    mei.then_next("1", "1", "Enter")
+    mei.then_next("1", "3", "Enter")
     said = {"en": "What is left are chats", "zh-CN": "剩下的都是对话"}[language]
     mei.page.get_by_text(said).wait_for()
     if language == "en":
