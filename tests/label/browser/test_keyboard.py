@@ -80,7 +80,7 @@ def test_demonstration(serve, item):
 
 
 def test_correction(serve, item):
-    mei = serve([item("correction", TEXT, "Rent is 1,200.\n😀\u2028房租")]).labeller()
+    mei = serve([item("correction", TEXT, "Rent is 1,200.\r\n😀\u2028房租")]).labeller()
     mei.press("Control+Enter")
     assert "Change the answer first" in mei.page.locator("#missing").text_content()
     mei.press("Control+End")
@@ -89,7 +89,7 @@ def test_correction(serve, item):
     assert mei.page.locator("del").count() == 0
     mei.press("Escape")
     mei.then_next("Enter")
-    assert mei.labels[0]["answer"] == {"text": "Rent is 1,200.\n😀\u2028房租，按月"}
+    assert mei.labels[0]["answer"] == {"text": "Rent is 1,200.\r\n😀\u2028房租，按月"}, "with its line breaks"
 
 
 def test_chat(serve, item):

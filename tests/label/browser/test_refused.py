@@ -75,6 +75,18 @@ def test_what_was_written_is_not_lost_with_the_item(serve, item):
     assert mei.page.get_by_label("Your answer").input_value() == ""
 
 
+def test_a_comment_is_not_lost_with_the_item(serve, item):
+    served = serve([item("pair", f"题 {i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    mei.press("2", "6", "c")
+    mei.page.keyboard.insert_text(TEXT)
+    elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False})
+    mei.press("Control+Enter")
+    dialog = mei.page.get_by_role("dialog", name="A label was not saved")
+    assert dialog.get_by_label("Comment").input_value() == TEXT
+    assert dialog.get_by_text("题 0").is_visible()
+
+
 def test_a_tab_with_a_label_that_was_taken_back(serve, item):
     """The item is this person's again, with what they said in the other browser, so the old page's answer does not count."""
     served = serve([item("pair", "p", "a", "b")])

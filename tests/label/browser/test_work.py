@@ -159,6 +159,18 @@ def test_drafts_survive_a_reload_and_another_browser(serve, item):
     assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "5\nBetter"]
 
 
+def test_undo_keeps_what_was_just_typed(serve, item):
+    """Sooner than the draft would have been saved."""
+    mei = serve([item("demonstration", f"题 {i}") for i in range(2)]).labeller()
+    mei.page.get_by_label("Your answer").fill("一")
+    mei.then_next("Control+Enter")
+    mei.page.get_by_label("Your answer").fill("二 😀\n很长")
+    mei.then_next("Escape", "u")
+    assert mei.page.get_by_label("Your answer").input_value() == "一"
+    mei.then_next("Control+Enter")
+    assert mei.page.get_by_label("Your answer").input_value() == "二 😀\n很长"
+
+
 def test_the_back_button_is_harmless(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(3)])
     mei = served.labeller()

@@ -234,7 +234,7 @@ async function deliver(path, body) {
         now.view.lost?.();
         toast(said(error), "warn");
       } else toast(t("gone"), "warn");
-      if (body.answer?.text) notSaved({ path, body, about, error });
+      if (wordsOf(body).length) notSaved({ path, body, about, error });
     } else await attempt(() => { throw error; });
     return null;
   }
@@ -248,14 +248,20 @@ const excerpt = (said) => {
   return characters.length > MOST_ABOUT ? `${characters.slice(0, MOST_ABOUT).join("")} …` : characters.join("");
 };
 
+/** What somebody wrote themselves, and a name for each: the answer, the comment, the rest of a reason. */
+const wordsOf = ({ answer, comment, reason }) => [["not_saved_text", answer?.text], ["comment", comment], ["skip_more", reason?.split(": ").slice(1).join(": ")]].filter(([, text]) => text);
+
 /** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
 function notSaved({ path, body, about, error }) {
-  const written = body.answer?.text && el("textarea", { class: "writing", readonly: true, rows: "8", dir: "auto", aria: { label: t("not_saved_text") } });
-  if (written) written.value = body.answer.text;
+  const written = ([name, text]) => {
+    const box = el("textarea", { class: "writing", readonly: true, rows: name === "not_saved_text" ? "8" : "2", dir: "auto", aria: { label: t(name) } });
+    box.value = text;
+    return el("label", { class: "field" }, el("span", {}, t(name)), box);
+  };
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
     el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : said(error)),
     about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
-    written && el("label", { class: "field" }, el("span", {}, t("not_saved_text")), written)]);
+    ...wordsOf(body).map(written)]);
 }
 
 function busy(is) {
@@ -264,8 +270,19 @@ function busy(is) {
   for (const control of main.querySelectorAll(".bar button")) control.toggleAttribute("inert", is);
 }
 
+/** Waits until the server has what was just typed: an undo shows another item in its place. False if it was refused. */
+async function keepDraft() {
+  if (now === null || memory.get(draftName())?.assignment !== now.item.assignment) return true;
+  clearTimeout(draftTimer);
+  const body = { ...given(now.item), draft: draftNow() };
+  busy(true);
+  const kept = await insist(() => post("/api/draft", body));
+  busy(false);
+  return kept !== null;
+}
+
 async function undo() {
-  if (sending) return;
+  if (sending || !(await keepDraft())) return;
   const reply = await deliver("/api/undo", { nonce: nonce() });
   if (reply === null) return;
   if (!reply.item) return toast(t("nothing_to_undo"));
