@@ -178,6 +178,7 @@ def add_labels(transaction: Transaction, person_id: str, answers: Sequence[tuple
 
 def skip(
     transaction: Transaction,
+    settings: ProjectSettings,
     person_id: str,
     item_id: str,
     *,
@@ -196,6 +197,8 @@ def skip(
     event = transaction.add("skip", person_id, content, nonce)
     transaction.desk.drop("draft", draft_key(person_id, item_id))
     transaction.desk.drop("lease", person_id)
+    if transaction.state.items[item_id].screening:
+        screen(transaction, settings)
     return event
 
 

@@ -204,7 +204,9 @@ class Project:
         """Record that a person does not label the item that they hold; they are not given it again. Raises as `label`."""
 
         return self._store.do(
-            lambda t: labelling.skip(t, person_id, item_id, nonce=nonce, reason=reason, flags=flags, token=token)
+            lambda t: labelling.skip(
+                t, self.settings, person_id, item_id, nonce=nonce, reason=reason, flags=flags, token=token
+            )
         )
 
     def undo(self, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:

@@ -35,3 +35,13 @@ def test_every_round_has_a_curve_of_its_own_colour(serve):
     )
     assert len(set(strokes)) == 6
     assert {stroke.rpartition(" ")[2] for stroke in strokes} == {"1"}, "none is faint"
+
+
+def test_the_owner_sees_who_waits(serve, item):
+    """A newcomer who skipped the screening set has nothing more to do by themselves."""
+    served = serve([item("pair", "p", "a", "b", screening=True)], screening_items=1)
+    new = served.project.add_person("Noor", "annotator").person_id
+    held = served.project.next_item(new)
+    served.project.skip(new, held.item.item_id, "", (), "skip-nonce")
+    owner = served.labeller("Mei", "owner", "/people")
+    assert owner.page.get_by_text("waits for you").count() == 1

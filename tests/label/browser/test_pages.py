@@ -1,5 +1,7 @@
 """Every page: signing in, what it does, narrow and dark and Chinese, accessible, and inert whatever it shows."""
 
+import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -46,6 +48,50 @@ def test_every_word_is_in_both_languages_and_used():
     )
     assert set(re.findall(r'\bt\("([a-z0-9_]+)"', scripts)) <= words["en"].keys()
     assert [key for key in words["en"] if key not in used and not key.startswith(begun)] == []
+
+
+def test_all_that_an_export_names_has_words():
+    from heedful.label import export_records, exporting
+
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    source, records = (inspect.getsource(one) for one in (exporting, export_records))
+    reasons = {*re.findall(r'left_out\["([a-z ]+)"\]', source), "ties", "contradictions"}
+    kinds = {*re.findall(r'(?:Made\(|kind = |else )"([a-z]+)"', records), *re.findall(r'records\["([a-z]+)"\]', source)}
+    kinds |= {"pairs", "labelled"}
+    assert {"refused people", "people", "flagged"} <= reasons
+    assert {"preferences", "demonstrations", "ratings", "contradictions", "items"} <= kinds
+    assert [one for one in sorted(reasons) if f"left_{one.replace(' ', '_')}" not in words] == []
+    assert [one for one in sorted(kinds) if f"file_{one}" not in words] == []
+
+
+def test_what_the_server_says_to_labellers_has_chinese_words():
+    """Every refusal has a code with words, but for those of fields that no page of ours sends wrongly (422, 400, 405)."""
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    found = set()
+    for name in ("app", "api", "signing", "worker"):
+        tree = ast.parse((PAGES.parent / "server" / f"{name}.py").read_text(encoding="utf-8"))
+        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        for call in calls:
+            given = [one.value for one in call.args if isinstance(one, ast.Constant)]
+            if call.func.id == "Refused" and given and given[0] not in (400, 405, 422):
+                assert len(call.args) == 3, f"{name}.py:{call.lineno}: a refusal without a code"
+            if (call.func.id == "Refused" and len(call.args) == 3) or call.func.id in ("_refuse", "AwayError"):
+                found |= {one for one in given[-1:] if isinstance(one, str)}
+    found |= {"not_held", "turn_answered"}
+    assert {"link_used", "old_page", "model_slow", "chat_changed"} <= found
+    assert [code for code in sorted(found) if f"said_{code}" not in words] == []
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in sorted((PAGES / "static").rglob("*.js"))}
+    shown = {name for name, text in scripts.items() if "error.message" in text}
+    assert shown == {"api.js", "shell.js", "export.js"}, "what the server says goes through `said`"
+    assert {name for name, text in scripts.items() if ".why" in text or "{ reason, why }" in text} == {"work.js"}
+
+
+def test_the_chinese_words_are_chinese():
+    """No sentence was left in English: of Latin letters there are names, commands and keys only."""
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    apart = re.compile(r"heedful [a-z ]+|\{[^}]*\}|--[a-z-]+|JSON Lines")
+    english = [key for key, text in words.items() if re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", apart.sub("", text))]
+    assert english == []
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_markup_is_parsed():
@@ -143,6 +189,10 @@ def test_the_export_says_what_is_in_it(serve, item):
     with owner.page.expect_download() as download:
         owner.page.get_by_role("link", name="Download labels.zip").click()
     assert Path(download.value.path()).read_bytes()[:2] == b"PK"
+    owner.page.get_by_text("Leave out the labels of").click()
+    owner.page.get_by_label("Mei", exact=True).check()
+    owner.page.get_by_text("Of people who are left out: 4").wait_for()
+    assert "without=" in owner.page.get_by_role("link", name="Download labels.zip").get_attribute("href")
 
 
 @pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.exhaustive)])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.messages import read_conversation
+from heedful.label.answers import response_text
 from heedful.label.assignment import Assignment, from_screen
 from heedful.label.records import ITEM_FLAGS, Item, Person
 from heedful.label.server import asked as fields
@@ -133,6 +134,10 @@ def chat(site: Site, asked: Asked) -> Answer:
     if turn is None:
         held = _held_chat(site, person, fields.item_id(asked.body))
         messages = _conversation(asked.body)
+        if messages[:-1] != _so_far(held):
+            raise Refused(
+                409, "this conversation is not as the server knows it; reload the page to go on with it", "chat_changed"
+            )
         if site.worker is None:
             # it was given while there was one
             raise Refused(409, "there is no model to talk to now; skip this chat", "no_model")
@@ -206,6 +211,27 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
+def _so_far(held: Assignment) -> list[Any]:
+    """The conversation that the person's next message goes on from: the item's prompt, or the turns that they have chosen in.
+
+    A prompt that ends with a message of the person's is a proposal for their first one.
+    """
+    if not held.turns:
+        prompt = held.item.prompt
+        given = (
+            list(prompt)
+            if isinstance(prompt, list | tuple)
+            else [{"role": "user", "content": prompt}]
+            if prompt
+            else []
+        )
+        return given[:-1] if given and given[-1]["role"] == "user" else given
+    last = held.turns[-1].content
+    place = last["answer"]["preferred"]
+    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
+    return [*last["answer"]["messages"], {"role": "assistant", "content": response_text(said)}]
+
+
 def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
     """Where a chat stands: what the page saved, a turn that was taken back, or what follows from the turns so far.
 
@@ -220,11 +246,7 @@ def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
         return {**draft, "answer": shown}
     if draft is not None or not assignment.turns:
         return draft
-    last = assignment.turns[-1].content
-    place = last["answer"]["preferred"]
-    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
-    messages = [*last["answer"]["messages"], {"role": "assistant", "content": said}]
-    return {"answer": {"messages": messages, "turn": None, "answers": None}}
+    return {"answer": {"messages": _so_far(assignment), "turn": None, "answers": None}}
 
 
 def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) -> Turn:

@@ -4,7 +4,7 @@ import { bars, intervals } from "./chart.js";
 import { answer, asText, prompt } from "./content.js";
 import { el } from "./dom.js";
 import { attempt, ready, start } from "./shell.js";
-import { number, percent, t } from "./words.js";
+import { known, number, percent, t } from "./words.js";
 
 const range = (share) => (share ? `${percent(share.low)} – ${percent(share.high)} · n\u00a0${number(share.count)}` : "");
 const tile = (label, value, below = "") => el("div", { class: "tile" }, el("h2", {}, label), el("div", { class: "value" }, value), el("div", { class: "range" }, below));
@@ -43,7 +43,7 @@ function agreement(stats) {
     const cohen = tasks.flatMap(([task, one]) => (one.cohen ?? []).map((two) => el("tr", {}, el("td", { dir: "auto" }, two.people.map((id) => names.get(id) ?? id).join(" · ")), el("td", {}, t(`task_${task}`)), cell(number(two.units)), cell(number(two.kappa, 2)))));
     if (cohen.length) card.append(el("details", { class: "changes" }, el("summary", {}, t("cohen_by_pair")), table(t("cohen_by_pair"), [t("column_people"), t("column_task"), t("column_items"), "κ Cohen"], cohen, 2)));
   }
-  if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${one.who} (${one.paper})`))));
+  if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${known(`reference_${one.name}`) ? t(`reference_${one.name}`) : one.who} (${one.paper})`))));
   return card;
 }
 
