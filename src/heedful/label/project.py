@@ -18,7 +18,7 @@ from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import event_line
 from heedful.label.labelling import Sent
-from heedful.label.progress import chats_left, progress, waiting, why_nothing
+from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.settings_file import read_settings, write_settings
@@ -248,6 +248,10 @@ class Project:
         ``chats``, ``no-model`` (what is left are chats).
         """
         return self._store.look(lambda state, *_: why_nothing(state, person_id, chats=chats))
+
+    def is_over(self) -> bool:
+        """True if somebody has labelled or skipped every item, screening items apart."""
+        return self._store.look(lambda state, *_: is_over(state))
 
     def chats_left(self) -> int:
         """Return how many chats are not done."""

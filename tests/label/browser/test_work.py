@@ -209,3 +209,28 @@ def test_a_session_that_ended_leads_to_signing_in(serve, item):
     mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
     mei.open()
     assert [label["answer"]["strength"] for label in mei.labels] == [2], "what was not sent is sent after signing in"
+
+
+def test_a_server_that_ends_says_so_first(serve, item):
+    """The last label can be taken back for a while; then the page asks for nothing, and says nothing of a lost connection."""
+    served = serve([item("pair", "p", "a", "b")], until_done=3.0)
+    mei = served.labeller()
+    mei.then_next("1", "3", "Enter")
+    title = mei.page.get_by_role("heading", name="All labelled")
+    title.wait_for()
+    mei.then_next("u")
+    assert mei.labels == []
+    mei.then_next("2", "4", "Enter")
+    title.wait_for()
+    served.thread.join(timeout=15)
+    assert not served.thread.is_alive()
+    asked = []
+    mei.page.on("request", lambda request: asked.append(request.url))
+    mei.press("u")
+    mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")
+    mei.page.wait_for_timeout(300)
+    assert asked == []
+    assert title.is_visible()
+    assert not mei.page.locator("#banner").is_visible()
+    assert mei.page.get_by_role("button", name="Undo").count() == 0
+    assert [label["answer"]["strength"] for label in mei.labels] == [2]

@@ -31,6 +31,7 @@ WHY_NONE = {
     "no-model": "What is left are chats, and there is no model to talk to.",
     "others": "Others are working on what is left.",
     "done": "Everything is labelled. Thank you.",
+    "closing": "Everything is labelled, and this server ends. Go back to the terminal.",
 }
 """Why there is no item for somebody, by reason."""
 
@@ -59,6 +60,11 @@ def next_item(site: Site, asked: Asked) -> Answer:
     if assignment is not None:
         person = asked.caller.person_id
         return {"item": shown_item(site, person, assignment), "progress": progress}
+    seconds = None if site.closing is None else site.closing.tell()
+    if seconds is not None:
+        return {
+            "item": None, "progress": progress, "reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds
+        }  # fmt: skip
     reason = _why_none(site, asked.caller)
     return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason]}
 

@@ -27,11 +27,14 @@ let out = null;
 /** The item on the screen: `item`, its `view`, `flags`, `comment`, `before` (seconds of earlier visits), `shown` (when). */
 let now = null;
 let sending = false;
+/** The server has ended because everything is labelled: there is nothing more to ask it. */
+let over = false;
 let draftTimer = 0;
 
 /* ---- taking and showing an item ---- */
 
 async function next() {
+  if (over) return;
   const reply = await insist(() => get("/api/next"));
   if (reply !== null) show(reply);
 }
@@ -88,7 +91,7 @@ function show(reply) {
   announce(t(`question_${item.task}`));
 }
 
-function showNothing({ reason, why }) {
+function showNothing({ reason, why, seconds: left }) {
   now = null;
   main.className = "work";
   main.dataset.item = "";
@@ -99,8 +102,21 @@ function showNothing({ reason, why }) {
       el("button", { type: "button", class: "main", on: { click: next } }, t("look_again")),
       el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u")))));
   document.getElementById("question").focus({ preventScroll: true });
+  if (reason === "closing") return showClosing(left);
   const looked = document.getElementById("question");
-  pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
+  return pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
+}
+
+/** The server ends by itself; for some seconds the last label can be taken back, and nothing is asked for in between. */
+function showClosing(left) {
+  const back = el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u"));
+  const end = () => {
+    if (!back.isConnected) return; // it was taken back
+    over = true;
+    back.remove();
+  };
+  main.firstElementChild.replaceChildren(el("h1", { id: "question", tabindex: "-1" }, t("closing_title")), el("p", {}, t("why_closing")), el("div", { class: "row" }, back));
+  setTimeout(end, Math.max(0, 1000 * left - 1000)); // before the server ends, which would never answer
 }
 
 function actions() {
@@ -282,7 +298,7 @@ async function keepDraft() {
 }
 
 async function undo() {
-  if (sending || !(await keepDraft())) return;
+  if (sending || over || !(await keepDraft())) return;
   const reply = await deliver("/api/undo", { nonce: nonce() });
   if (reply === null) return;
   if (!reply.item) return toast(t("nothing_to_undo"));
