@@ -220,7 +220,7 @@ def _by_task(
     habits: Mapping[str, Sequence[list[float]]],
 ) -> dict[str, dict[str, Any]]:
     """The habits and the self-consistency of each task that was labelled."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for task in sorted({one.item.task for one in first}):
         own, seen, again = ([one for one in some if one.item.task == task] for some in (first, screening, repeats))
         shares = _habits(own, habits)

@@ -10,6 +10,7 @@ import pytest
 
 import heedful.label
 from heedful.command_table import COMMANDS
+from heedful.label.server import api
 
 PAGES = Path(heedful.label.__file__).parent / "pages"
 PATHS = ("/", "/stats", "/people", "/import", "/export", "/rounds", "/instructions")
@@ -83,7 +84,7 @@ def test_what_the_server_says_to_labellers_has_chinese_words():
     scripts = {path.name: path.read_text(encoding="utf-8") for path in sorted((PAGES / "static").rglob("*.js"))}
     shown = {name for name, text in scripts.items() if "error.message" in text}
     assert shown == {"api.js", "shell.js", "export.js"}, "what the server says goes through `said`"
-    assert {name for name, text in scripts.items() if ".why" in text or "{ reason, why }" in text} == {"work.js"}
+    assert [reason for reason in api.WHY_NONE if f"why_{reason}" not in words] == []
 
 
 def test_the_chinese_words_are_chinese():
@@ -193,6 +194,31 @@ def test_the_export_says_what_is_in_it(serve, item):
     owner.page.get_by_label("Mei", exact=True).check()
     owner.page.get_by_text("Of people who are left out: 4").wait_for()
     assert "without=" in owner.page.get_by_role("link", name="Download labels.zip").get_attribute("href")
+
+
+def test_a_thumb_ranks_answers_where_they_are(serve, item):
+    """On a phone the list of ranks is below all answers, so each answer has its own; what is tapped is 44 pixels high."""
+    served = serve([item("ranking", "p", *(f"{name} 😀\n" * 20 for name in "甲乙丙")), item("pair", "p", "a", "b")])
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+    mei = served.labeller("Mei", "owner", **phone)
+    tap = mei.page.get_by_role("button")
+    cards = mei.page.locator(".rank-answers .answer")
+    cards.nth(2).get_by_role("button", name="Answer 3: rank 1").tap()
+    cards.nth(1).get_by_role("button", name="Answer 2: tie with the line above").tap()
+    pressed = [card.locator("[aria-pressed=true]").all_inner_texts() for card in cards.all()]
+    assert pressed == [["2"], ["2", "="], ["1"]]
+    for name in ("Undo", "Skip", "Submit", "Answer 1: rank 1", "Answer 1: move up"):
+        box = tap.filter(has_text=name).or_(mei.page.get_by_label(name, exact=True)).first.bounding_box()
+        assert min(box["height"], box["width"]) >= 44, name
+    tap.filter(has_text="Submit").tap()
+    mei.page.locator("main.task-pair").wait_for()
+    (label,) = mei.labels
+    assert [label["answer"]["ranks"][candidate] for candidate in label["order"]] == [2, 2, 1]
+    for name in ("Answer 1 is better", "Undo"):
+        assert tap.filter(has_text=name).first.bounding_box()["height"] >= 44, name
+    mei.open("/stats")
+    size = "chart => 11 * chart.clientWidth / chart.viewBox.baseVal.width"
+    assert mei.page.locator("svg.chart").first.evaluate(size) >= 9, "letters of a chart, in pixels"
 
 
 @pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.exhaustive)])

@@ -87,14 +87,16 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
 
 def _run(server: uvicorn.Server, listening: socket.socket, closing: Closing | None) -> None:
     """Serve until Ctrl-C, or until everything is labelled if the server is to end then."""
-    watching = threading.Thread(target=lambda: closing and closing.watch(server), name="closing")
-    watching.start()
+    watching = None if closing is None else threading.Thread(target=closing.watch, args=(server,), name="closing")
+    if watching is not None:
+        watching.start()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(server.serve(sockets=[listening]))
     finally:
         server.should_exit = True
-        watching.join()
+        if watching is not None:
+            watching.join()
 
 
 def _check_policies(policies: Sequence[str]) -> None:
