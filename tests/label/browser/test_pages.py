@@ -308,6 +308,24 @@ def test_axe_finds_nothing_serious(serve, item, theme):
     check("nothing left")
 
 
+def write_round(project, corpus):
+    """Somebody's label, about which a reward model disagrees, and a finished round."""
+    person = project.add_person(XSS[2], "annotator").person_id
+    held = project.next_item(person)
+    answer = {"preferred": 0, "strength": 4, "both_bad": False}
+    project.label(person, held.item.item_id, answer, nonce="n", seconds=1.0, comment=corpus[:9000])
+    scores = json.dumps({"item": held.item.item_id, "scores": [-1.0, 1.0]})
+    (project.folder / "scores.jsonl").write_text(f"{scores}\n", encoding="utf-8")
+    (project.folder / "rounds" / "1").mkdir(parents=True)
+    (project.folder / "rounds.json").write_text(json.dumps({"rounds": 1, "settings": {}}), encoding="utf-8")
+    sample = {"prompt": corpus, "response": corpus, "previous": corpus, "score": 1.0, "previous_score": 0.0}
+    measured = {"over_previous": {"win_rate": 0.6, "interval_95": [0.5, 0.7], "score_mean": 1.0}, "kl": 1.0}
+    steps = {"sample": {"asked": 1}, "label": {"labels": 1, "pairs": 1, "statistics": {}}, "reward": {"accuracy": 0.6}}
+    steps |= {"ppo": {"kl": 1.0}, "evaluate": measured | {"samples": [sample]}}
+    note = json.dumps({"round": 1, "settings": {}, "before": "", "steps": steps}, ensure_ascii=False)
+    (project.folder / "rounds" / "1" / "round.json").write_text(note, encoding="utf-8")
+
+
 @pytest.mark.parametrize("markdown", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_whatever_is_shown_is_inert(serve, item, markdown):
     corpus = "\n".join(XSS).replace("\u0007", "")
@@ -316,8 +334,12 @@ def test_whatever_is_shown_is_inert(serve, item, markdown):
         {"role": "assistant", "content": corpus, "reasoning": corpus},
         {"role": "user", "content": corpus},
     ]
-    items = [item("pair", messages, corpus, corpus + " 2"), *(of_task(item, task, corpus) for task in TASKS[1:5])]
+    items = [
+        item("pair", messages, corpus, corpus + " 2", needed=2),
+        *(of_task(item, task, corpus) for task in TASKS[1:5]),
+    ]
     served = serve(items, markdown=markdown, instructions=corpus, name=XSS[0])
+    write_round(served.project, corpus)
     mei = served.labeller(XSS[1], "owner", "/people")
     asked, dialogs, violations = [], [], []
     mei.context.on("request", lambda request: asked.append(request.url))
@@ -325,6 +347,15 @@ def test_whatever_is_shown_is_inert(serve, item, markdown):
     mei.page.on("console", lambda said: "Content Security Policy" in said.text and violations.append(said.text))
     for path in PATHS[1:]:
         mei.open(path)
+        if path == "/import":
+            mei.page.locator("summary").first.click()
+            records = [{"prompt": corpus, "responses": [corpus, "b"]}, {"prompt": corpus, corpus: 1, "chosen": corpus}]
+            mei.page.locator("textarea").fill("".join(f"{json.dumps(one)}\n" for one in records))
+            mei.page.get_by_role("button", name="Preview").click()
+            mei.page.locator(".errors").wait_for()
+        shown = mei.page.locator("main").inner_text()
+        assert path not in ("/stats", "/rounds", "/import", "/people") or "<svg/onload" in shown, path
+        assert mei.page.locator("main :is(script, iframe, img, math, style, link, base)").count() == 0, path
     mei.open("/")
     if not markdown:
         assert mei.page.locator(".answer .text").first.text_content() in (corpus, corpus + " 2")
