@@ -116,8 +116,12 @@ def ask(port, method, path, cookie="", csrf="", **body):
     return json.loads(content), cookies.partition(";")[0]
 
 
-def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd):
-    """The real server in its process; a client in the browser's place labels with the left answer each time."""
+def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
+    """The real server in its process; a client in the browser's place labels with the left answer each time.
+
+    The last label can be taken back; the server ends only after the page was told that nothing is left.
+    """
+    monkeypatch.setattr(labelling, "TAKE_BACK_SECONDS", 0.5)
     with Project.open(demo[0] / LABELS, read_only=True) as other:
         items = other.items()[:3]
     folder, port = tmp_path / LABELS, free_port()
@@ -134,12 +138,18 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd):
         said += capfd.readouterr().out
     _, cookie = ask(port, "POST", "/api/join", token=link[1])
     csrf = ask(port, "GET", "/api/me", cookie)[0]["csrf"]
-    for number in range(3):
+    for number in range(4):
         item = ask(port, "GET", "/api/next", cookie)[0]["item"]
         answer = {"preferred": 0, "strength": 2, "both_bad": False}
         shown = {"item": item["id"], "assignment": item["assignment"]}
         sent = {"nonce": f"nonce-{number:04d}", **shown, "answer": answer, "seconds": 1}
         ask(port, "POST", "/api/label", cookie, csrf, **sent, comment="", flags=[])
+        if number == 2:
+            assert ask(port, "POST", "/api/undo", cookie, csrf, nonce="undo-0001")[0]["item"]["id"] == item["id"]
+    time.sleep(0.8)
+    assert waiting.is_alive(), "no page has been told yet"
+    end = ask(port, "GET", "/api/next", cookie)[0]
+    assert (end["item"], end["reason"]) == (None, "closing")
     waiting.join(timeout=30)
     assert not waiting.is_alive()
     with Project.open(folder, read_only=True) as project:

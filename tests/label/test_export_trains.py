@@ -41,7 +41,7 @@ def test_from_a_new_project_to_a_reward_model(command, tiny, tmp_path):
     records += [{"prompt": f"评 {i}", "completion": "x", "feedback": {"task": "rating"}} for i in range(6)]
     data.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
 
-    command("label", "new", project, "--repeats", "0", "--overlap", "0.5")
+    command("label", "new", project, "--repeats", "0", "--overlap", "0.5", "--seed", "0")
     assert "Nothing was added" in command("label", "import", project, "--data", data, "--preview")
     said = command("label", "import", project, "--data", data)
     assert (

@@ -115,6 +115,24 @@ def test_rankings_agree_by_their_pairs():
     assert found["agreement"]["pair"] is None
 
 
+def test_many_comparisons_of_a_ranking_do_not_hide_what_the_pairs_say():
+    """Of the pair the longer answer, of the ranking's three comparisons always the shorter one; a repeat of each."""
+    ranked = Item("r", "ranking", "排序", tuple(map(Candidate, ("甲", "乙乙", "丙丙丙"))))
+    labels = [
+        says(ANNA, pair("a"), SECOND),
+        says(ANNA, pair("a"), SECOND, repeat=True),
+        says(ANNA, ranked, {"ranks": [1, 2, 3]}, order=(0, 1, 2)),
+        says(ANNA, ranked, {"ranks": [1, 3, 2]}, order=(0, 1, 2), repeat=True),
+    ]
+    found = statistics(labels, EVERYBODY)
+    assert (found["longer"]["value"], found["self_consistency"]["value"]) == (close(1 / 4), close(3 / 4))
+    each = {
+        task: (one["longer"]["value"], one["ties"]["count"], one["self_consistency"]["value"])
+        for task, one in found["by_task"].items()
+    }
+    assert each == {"pair": (1, 1, 1), "ranking": (0, 3, close(2 / 3))}
+
+
 def test_ratings_have_the_interval_alpha():
     """Ratings 2 4, 5 5: values 2 4 5 5. D_o = 2 * 4 = 8; D_e = 2 (4 + 2 * 9 + 2 * 1) / 3 = 16: alpha 1/2."""
     items = [Item(name, "rating", "x", (Candidate("y"),)) for name in "ab"]

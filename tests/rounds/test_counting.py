@@ -1,11 +1,13 @@
 """Which labels a round counts, on a real project."""
 
+import types
+
 import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
-from heedful.rounds.round import _counts
+from heedful.rounds.round import _counts, _labelled
 
 
 @pytest.mark.parametrize(("standing", "counts"), [("active", True), ("held-out", False), ("refused", False)])
@@ -19,3 +21,12 @@ def test_labels_that_are_not_trained_on_do_not_count(tmp_path, standing, counts)
         project.label(person, "1" * 20, answer, nonce="n", seconds=1.0)
         project.set_person(person, standing=standing)
         assert [_counts(one) for one in project.labels()] == [counts]
+        config = types.SimpleNamespace(enough=1.0, project=project.folder)
+        notes = types.SimpleNamespace(steps={"sample": {"items": ["1" * 20]}})
+        assert (_labelled(config, project, notes)[0] == "") == counts
+        other = project.add_person("乙", "annotator").person_id
+        offered = project.next_item(other)
+        assert (offered is None) == counts, "what does not count is asked again, so that the round gets on"
+        if offered is not None:
+            project.label(other, "1" * 20, answer, nonce="n", seconds=1.0)
+            assert _labelled(config, project, notes)[0] == ""

@@ -59,7 +59,7 @@ def quietly(*command):
 
 
 def made(folder):
-    quietly("label", "new", folder, "--name", "回合")
+    quietly("label", "new", folder, "--name", "回合", "--seed", "0")
     return folder
 
 

@@ -62,7 +62,7 @@ def begun(tmp_path, written):
 
 def test_too_few_prompts_are_refused_before_anything_is_asked(heedful, written, tmp_path):
     """Later the round would end at a step that needs held-out prompts, and its eval fraction could not be changed."""
-    assert heedful("label", "new", tmp_path / "项目", "--name", "项目").status == 0
+    assert heedful("label", "new", tmp_path / "项目", "--name", "项目", "--seed", "0").status == 0
     file = written("题.jsonl", [{"prompt": one.prompt} for one in TRAINED[:3]])
     outcome = heedful("round", tmp_path / "项目", "--policy", "没有", "--prompts", file, "--eval-fraction", "0.4")
     assert outcome.status == 2

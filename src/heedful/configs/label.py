@@ -56,6 +56,9 @@ class NewProjectConfig(ProjectSettings):
     """Folder to make."""
     name: str = ""
     """Name that people see on the page. By default the folder's."""
+    seed: Annotated[int, SEED] = 0
+    """Seed of the order of answers on the screen, of which items overlap, and of when repeats come. Without this flag it
+    is random, so that nobody can work out which answer on the screen is which model's."""
 
     POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
     """Settings whose values may stand first, without their flags."""

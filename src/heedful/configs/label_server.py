@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from heedful.configs.checks import refuse
 from heedful.configs.options import MachineOptions, SamplingOptions
-from heedful.configs.ranges import POSITIVE, Range
+from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE, Range
 from heedful.configs.settings import Settings
 from heedful.configs.template import TemplateOptions
 from heedful.configs.trust import TrustOptions
@@ -41,6 +41,9 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
     """Answers to each prompt: 2 make a pair, more a ranking."""
     buffer: Annotated[int, POSITIVE] = 20
     """Items that are kept ready, so that nobody waits. Raise it if many people label at once."""
+    until_done: Annotated[float | None, NOT_NEGATIVE] = None
+    """End by itself once everything is labelled or skipped, so many seconds after a page has said so: until then the last
+    label can be taken back. None serves until Ctrl-C."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows that --policy has in memory at a time."""
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,8 +33,8 @@ INSTRUCTIONS = (
     "Which answer would you rather have? Right ones are better than wrong ones. Beyond that it is your taste: polite or "
     "curt, short or long. The model will become what you prefer."
 )
-LOOK_EVERY = 1.0
-"""Seconds between looks at how many pairs are labelled."""
+TAKE_BACK_SECONDS = 10.0
+"""How long the last label can be taken back, once the page has said that all pairs are labelled."""
 
 
 def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) -> int:
@@ -113,28 +112,28 @@ def _gold(item: Item) -> list[float]:
 
 
 def _wait_for_labels(config: DemoConfig, folder: Path, say: Callable[[str], None]) -> None:
-    """Serve the page in a process of its own until every pair is labelled or skipped."""
-    command = [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", str(config.label_port)]
+    """Serve the page in a process of its own until every pair is labelled or skipped, and the page has said so."""
     done, asked = _progress(folder)
+    if done == asked:
+        return
     say(
         f"{asked - done} of {asked} pairs are to be labelled. Open the link below in a browser; after Ctrl-C, the same "
         "command goes on with what you have done."
     )
-    with subprocess.Popen(command) as server:
+    command = [sys.executable, "-m", "heedful", "label", "serve", str(folder), "--port", str(config.label_port)]
+    with subprocess.Popen([*command, "--until-done", str(TAKE_BACK_SECONDS)]) as server:
         try:
-            while done < asked:
-                if server.poll() is not None:
-                    raise ConfigError(
-                        f"the label server ended with status {server.returncode} before all pairs were labelled; run the "
-                        "same command again, or choose another --label-port"
-                    )
-                time.sleep(LOOK_EVERY)
-                done, asked = _progress(folder)
+            server.wait()
         finally:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(timeout=10)
             server.kill()
+    if _progress(folder)[0] < asked:
+        raise ConfigError(
+            f"the label server ended with status {server.returncode} before all pairs were labelled; run the same command "
+            "again, or choose another --label-port"
+        )
 
 
 def _progress(folder: Path) -> tuple[int, int]:

@@ -123,8 +123,13 @@ def _text(item: Item, answer: Mapping[str, Any], _: bool) -> None:
         raise _wrong("text", text, "a text")
     if not text.strip():
         raise DataError("the text is empty; write an answer, or skip the item")
-    if item.task == "correction" and text == response_text(item.candidates[0].response):
+    if item.task == "correction" and _lines(text) == _lines(response_text(item.candidates[0].response)):
         raise DataError("the text is the answer as it was; correct it, or skip the item")
+
+
+def _lines(text: Any) -> Any:
+    """A text with line breaks as a browser's text field has them: an editor that changes only these corrects nothing."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if isinstance(text, str) else text
 
 
 def response_text(response: Any) -> Any:

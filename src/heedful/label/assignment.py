@@ -17,7 +17,14 @@ REPEAT_AFTER = 10
 
 
 class NotHeldError(DataError):
-    """A person sends something about an item that they do not hold: it was labelled, or its lease has ended."""
+    """A person sends something about an item that they do not hold: it was labelled, or its lease has ended.
+
+    ``code`` lets their page say it in its own language.
+    """
+
+    def __init__(self, message: str, code: str = "not_held") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ def add_labels(transaction: Transaction, person_id: str, answers: Sequence[tuple
 
 def skip(
     transaction: Transaction,
+    settings: ProjectSettings,
     person_id: str,
     item_id: str,
     *,
@@ -196,6 +197,8 @@ def skip(
     event = transaction.add("skip", person_id, content, nonce)
     transaction.desk.drop("draft", draft_key(person_id, item_id))
     transaction.desk.drop("lease", person_id)
+    if transaction.state.items[item_id].screening:
+        screen(transaction, settings)
     return event
 
 
@@ -298,7 +301,10 @@ def _check_follows(turns: Sequence[Event], messages: Sequence[Any]) -> None:
     """Raise NotHeldError if a turn of a chat does not go on from the turn before."""
     before = turns[-1].content["answer"]["messages"] if turns else []
     if turns and (list(messages[: len(before)]) != before or len(messages) < len(before) + 2):
-        raise NotHeldError("this turn of the chat was answered already; load the page again to go on with the next one")
+        raise NotHeldError(
+            "this turn of the chat was answered already; load the page again to go on with the next one",
+            "turn_answered",
+        )
 
 
 def _version(state: State, expected: int | None) -> int:

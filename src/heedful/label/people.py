@@ -143,7 +143,10 @@ def _drop_tokens(desk: Desk, kind: str, person_id: str) -> None:
 
 
 def screen(transaction: Transaction, settings: ProjectSettings) -> None:
-    """Let in or refuse everybody in screening who has labelled all their screening items, if the owner has too."""
+    """Let in or refuse everybody in screening who has labelled all their screening items, if the owner has too.
+
+    Whoever skipped so many that too few are left is judged by those, if they are at least half of what is asked.
+    """
     state = transaction.state
     for person in [one for one in state.people.values() if one.standing == "screening"]:
         agreement = screening_agreement(state, person, settings)
@@ -159,7 +162,10 @@ def screening_agreement(state: State, person: Person, settings: ProjectSettings)
     items = screening_set(state, person, settings)
     labels = [state.answers.get(item.item_id, {}) for item in items]
     ready = all(owner_has(state, item) and person.person_id in own for item, own in zip(items, labels, strict=True))
-    if len(items) < settings.screening_items or not items or not ready:
+    asked = settings.screening_items
+    if len(state.screening) >= asked > len(items):  # the others were skipped, and there is nothing more to give
+        asked = max(1, -(-asked // 2))
+    if len(items) < asked or not items or not ready:
         return None
     return sum(_agreement(state, own, person) for own in labels) / len(items)
 

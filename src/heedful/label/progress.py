@@ -40,6 +40,12 @@ def _untouched(state: State, person: Person) -> int:
     return sum(state.at(position).item_id not in touched for position in state.left)
 
 
+def is_over(state: State) -> bool:
+    """True if somebody has labelled or skipped every item that is not for screening."""
+    touched = {event.content["item"] for event in state.counting.values()}
+    return bool(state.items) and all(one.screening or one.item_id in touched for one in state.items.values())
+
+
 def chats_left(state: State) -> int:
     """Return how many chats are not done."""
     return sum(state.at(position).task == "chat" for position in state.left)

@@ -18,7 +18,7 @@ from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import event_line
 from heedful.label.labelling import Sent
-from heedful.label.progress import chats_left, progress, waiting, why_nothing
+from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.settings_file import read_settings, write_settings
@@ -204,7 +204,9 @@ class Project:
         """Record that a person does not label the item that they hold; they are not given it again. Raises as `label`."""
 
         return self._store.do(
-            lambda t: labelling.skip(t, person_id, item_id, nonce=nonce, reason=reason, flags=flags, token=token)
+            lambda t: labelling.skip(
+                t, self.settings, person_id, item_id, nonce=nonce, reason=reason, flags=flags, token=token
+            )
         )
 
     def undo(self, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
@@ -246,6 +248,10 @@ class Project:
         ``chats``, ``no-model`` (what is left are chats).
         """
         return self._store.look(lambda state, *_: why_nothing(state, person_id, chats=chats))
+
+    def is_over(self) -> bool:
+        """True if somebody has labelled or skipped every item, screening items apart."""
+        return self._store.look(lambda state, *_: is_over(state))
 
     def chats_left(self) -> int:
         """Return how many chats are not done."""

@@ -9,6 +9,9 @@ from typing import Any
 from heedful.errors import DataError
 from heedful.label.records import Candidate, Event, Item, Labelled, Person
 
+NOT_COUNTED = ("held-out", "refused")
+"""Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
+
 
 class NewerError(DataError):
     """A project was written by a heedful that is newer than this one."""
@@ -33,7 +36,7 @@ class State:
     """The sum of events. It changes only by `apply`, and is the same for the same events, whoever reads them.
 
     A label counts until it is retracted. An item is done when ``needed`` people have labelled it, without those who label for
-    evaluation only; screening items and repeats are never counted as work.
+    evaluation only and those who were refused; screening items and repeats are never counted as work.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,7 @@ class State:
         person = Person(**content)
         before = self.people.get(person.person_id)
         self.people[person.person_id] = person
-        if before is not None and (before.standing == "held-out") != (person.standing == "held-out"):
+        if before is not None and (before.standing in NOT_COUNTED) != (person.standing in NOT_COUNTED):
             self.left = [i for i, item in enumerate(self._order) if not item.screening and not self.is_done(item)]
 
     def _instructions(self, _event: Event, content: Mapping[str, Any]) -> None:
@@ -154,8 +157,8 @@ class State:
         return self._order[position]
 
     def counted(self, item_id: str) -> int:
-        """Return how many people have labelled an item, without those who label for evaluation only."""
-        return sum(self.people[person].standing != "held-out" for person in self.answers.get(item_id, ()))
+        """Return how many people have labelled an item, without those who label for evaluation only or were refused."""
+        return sum(self.people[person].standing not in NOT_COUNTED for person in self.answers.get(item_id, ()))
 
     def is_done(self, item: Item) -> bool:
         """True if enough people have labelled an item."""

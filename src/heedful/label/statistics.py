@@ -1,7 +1,8 @@
 """What the labels of a project say about people, the page and the reward model (docs/labelling-statistics.md).
 
-Never mixed: the tasks (ratings and rankings contradict each other 60 % of the time: Bansal et al. 2023, arXiv 2308.15812),
-hidden repeats, screening items, and labels that came with an imported file.
+Agreement between people is by task (ratings and rankings contradict each other 60 % of the time: Bansal et al. 2023, arXiv
+2308.15812). What says something about the page or one person is of all tasks together, each comparison counting once, and by
+task in ``by_task``. Never mixed with others: hidden repeats, screening items, labels that came with an imported file.
 """
 
 import dataclasses
@@ -26,31 +27,11 @@ from heedful.label.agreement import (
 )
 from heedful.label.export_records import is_imported
 from heedful.label.people import agreement, is_import
+from heedful.label.published import REFERENCES
 from heedful.label.records import Labelled, Person
 
 COMPARED = ("pair", "ranking", "rating")
 """Tasks whose answers by several people can be compared."""
-REFERENCES = (
-    {
-        "value": 0.63,
-        "half_width": None,
-        "who": "researchers and crowd workers, pairs of answers in a chat",
-        "paper": "Bai et al. 2022, arXiv 2204.05862",
-    },
-    {
-        "value": 0.726,
-        "half_width": 0.015,
-        "who": "training labellers of InstructGPT with each other",
-        "paper": "Ouyang et al. 2022, arXiv 2203.02155, section 3.4",
-    },
-    {
-        "value": 0.773,
-        "half_width": 0.013,
-        "who": "held-out labellers of InstructGPT with each other",
-        "paper": "Ouyang et al. 2022, arXiv 2203.02155, section 3.4",
-    },
-)
-"""Published agreement of people about answers of language models."""
 MOST_SHOWN = 20
 """Items in the list of those that people and the reward model order most differently."""
 
@@ -84,6 +65,7 @@ def statistics(
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
         "self_consistency": _json(_self_consistency(first + screening, repeats)),
         **_habits(first, habits),
+        "by_task": _by_task(first, screening, repeats, habits),
         "per_day": _per_day(first),
         "people": [
             _person(person, habits, *(some.get(person.person_id, []) for some in by_person))
@@ -229,6 +211,22 @@ def _habits(labels: Sequence[Labelled], habits: Mapping[str, Sequence[list[float
         "both_bad": _json(both_bad),
         "median_seconds": {task: numbers.median(seconds) for task, seconds in sorted(by_task.items())},
     }
+
+
+def _by_task(
+    first: Sequence[Labelled],
+    screening: Sequence[Labelled],
+    repeats: Sequence[Labelled],
+    habits: Mapping[str, Sequence[list[float]]],
+) -> dict[str, dict[str, Any]]:
+    """The habits and the self-consistency of each task that was labelled."""
+    found: dict[str, dict[str, Any]] = {}
+    for task in sorted({one.item.task for one in first}):
+        own, seen, again = ([one for one in some if one.item.task == task] for some in (first, screening, repeats))
+        shares = _habits(own, habits)
+        found[task] = {name: shares[name] for name in ("left", "longer", "ties", "both_bad")}
+        found[task]["self_consistency"] = _json(_self_consistency(own + seen, again))
+    return found
 
 
 def _left(one: Labelled) -> list[float]:

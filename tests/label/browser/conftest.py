@@ -18,6 +18,7 @@ from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
 from heedful.label.server.app import Application
 from heedful.label.server.chat import Turns
+from heedful.label.server.closing import Closing
 from heedful.label.server.rules import all_rules
 from heedful.label.server.run import make_server
 from heedful.label.server.security import Audit, access_of
@@ -80,7 +81,7 @@ class Labeller:
 class Served:
     """A project behind a running server, and browsers that look at it."""
 
-    def __init__(self, project, browser, worker=None):
+    def __init__(self, project, browser, worker=None, closing=None):
         self.project = project
         self.browser = browser
         site = Site(
@@ -90,6 +91,7 @@ class Served:
             Turns(),
             worker,
             None,
+            closing,
         )
         self.app = Application(site, all_rules())
         self.socket = socket.socket()
@@ -98,12 +100,15 @@ class Served:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.server = make_server(self.app)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
+        self.closing = closing
         self.contexts = []
 
     def start(self):
         self.thread.start()
         while not self.server.started:
             time.sleep(0.002)
+        if self.closing is not None:
+            threading.Thread(target=self.closing.watch, args=(self.server,), daemon=True).start()
 
     def stop(self):
         for context in self.contexts:
@@ -134,7 +139,7 @@ class Served:
         somebody = Labeller(self, self.context(**options), person)
         somebody.page.goto(f"{self.url}/join#{self.project.invite(person.person_id)}")
         with somebody.page.expect_navigation(url=lambda url: not url.endswith("/join")):
-            somebody.page.get_by_role("button").last.press("Enter")
+            somebody.page.locator("main button").last.press("Enter")
         somebody.page.locator("main[aria-busy=false]").wait_for()
         return somebody
 
@@ -160,7 +165,7 @@ def serve(browser, tmp_path):
     """``serve(items, policy=False, **settings)`` serves a new project; one that "loads" waits for policy.yaml.loads to go."""
     with contextlib.ExitStack() as stack:
 
-        def start(items=(), *, policy=False, instructions="", **settings):
+        def start(items=(), *, policy=False, instructions="", until_done=None, **settings):
             folder = tmp_path / f"项目{len(list(tmp_path.iterdir()))}"
             options = {"name": "标注 😀", "overlap": 0.0, "repeats": 0.0, **settings}
             project = stack.enter_context(Project.create(folder, ProjectSettings(**options)))
@@ -174,7 +179,8 @@ def serve(browser, tmp_path):
                 worker = stack.enter_context(PolicyWorker(folder / "policy.yaml", folder / "policy.log", WRITER))
                 while policy != "loads" and not worker.is_ready:
                     time.sleep(0.01)
-            served = Served(project, browser, worker)
+            closing = None if until_done is None else Closing(project, until_done)
+            served = Served(project, browser, worker, closing)
             served.start()
             stack.callback(served.stop)
             return served

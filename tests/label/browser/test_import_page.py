@@ -64,3 +64,13 @@ def test_long_text_is_shown_shortened(serve, tmp_path):
     shown = owner.page.locator("#result .samples .text")
     shown.first.wait_for()
     assert shown.all_text_contents() == ["\U0001f600" * 2_000 + " … and 58,000 more characters", "字" * 2_000]
+
+
+def test_labels_of_the_file_are_kept_if_asked(serve, tmp_path):
+    served = serve()
+    owner = served.labeller("Mei", "owner", "/import")
+    choose(owner, tmp_path / "pairs.jsonl", '{"prompt": "问 😀", "chosen": "甲", "rejected": "乙"}\n'.encode())
+    owner.page.get_by_label("Keep the label of the file").check()
+    owner.page.get_by_role("button", name="Add 1 item").click()
+    owner.page.get_by_text("1 label of the file added.").wait_for()
+    assert [one.person.name for one in served.project.labels()] == ["import"]

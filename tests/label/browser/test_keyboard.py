@@ -14,7 +14,7 @@ def test_pairs(serve, item):
     served = serve([item("pair", f"{TEXT}{i}", f"甲{i} 😀\u2028x", f"乙{i}") for i in range(3)])
     mei = served.labeller()
     first = shown(mei)
-    mei.then_next("2", "4", "Enter")
+    mei.then_next("2", "6", "Enter")
     mei.then_next("t", "Enter")
     mei.then_next("b", "c", "都", "Escape", "Enter")
     mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
@@ -33,10 +33,13 @@ def test_a_choice_can_be_changed_and_needs_its_strength(serve, item):
     mei.press("Enter")
     assert mei.page.locator("#missing").text_content() == "Choose an answer first"
     mei.press("1", "Enter")
-    assert mei.page.locator("#missing").text_content() == "How much better? Press 1 to 4"
-    mei.press("3", "ArrowRight", "Backspace", "3")  # a digit that is no answer does nothing
-    assert mei.page.locator("[aria-pressed=true]").count() == 0
-    mei.then_next("ArrowLeft", "1", "Enter")
+    assert mei.page.locator("#missing").text_content() == "How much better? Press 3 to 6"
+    mei.press("5", "2", "Enter")  # another answer, and not a strength of the first
+    assert mei.page.locator("[aria-pressed=true]").all_inner_texts() == ["2\nAnswer 2 is better"]
+    assert mei.labels == [], "how much better was said of the other answer"
+    mei.press("Backspace", "3", "6", "7", "t", "4")  # a strength without a side does nothing
+    assert mei.page.locator("[aria-pressed=true]").all_inner_texts() == ["t\nTie"]
+    mei.then_next("ArrowLeft", "3", "Enter")
     (label,) = mei.labels
     assert label["answer"] == {"preferred": label["order"][0], "strength": 1, "both_bad": False}
 
@@ -77,7 +80,7 @@ def test_demonstration(serve, item):
 
 
 def test_correction(serve, item):
-    mei = serve([item("correction", TEXT, "Rent is 1,200.\n😀\u2028房租")]).labeller()
+    mei = serve([item("correction", TEXT, "Rent is 1,200.\r\n😀\u2028房租")]).labeller()
     mei.press("Control+Enter")
     assert "Change the answer first" in mei.page.locator("#missing").text_content()
     mei.press("Control+End")
@@ -86,7 +89,7 @@ def test_correction(serve, item):
     assert mei.page.locator("del").count() == 0
     mei.press("Escape")
     mei.then_next("Enter")
-    assert mei.labels[0]["answer"] == {"text": "Rent is 1,200.\n😀\u2028房租，按月"}
+    assert mei.labels[0]["answer"] == {"text": "Rent is 1,200.\r\n😀\u2028房租，按月"}, "with its line breaks"
 
 
 def test_chat(serve, item):
@@ -95,7 +98,7 @@ def test_chat(serve, item):
     mei.press("Control+Enter")  # what the item suggests to begin with
     mei.page.locator(".answer").first.wait_for()
     chosen = shown(mei)[1]
-    mei.press("2", "3", "Enter")
+    mei.press("2", "5", "Enter")
     mei.page.get_by_role("heading", name="Your message").wait_for()
     assert chosen in mei.page.locator(".message.assistant .text").all_text_contents()
     mei.page.keyboard.type("And the deposit?")
@@ -121,13 +124,13 @@ def test_skip_flag_comment_and_undo(serve, item):
     assert (skip["item"], list(skip["flags"]), skip["reason"]) == (first, ["unsafe"], "cannot-decide: 太难")
     mei.then_next("u")
     assert mei.item == first, "a skip that is taken back brings its item again"
-    mei.then_next("1", "2", "Enter")
+    mei.then_next("1", "4", "Enter")
     mei.then_next("u")
     assert mei.item == first
     assert mei.page.locator(".sides [aria-pressed=true]").get_attribute("aria-label") == "Answer 1 is better", (
         "with the old answer"
     )
-    mei.then_next("2", "Backspace", "2", "1", "Enter")
+    mei.then_next("2", "Backspace", "2", "3", "Enter")
     (label,) = mei.labels
     assert label["answer"] == {"preferred": label["order"][1], "strength": 1, "both_bad": False}
 

@@ -10,12 +10,12 @@ def test_no_lines_are_explained_without_a_chart(serve, item):
 def test_one_is_not_spoken_of_as_many(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
     owner = served.labeller("Mei", "owner")
-    owner.then_next("1", "3", "Enter")
+    owner.then_next("1", "5", "Enter")
     assert owner.page.locator("#progress").text_content() == "Project: 1 of 2 done · you: 1 today"
     owner.open("/stats")
     owner.page.get_by_text("1 label of 1 item", exact=True).wait_for()
     owner.open("/")
-    owner.then_next("1", "3", "Enter")
+    owner.then_next("1", "5", "Enter")
     owner.open("/stats")
     owner.page.get_by_text("2 labels of 2 items", exact=True).wait_for()
 
@@ -35,3 +35,13 @@ def test_every_round_has_a_curve_of_its_own_colour(serve):
     )
     assert len(set(strokes)) == 6
     assert {stroke.rpartition(" ")[2] for stroke in strokes} == {"1"}, "none is faint"
+
+
+def test_the_owner_sees_who_waits(serve, item):
+    """A newcomer who skipped the screening set has nothing more to do by themselves."""
+    served = serve([item("pair", "p", "a", "b", screening=True)], screening_items=1)
+    new = served.project.add_person("Noor", "annotator").person_id
+    held = served.project.next_item(new)
+    served.project.skip(new, held.item.item_id, "", (), "skip-nonce")
+    owner = served.labeller("Mei", "owner", "/people")
+    assert owner.page.get_by_text("waits for you").count() == 1

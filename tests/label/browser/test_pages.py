@@ -1,5 +1,7 @@
 """Every page: signing in, what it does, narrow and dark and Chinese, accessible, and inert whatever it shows."""
 
+import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 import heedful.label
 from heedful.command_table import COMMANDS
+from heedful.label.server import api
 
 PAGES = Path(heedful.label.__file__).parent / "pages"
 PATHS = ("/", "/stats", "/people", "/import", "/export", "/rounds", "/instructions")
@@ -46,6 +49,50 @@ def test_every_word_is_in_both_languages_and_used():
     )
     assert set(re.findall(r'\bt\("([a-z0-9_]+)"', scripts)) <= words["en"].keys()
     assert [key for key in words["en"] if key not in used and not key.startswith(begun)] == []
+
+
+def test_all_that_an_export_names_has_words():
+    from heedful.label import export_records, exporting
+
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    source, records = (inspect.getsource(one) for one in (exporting, export_records))
+    reasons = {*re.findall(r'left_out\["([a-z ]+)"\]', source), "ties", "contradictions"}
+    kinds = {*re.findall(r'(?:Made\(|kind = |else )"([a-z]+)"', records), *re.findall(r'records\["([a-z]+)"\]', source)}
+    kinds |= {"pairs", "labelled"}
+    assert {"refused people", "people", "flagged"} <= reasons
+    assert {"preferences", "demonstrations", "ratings", "contradictions", "items"} <= kinds
+    assert [one for one in sorted(reasons) if f"left_{one.replace(' ', '_')}" not in words] == []
+    assert [one for one in sorted(kinds) if f"file_{one}" not in words] == []
+
+
+def test_what_the_server_says_to_labellers_has_chinese_words():
+    """Every refusal has a code with words, but for those of fields that no page of ours sends wrongly (422, 400, 405)."""
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    found = set()
+    for name in ("app", "api", "signing", "worker"):
+        tree = ast.parse((PAGES.parent / "server" / f"{name}.py").read_text(encoding="utf-8"))
+        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        for call in calls:
+            given = [one.value for one in call.args if isinstance(one, ast.Constant)]
+            if call.func.id == "Refused" and given and given[0] not in (400, 405, 422):
+                assert len(call.args) == 3, f"{name}.py:{call.lineno}: a refusal without a code"
+            if (call.func.id == "Refused" and len(call.args) == 3) or call.func.id in ("_refuse", "AwayError"):
+                found |= {one for one in given[-1:] if isinstance(one, str)}
+    found |= {"not_held", "turn_answered"}
+    assert {"link_used", "old_page", "model_slow", "chat_changed"} <= found
+    assert [code for code in sorted(found) if f"said_{code}" not in words] == []
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in sorted((PAGES / "static").rglob("*.js"))}
+    shown = {name for name, text in scripts.items() if "error.message" in text}
+    assert shown == {"api.js", "shell.js", "export.js"}, "what the server says goes through `said`"
+    assert [reason for reason in api.WHY_NONE if f"why_{reason}" not in words] == []
+
+
+def test_the_chinese_words_are_chinese():
+    """No sentence was left in English: of Latin letters there are names, commands and keys only."""
+    words = json.loads((PAGES / "words" / "zh.json").read_text(encoding="utf-8"))
+    apart = re.compile(r"heedful [a-z ]+|\{[^}]*\}|--[a-z-]+|JSON Lines")
+    english = [key for key, text in words.items() if re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", apart.sub("", text))]
+    assert english == []
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_markup_is_parsed():
@@ -137,12 +184,41 @@ def test_the_export_says_what_is_in_it(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(4)])
     owner = served.labeller("Mei", "owner")
     for key in "12t1":
-        owner.then_next(key, "3", "Enter")
+        owner.then_next(key, "5", "Enter")
     owner.open("/export")
     owner.page.get_by_text("events.jsonl").wait_for()
     with owner.page.expect_download() as download:
         owner.page.get_by_role("link", name="Download labels.zip").click()
     assert Path(download.value.path()).read_bytes()[:2] == b"PK"
+    owner.page.get_by_text("Leave out the labels of").click()
+    owner.page.get_by_label("Mei", exact=True).check()
+    owner.page.get_by_text("Of people who are left out: 4").wait_for()
+    assert "without=" in owner.page.get_by_role("link", name="Download labels.zip").get_attribute("href")
+
+
+def test_a_thumb_ranks_answers_where_they_are(serve, item):
+    """On a phone the list of ranks is below all answers, so each answer has its own; what is tapped is 44 pixels high."""
+    served = serve([item("ranking", "p", *(f"{name} 😀\n" * 20 for name in "甲乙丙")), item("pair", "p", "a", "b")])
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+    mei = served.labeller("Mei", "owner", **phone)
+    tap = mei.page.get_by_role("button")
+    cards = mei.page.locator(".rank-answers .answer")
+    cards.nth(2).get_by_role("button", name="Answer 3: rank 1").tap()
+    cards.nth(1).get_by_role("button", name="Answer 2: tie with the line above").tap()
+    pressed = [card.locator("[aria-pressed=true]").all_inner_texts() for card in cards.all()]
+    assert pressed == [["2"], ["2", "="], ["1"]]
+    for name in ("Undo", "Skip", "Submit", "Answer 1: rank 1", "Answer 1: move up"):
+        box = tap.filter(has_text=name).or_(mei.page.get_by_label(name, exact=True)).first.bounding_box()
+        assert min(box["height"], box["width"]) >= 44, name
+    tap.filter(has_text="Submit").tap()
+    mei.page.locator("main.task-pair").wait_for()
+    (label,) = mei.labels
+    assert [label["answer"]["ranks"][candidate] for candidate in label["order"]] == [2, 2, 1]
+    for name in ("Answer 1 is better", "Undo"):
+        assert tap.filter(has_text=name).first.bounding_box()["height"] >= 44, name
+    mei.open("/stats")
+    size = "chart => 11 * chart.clientWidth / chart.viewBox.baseVal.width"
+    assert mei.page.locator("svg.chart").first.evaluate(size) >= 9, "letters of a chart, in pixels"
 
 
 @pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.exhaustive)])
@@ -191,7 +267,7 @@ def test_chinese_by_the_switch(serve, item):
     mei.page.locator("#language").press("Enter")
     mei.page.get_by_role("heading", name="哪个回答更好？").wait_for()
     assert mei.page.locator("html").get_attribute("lang") == "zh-CN"
-    mei.then_next("1", "2", "Enter")
+    mei.then_next("1", "4", "Enter")
     mei.page.get_by_role("heading", name="目前没有需要标注的内容").wait_for()
 
 
@@ -202,7 +278,7 @@ def test_axe_finds_nothing_serious(serve, item, theme):
 
     axe = Axe()
     served = serve([of_task(item, task) for task in TASKS], instructions="一\n二", policy=True)
-    mei = served.labeller("Mei", "owner", "/join", color_scheme=theme)
+    mei = served.labeller("Mei", "owner", "/join#link", color_scheme=theme)
 
     def check(name):
         found = axe.run(mei.page)["violations"]
@@ -232,6 +308,24 @@ def test_axe_finds_nothing_serious(serve, item, theme):
     check("nothing left")
 
 
+def write_round(project, corpus):
+    """Somebody's label, about which a reward model disagrees, and a finished round."""
+    person = project.add_person(XSS[2], "annotator").person_id
+    held = project.next_item(person)
+    answer = {"preferred": 0, "strength": 4, "both_bad": False}
+    project.label(person, held.item.item_id, answer, nonce="n", seconds=1.0, comment=corpus[:9000])
+    scores = json.dumps({"item": held.item.item_id, "scores": [-1.0, 1.0]})
+    (project.folder / "scores.jsonl").write_text(f"{scores}\n", encoding="utf-8")
+    (project.folder / "rounds" / "1").mkdir(parents=True)
+    (project.folder / "rounds.json").write_text(json.dumps({"rounds": 1, "settings": {}}), encoding="utf-8")
+    sample = {"prompt": corpus, "response": corpus, "previous": corpus, "score": 1.0, "previous_score": 0.0}
+    measured = {"over_previous": {"win_rate": 0.6, "interval_95": [0.5, 0.7], "score_mean": 1.0}, "kl": 1.0}
+    steps = {"sample": {"asked": 1}, "label": {"labels": 1, "pairs": 1, "statistics": {}}, "reward": {"accuracy": 0.6}}
+    steps |= {"ppo": {"kl": 1.0}, "evaluate": measured | {"samples": [sample]}}
+    note = json.dumps({"round": 1, "settings": {}, "before": "", "steps": steps}, ensure_ascii=False)
+    (project.folder / "rounds" / "1" / "round.json").write_text(note, encoding="utf-8")
+
+
 @pytest.mark.parametrize("markdown", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_whatever_is_shown_is_inert(serve, item, markdown):
     corpus = "\n".join(XSS).replace("\u0007", "")
@@ -240,8 +334,12 @@ def test_whatever_is_shown_is_inert(serve, item, markdown):
         {"role": "assistant", "content": corpus, "reasoning": corpus},
         {"role": "user", "content": corpus},
     ]
-    items = [item("pair", messages, corpus, corpus + " 2"), *(of_task(item, task, corpus) for task in TASKS[1:5])]
+    items = [
+        item("pair", messages, corpus, corpus + " 2", needed=2),
+        *(of_task(item, task, corpus) for task in TASKS[1:5]),
+    ]
     served = serve(items, markdown=markdown, instructions=corpus, name=XSS[0])
+    write_round(served.project, corpus)
     mei = served.labeller(XSS[1], "owner", "/people")
     asked, dialogs, violations = [], [], []
     mei.context.on("request", lambda request: asked.append(request.url))
@@ -249,6 +347,15 @@ def test_whatever_is_shown_is_inert(serve, item, markdown):
     mei.page.on("console", lambda said: "Content Security Policy" in said.text and violations.append(said.text))
     for path in PATHS[1:]:
         mei.open(path)
+        if path == "/import":
+            mei.page.locator("summary").first.click()
+            records = [{"prompt": corpus, "responses": [corpus, "b"]}, {"prompt": corpus, corpus: 1, "chosen": corpus}]
+            mei.page.locator("textarea").fill("".join(f"{json.dumps(one)}\n" for one in records))
+            mei.page.get_by_role("button", name="Preview").click()
+            mei.page.locator(".errors").wait_for()
+        shown = mei.page.locator("main").inner_text()
+        assert path not in ("/stats", "/rounds", "/import", "/people") or "<svg/onload" in shown, path
+        assert mei.page.locator("main :is(script, iframe, img, math, style, link, base)").count() == 0, path
     mei.open("/")
     if not markdown:
         assert mei.page.locator(".answer .text").first.text_content() in (corpus, corpus + " 2")

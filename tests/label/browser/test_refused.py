@@ -49,7 +49,7 @@ def test_a_kept_label_that_is_wrong(serve, item):
     served = serve([item("pair", "哪个好？", "a", "b")])
     mei = served.labeller()
     mei.page.route("**/api/label", lambda route: route.abort())
-    mei.press("1", "2", "Enter")
+    mei.press("1", "4", "Enter")
     mei.page.get_by_text("Your label is kept").wait_for()
     mei.page.unroute_all()
     mei.context.route(
@@ -75,18 +75,30 @@ def test_what_was_written_is_not_lost_with_the_item(serve, item):
     assert mei.page.get_by_label("Your answer").input_value() == ""
 
 
+def test_a_comment_is_not_lost_with_the_item(serve, item):
+    served = serve([item("pair", f"题 {i}", "a", "b") for i in range(2)])
+    mei = served.labeller()
+    mei.press("2", "6", "c")
+    mei.page.keyboard.insert_text(TEXT)
+    elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False})
+    mei.press("Control+Enter")
+    dialog = mei.page.get_by_role("dialog", name="A label was not saved")
+    assert dialog.get_by_label("Comment").input_value() == TEXT
+    assert dialog.get_by_text("题 0").is_visible()
+
+
 def test_a_tab_with_a_label_that_was_taken_back(serve, item):
     """The item is this person's again, with what they said in the other browser, so the old page's answer does not count."""
     served = serve([item("pair", "p", "a", "b")])
     mei = served.labeller()
-    mei.press("2", "4")
+    mei.press("2", "6")
     elsewhere(served, mei, {"preferred": 0, "strength": 1, "both_bad": False}, undo=True)
     mei.press("Enter")
-    mei.page.locator("#missing").get_by_text("does not hold the item").wait_for()
+    mei.page.locator("#missing").get_by_text("You do not hold this item").wait_for()
     assert mei.labels == []
     pressed = mei.page.locator("[aria-pressed=true]").all_inner_texts()
     assert pressed[1].endswith("Negligibly"), "what was said elsewhere is on the screen"
-    mei.press("4", "Enter")
+    mei.press("6", "Enter")
     mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
     assert [label["answer"]["strength"] for label in mei.labels] == [4]
 
@@ -97,7 +109,7 @@ def test_a_tab_of_an_older_session(serve, item):
     mei = served.labeller()
     session = served.project.redeem(served.project.invite(mei.person.person_id))
     mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
-    mei.press("2", "4", "Enter")
+    mei.press("2", "6", "Enter")
     mei.page.locator("#banner").get_by_text("reload the page").wait_for()
     assert mei.labels == []
     mei.page.reload()
@@ -113,7 +125,7 @@ def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     served = serve([item("chat", "聊聊"), item("pair", "p", "a", "b")])
     mei = served.labeller(locale=language)
     assert mei.page.locator("main.task-pair").count() == 1
-    mei.then_next("1", "1", "Enter")
+    mei.then_next("1", "3", "Enter")
     said = {"en": "What is left are chats", "zh-CN": "剩下的都是对话"}[language]
     mei.page.get_by_text(said).wait_for()
     if language == "en":

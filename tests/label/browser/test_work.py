@@ -54,7 +54,7 @@ def test_two_tabs_label_one_item_once(serve, item):
     first = mei.item
     assert other.locator("#main").get_attribute("data-item") == first
     mei.page.bring_to_front()
-    mei.then_next("1", "1", "Enter")
+    mei.then_next("1", "3", "Enter")
     other.wait_for_function("id => document.getElementById('main').dataset.item === id", arg=mei.item)
     assert len(mei.labels) == 1
 
@@ -71,7 +71,7 @@ def test_a_tab_that_missed_it_is_told(serve, item):
         nonce="elsewhere1",
         seconds=1.0,
     )
-    mei.then_next("2", "4", "Enter")
+    mei.then_next("2", "6", "Enter")
     mei.page.locator("#missing").get_by_text("no longer yours").wait_for()
     assert [label["answer"]["strength"] for label in mei.labels] == [1]
 
@@ -83,7 +83,7 @@ def test_offline(serve, item, seconds):
     sent = []
     mei.page.on("request", lambda request: request.url.endswith("/api/label") and sent.append(request.post_data_json))
     mei.context.set_offline(True)
-    mei.press("1", "3", "Enter")
+    mei.press("1", "5", "Enter")
     mei.page.get_by_text("Your label is kept in this browser").wait_for()
     time.sleep(seconds)
     assert mei.labels == []
@@ -110,7 +110,7 @@ def test_a_reply_that_was_lost_is_asked_for_again(serve, item):
         return route.abort()
 
     mei.page.route("**/api/label", lose)
-    mei.then_next("2", "1", "Enter")
+    mei.then_next("2", "3", "Enter")
     assert lost == [200]
     assert len([event for event in served.project.events() if event.kind == "label"]) == 1
 
@@ -119,7 +119,7 @@ def test_a_label_survives_a_closed_tab(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
     mei = served.labeller()
     mei.page.route("**/api/label", lambda route: route.abort())
-    mei.press("1", "4", "Enter")
+    mei.press("1", "6", "Enter")
     mei.page.get_by_text("Your label is kept").wait_for()
     mei.page.close()
     mei.page = mei.context.new_page()
@@ -131,7 +131,7 @@ def test_what_waits_of_one_person_is_never_sent_as_another(serve, item):
     served = serve([item("pair", "p", "a", "b", needed=2)])
     mei = served.labeller()
     mei.page.route("**/api/label", lambda route: route.abort())
-    mei.press("1", "4", "Enter")
+    mei.press("1", "6", "Enter")
     mei.page.get_by_text("Your label is kept").wait_for()
     person = served.project.add_person("Jonas", "annotator")
     assert served.project.next_item(person.person_id), "it is an item that both may label"
@@ -147,16 +147,28 @@ def test_drafts_survive_a_reload_and_another_browser(serve, item):
     served = serve([item("pair", "p", "a", "b")])
     mei = served.labeller()
     with mei.page.expect_response("**/api/draft"):
-        mei.press("2", "3", "c", "备注 😀")
+        mei.press("2", "5", "c", "备注 😀")
     mei.page.reload()
     pressed = mei.page.locator("[aria-pressed=true]")
     pressed.first.wait_for()
-    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "3\nBetter"]
+    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "5\nBetter"]
     assert mei.page.get_by_label("Comment", exact=True).input_value() == "备注 😀"
     mei.page.evaluate("localStorage.clear()")
     mei.page.reload()
     pressed.first.wait_for()
-    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "3\nBetter"]
+    assert pressed.all_inner_texts() == ["2\nAnswer 2 is better", "5\nBetter"]
+
+
+def test_undo_keeps_what_was_just_typed(serve, item):
+    """Sooner than the draft would have been saved."""
+    mei = serve([item("demonstration", f"题 {i}") for i in range(2)]).labeller()
+    mei.page.get_by_label("Your answer").fill("一")
+    mei.then_next("Control+Enter")
+    mei.page.get_by_label("Your answer").fill("二 😀\n很长")
+    mei.then_next("Escape", "u")
+    assert mei.page.get_by_label("Your answer").input_value() == "一"
+    mei.then_next("Control+Enter")
+    assert mei.page.get_by_label("Your answer").input_value() == "二 😀\n很长"
 
 
 def test_the_back_button_is_harmless(serve, item):
@@ -164,13 +176,13 @@ def test_the_back_button_is_harmless(serve, item):
     mei = served.labeller()
     mei.open("/instructions")
     mei.open("/")
-    mei.then_next("1", "1", "Enter")
+    mei.then_next("1", "3", "Enter")
     now = mei.item
     mei.page.go_back()
     mei.page.wait_for_url("**/instructions")
     mei.page.go_forward()
     mei.page.wait_for_function("id => document.getElementById('main').dataset.item === id", arg=now)
-    mei.then_next("2", "2", "Enter")
+    mei.then_next("2", "4", "Enter")
     assert [label["answer"]["strength"] for label in mei.labels] == [1, 2]
 
 
@@ -183,7 +195,7 @@ def test_a_held_back_server_is_waited_for(serve, item):
         "**/api/label",
         lambda route: route.fulfill(status=replies.pop(), json={"error": "full"}) if replies else route.continue_(),
     )
-    mei.then_next("1", "2", "Enter")
+    mei.then_next("1", "4", "Enter")
     assert [label["answer"]["strength"] for label in mei.labels] == [2]
 
 
@@ -191,9 +203,34 @@ def test_a_session_that_ended_leads_to_signing_in(serve, item):
     served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)])
     mei = served.labeller()
     mei.context.clear_cookies()
-    mei.press("1", "2", "Enter")
+    mei.press("1", "4", "Enter")
     mei.page.get_by_role("heading", name="Welcome").wait_for()
     session = served.project.redeem(served.project.invite(mei.person.person_id))
     mei.context.add_cookies([{"name": served.app.site.access.cookie, "value": session, "url": served.url}])
     mei.open()
     assert [label["answer"]["strength"] for label in mei.labels] == [2], "what was not sent is sent after signing in"
+
+
+def test_a_server_that_ends_says_so_first(serve, item):
+    """The last label can be taken back for a while; then the page asks for nothing, and says nothing of a lost connection."""
+    served = serve([item("pair", "p", "a", "b")], until_done=3.0)
+    mei = served.labeller()
+    mei.then_next("1", "3", "Enter")
+    title = mei.page.get_by_role("heading", name="All labelled")
+    title.wait_for()
+    mei.then_next("u")
+    assert mei.labels == []
+    mei.then_next("2", "4", "Enter")
+    title.wait_for()
+    served.thread.join(timeout=15)
+    assert not served.thread.is_alive()
+    asked = []
+    mei.page.on("request", lambda request: asked.append(request.url))
+    mei.press("u")
+    mei.page.evaluate("window.dispatchEvent(new Event('heedful:retry'))")
+    mei.page.wait_for_timeout(300)
+    assert asked == []
+    assert title.is_visible()
+    assert not mei.page.locator("#banner").is_visible()
+    assert mei.page.get_by_role("button", name="Undo").count() == 0
+    assert [label["answer"]["strength"] for label in mei.labels] == [2]

@@ -361,6 +361,13 @@ class TestPolicy:
         resumed = ada.get("/api/next").json["item"]["draft"]["answer"]["messages"]
         assert resumed == [*messages, {"role": "assistant", "content": turn["answers"][1]}]
         messages = [*resumed, {"role": "user", "content": "more"}]
+        for made_up in (
+            messages[-1:],
+            [*messages[:1], {"role": "assistant", "content": "made up"}, messages[-1]],
+            [{"role": "system", "content": "made up"}, *messages],
+        ):
+            forged = ada.post("/api/chat", {"nonce": "f" * 12, "item": item["id"], "messages": made_up})
+            assert (forged.status, forged.json["code"]) == (409, "chat_changed")
         second = ada.post("/api/chat", {"nonce": "d" * 12, "item": item["id"], "messages": messages}).json
         assert send(ada, choice | {"turn": second["turn"], "last": True}).status == 200
         assert ada.get("/api/next").json["item"] is None

@@ -151,6 +151,11 @@ class TestSessions:
         assert ada.get("/api/me").status == 200
         assert ada.post("/api/leave").status == 200
         assert ada.get("/api/me").status == 401
+        person, name = ada.person.person_id, ada.cookie.partition("=")[0]
+        for hours, status in ((0.01, 200), (0.0, 401)):
+            ada.cookie = f"{name}={server.project.redeem(server.project.invite(person), hours=hours)}"
+            assert ada.get("/api/me").status == status
+            assert server.anonymous().join(server.project.invite(person, hours=hours)).status == status
 
     def test_a_removed_person_is_out_at_once(self, served):
         server = served()

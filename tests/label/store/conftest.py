@@ -66,7 +66,9 @@ class Memory:
 
     def skip(self, person, item_id, nonce=None):
         nonce = nonce or f"n{next(self._nonces)}"
-        return labelling.skip(self.transaction, person, item_id, nonce=nonce, reason="看不懂", flags=["broken"])
+        return labelling.skip(
+            self.transaction, self.settings, person, item_id, nonce=nonce, reason="看不懂", flags=["broken"]
+        )
 
     def undo(self, person, nonce=None):
         return labelling.undo(self.transaction, self.settings, person, nonce or f"n{next(self._nonces)}")

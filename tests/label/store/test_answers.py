@@ -125,6 +125,15 @@ def test_a_correction_of_a_message_differs_from_its_text():
         check_answer(message, {"text": "猫"})
 
 
+@pytest.mark.parametrize(("was", "sent"), [("一\r\n二", "一\n二"), ("一\n二", "一\r\n二"), ("一\r二", "一\n二")])
+def test_other_line_breaks_are_no_correction(was, sent):
+    """A browser's text field has one kind of them."""
+    lines = Item("i", "correction", "p", (Candidate(was),))
+    with pytest.raises(DataError, match="as it was"):
+        check_answer(lines, {"text": sent})
+    assert check_answer(lines, {"text": f"{sent}。\r\n"}) == {"text": f"{sent}。\r\n"}
+
+
 def test_the_strength_of_an_imported_preference_may_be_unknown():
     unknown = {**PAIR, "strength": None}
     assert check_answer(ITEMS["pair"], unknown, strength_known=False) == unknown

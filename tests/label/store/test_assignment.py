@@ -262,6 +262,35 @@ def test_screening(memory, owner_first, answers, standing):
     assert project.state.events[-1].kind != "person" or project.state.events[-1].person is None
 
 
+@pytest.mark.parametrize("owner_first", [True, False])
+@pytest.mark.parametrize(
+    ("answers", "standing"),
+    [
+        ([LEFT, LEFT, None, None], "active"),
+        ([None, RIGHT, LEFT, RIGHT], "refused"),
+        ([LEFT, None, None, None], "screening"),
+    ],
+)
+def test_skipped_screening_items_lead_nowhere_astray(memory, owner_first, answers, standing):
+    """The set has no more than are asked for: whoever skipped some is judged by the others, if they are at least half."""
+    project = memory(overlap=0, screening_items=4, screening_agreement=0.7)
+    project.add(4, screening=True)
+    newcomer = project.person()
+
+    def owner():
+        while (given := project.next(project.owner)) is not None:
+            project.label(project.owner, given.item.item_id, LEFT)
+
+    if owner_first:
+        owner()
+    for answer in answers:
+        given = project.next(newcomer).item.item_id
+        project.skip(newcomer, given) if answer is None else project.label(newcomer, given, answer)
+    if not owner_first:
+        owner()
+    assert project.state.people[newcomer].standing == standing
+
+
 def test_screening_items_are_no_work_of_the_project(memory):
     project = memory(screening_items=2)
     project.add(3, screening=True)
@@ -303,16 +332,18 @@ def test_people_for_evaluation_only_do_not_count(memory):
     assert project.work_through(evaluates) == ids[2:]
 
 
-def test_standing_can_change(memory):
-    """Labels of somebody who turns out to be for evaluation only count no more, and the items are open again."""
+@pytest.mark.parametrize(("standing", "left"), [("held-out", 4), ("refused", 4), ("removed", 2)])
+def test_standing_can_change(memory, standing, left):
+    """Labels of somebody who turns out to be for evaluation only, or wrong, count no more, and the items are open again."""
     project = memory(overlap=0, repeats=0)
-    project.add(4)
-    person = project.person()
+    ids = [item.item_id for item in project.add(4)]
+    person, other = project.person(), project.person()
     project.work_through(person, 2)
     project.next(person)
-    project.change(person, standing="held-out")
+    project.change(person, standing=standing)
     assert project.desk.lease(person) is None
-    assert len(project.state.left) == 4
+    assert len(project.state.left) == left
+    assert project.next(other).item.item_id == ids[4 - left]
     project.change(person, standing="active")
     assert len(project.state.left) == 2
 

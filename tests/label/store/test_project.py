@@ -223,11 +223,11 @@ def test_every_method_says_what_it_does():
 
 def test_the_command_that_makes_a_project(tmp_path, capsys):
     folder = tmp_path / "标注"
-    assert main(["label", "new", str(folder), "--name", "猫", "--overlap", "0.5", "--markdown"]) == 0
+    assert main(["label", "new", str(folder), "--name", "猫", "--overlap", "0.5", "--markdown", "--seed", "3"]) == 0
     said = capsys.readouterr().out
     assert f"the project '猫' is in {folder}" in said.replace("\n", "")
     with Project.open(folder) as project:
-        assert project.settings == ProjectSettings(name="猫", overlap=0.5, markdown=True)
+        assert project.settings == ProjectSettings(name="猫", overlap=0.5, markdown=True, seed=3)
     assert main(["label", "new", str(folder)]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert main(["label", "rebuild", str(folder)]) == 0
@@ -253,3 +253,14 @@ def test_commands_need_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "datasets", "numpy"} & set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_order_on_the_screen_cannot_be_worked_out(tmp_path, monkeypatch):
+    """Browsers know the ids of items and people; the seed is the rest."""
+    monkeypatch.chdir(tmp_path)
+    given = {"a": (), "b": (), "零": ("--seed", "0"), "七": ("--seed", "7")}
+    for name, flags in given.items():
+        assert main(["label", "new", name, *flags]) == 0
+    a, b, zero, seven = (Project.open(name, read_only=True).settings.seed for name in given)
+    assert len({a, b, 0}) == 3
+    assert (zero, seven) == (0, 7)

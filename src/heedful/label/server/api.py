@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.messages import read_conversation
+from heedful.label.answers import response_text
 from heedful.label.assignment import Assignment, from_screen
 from heedful.label.records import ITEM_FLAGS, Item, Person
 from heedful.label.server import asked as fields
@@ -30,6 +31,7 @@ WHY_NONE = {
     "no-model": "What is left are chats, and there is no model to talk to.",
     "others": "Others are working on what is left.",
     "done": "Everything is labelled. Thank you.",
+    "closing": "Everything is labelled, and this server ends. Go back to the terminal.",
 }
 """Why there is no item for somebody, by reason."""
 
@@ -58,6 +60,11 @@ def next_item(site: Site, asked: Asked) -> Answer:
     if assignment is not None:
         person = asked.caller.person_id
         return {"item": shown_item(site, person, assignment), "progress": progress}
+    seconds = None if site.closing is None else site.closing.tell()
+    if seconds is not None:
+        return {
+            "item": None, "progress": progress, "reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds
+        }  # fmt: skip
     reason = _why_none(site, asked.caller)
     return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason]}
 
@@ -119,7 +126,7 @@ def draft(site: Site, asked: Asked) -> Answer:
             422, "a draft holds what the page shows, and no responses"
         )  # undo keeps them in drafts of its own
     if len(repr(value)) > LONGEST_DRAFT:
-        raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters")
+        raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
     token = fields.assignment(asked.body)
     site.project.save_draft(asked.caller.person_id, fields.item_id(asked.body), value, token=token)
     return {"saved": True}
@@ -133,8 +140,13 @@ def chat(site: Site, asked: Asked) -> Answer:
     if turn is None:
         held = _held_chat(site, person, fields.item_id(asked.body))
         messages = _conversation(asked.body)
+        if messages[:-1] != _so_far(held):
+            raise Refused(
+                409, "this conversation is not as the server knows it; reload the page to go on with it", "chat_changed"
+            )
         if site.worker is None:
-            raise Refused(409, "there is no model to talk to now; skip this chat")  # it was given while there was one
+            # it was given while there was one
+            raise Refused(409, "there is no model to talk to now; skip this chat", "no_model")
         responses = site.worker.answers([messages], 2)[0]
         turn = site.turns.add(Turn(person, held.item.item_id, nonce, messages, responses, held.order))
     return {"turn": turn.turn_id, "answers": turn.shown}
@@ -181,7 +193,11 @@ def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> M
     fields.only(answer, "turn", "preferred", "strength", "both_bad", "last")
     turn = site.turns.get(person, fields.text(answer, "turn", most=100))
     if turn is None or turn.item != item:
-        raise Refused(409, "these answers are no longer here (the server has started anew); send the message again")
+        raise Refused(
+            409,
+            "these answers are no longer here (the server has started anew); send the message again",
+            "answers_gone",
+        )
     choice = from_screen({name: value for name, value in answer.items() if name != "turn"}, turn.order)
     return {"messages": list(turn.messages), "responses": list(turn.responses), **choice}
 
@@ -189,7 +205,7 @@ def _of_turn(site: Site, person: str, item: str, answer: Mapping[str, Any]) -> M
 def _held_chat(site: Site, person: str, item: str) -> Assignment:
     held = site.project.held(person)
     if held is None or held.item.item_id != item or held.item.task != "chat":
-        raise Refused(409, "you no longer hold this chat; reload the page")
+        raise Refused(409, "you no longer hold this chat; reload the page", "chat_gone")
     return held
 
 
@@ -199,6 +215,27 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise Refused(422, "the last message must be the person's")
     assert isinstance(messages, list)
     return messages
+
+
+def _so_far(held: Assignment) -> list[Any]:
+    """The conversation that the person's next message goes on from: the item's prompt, or the turns that they have chosen in.
+
+    A prompt that ends with a message of the person's is a proposal for their first one.
+    """
+    if not held.turns:
+        prompt = held.item.prompt
+        given = (
+            list(prompt)
+            if isinstance(prompt, list | tuple)
+            else [{"role": "user", "content": prompt}]
+            if prompt
+            else []
+        )
+        return given[:-1] if given and given[-1]["role"] == "user" else given
+    last = held.turns[-1].content
+    place = last["answer"]["preferred"]
+    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
+    return [*last["answer"]["messages"], {"role": "assistant", "content": response_text(said)}]
 
 
 def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
@@ -215,11 +252,7 @@ def _chat_draft(site: Site, person: str, assignment: Assignment) -> Any:
         return {**draft, "answer": shown}
     if draft is not None or not assignment.turns:
         return draft
-    last = assignment.turns[-1].content
-    place = last["answer"]["preferred"]
-    said = last["answer"]["responses"][last["order"][0] if place is None else place]["response"]
-    messages = [*last["answer"]["messages"], {"role": "assistant", "content": said}]
-    return {"answer": {"messages": messages, "turn": None, "answers": None}}
+    return {"answer": {"messages": _so_far(assignment), "turn": None, "answers": None}}
 
 
 def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) -> Turn:

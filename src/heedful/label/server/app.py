@@ -109,42 +109,44 @@ class Application:
             is_page = refused.status == 401 and not request.url.path.startswith("/api/")
             if is_page:
                 return RedirectResponse("/join", 303)
-            return self._refused(request, refused.status, refused.message)
+            return self._refused(request, refused)
         except Exception as error:
-            status, message = _failure(error)
+            failure = _failure(error)
+            status = failure.status
             if status >= 500:
                 say(f"{request.method} {request.url.path}: {error}")
             if status == 500:
                 traceback.print_exception(error)
             worker = self.site.worker
             is_loading = isinstance(error, AwayError) and worker is not None and not (worker.is_ready or worker.problem)
-            return self._refused(request, status, message, {"loading": True} if is_loading else {})
+            return self._refused(request, failure, {"loading": True} if is_loading else {})
 
-    def _refused(
-        self, request: Request, status: int, message: str, more: Mapping[str, bool] = MappingProxyType({})
-    ) -> Response:
+    def _refused(self, request: Request, refused: Refused, more: Mapping[str, bool] = MappingProxyType({})) -> Response:
         """A page for whoever went to an address, JSON for scripts."""
         if "text/html" in request.headers.get("accept", ""):
-            return _patient(HTMLResponse(self.refusal.render(status=status, message=message), status))
-        return _patient(Json({"error": message, **more}, status))
+            return _patient(HTMLResponse(self.refusal(refused), refused.status))
+        coded = {"code": refused.code, "values": refused.values} if refused.code else {}
+        return _patient(Json({"error": refused.message, **coded, **more}, refused.status))
 
     async def _response(self, request: Request) -> Response:
         headers, access = request.headers, self.site.access
-        _refuse(page_refusal(headers, access))
+        _refuse(page_refusal(headers, access), "wrong_address")
         peer = request.client.host if request.client is not None else "unknown"
         address = client_address(headers, peer, access)
         rule = self._rule(request)
         if rule.method == "POST":
-            _refuse(post_refusal(headers))
+            _refuse(post_refusal(headers), "elsewhere")
         person, session = None, None
         if rule.allows is not ANYONE:
             person, session = await self._signed_in(request, address)
             _wait(self.by_person.seconds_to_wait(person.person_id))
             allowed = rule.allows or frozenset()
             if person.role not in allowed:
-                raise Refused(403, f"this is for {' and '.join(sorted(allowed))}s; your role is {person.role}")
+                raise Refused(
+                    403, f"this is for {' and '.join(sorted(allowed))}s; your role is {person.role}", "other_role"
+                )
             if rule.method == "POST":
-                _refuse(csrf_refusal(headers, session))
+                _refuse(csrf_refusal(headers, session), "old_page")
             if rule.is_costly:
                 _wait(self.costly.seconds_to_wait(person.person_id))
         else:
@@ -170,17 +172,17 @@ class Application:
         others = sorted(other for other, known in self.rules if known == path)
         if others:
             raise Refused(405, f"{path} takes {' and '.join(others)}")
-        raise Refused(404, "there is nothing here")
+        raise Refused(404, "there is nothing here", "nothing_here")
 
     async def _signed_in(self, request: Request, address: str) -> tuple[Person, str]:
         """Return who asks, and the session's token."""
         session = _cookie(request.headers, self.site.access.cookie)
         if session is None:
-            raise Refused(401, "you are not signed in; open your invitation's link")
+            raise Refused(401, "you are not signed in; open your invitation's link", "not_signed_in")
         person = await self._in_thread(self.site.project.session, session)
         if person is None or person.standing == "removed":
             _wait(self.unknown.seconds_to_wait(address))
-            raise Refused(401, "your session has ended; ask the owner for a new invitation")
+            raise Refused(401, "your session has ended; ask the owner for a new invitation", "session_ended")
         return person, session
 
     def _handled(self, rule: Rule, asked: Asked, body: bytes) -> Response:
@@ -207,26 +209,29 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
 """The status of an answer to a request that could not be done, by what happened; the first that fits."""
 
 
-def _failure(error: Exception) -> Refusal:
-    """The status and the message of an answer to a request that could not be done."""
+def _failure(error: Exception) -> Refused:
+    """What is answered to a request that could not be done."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
     if status == 500:
-        return 500, "the server made a mistake; its log says which"
+        return Refused(500, "the server made a mistake; its log says which", "mistake")
     if status == 408:
-        return 408, "the request did not arrive in time; send it again"
-    if status == 503 and not isinstance(error, AwayError):  # the page keeps what was not acknowledged
-        return 503, "the server cannot write to its disk now, so nothing was confirmed; try again"
-    return status, str(error)
+        return Refused(408, "the request did not arrive in time; send it again", "late")
+    if isinstance(error, AwayError | NotHeldError):
+        return Refused(status, str(error), error.code)
+    if status == 503:  # the page keeps what was not acknowledged
+        return Refused(503, "the server cannot write to its disk now, so nothing was confirmed; try again", "disk")
+    return Refused(status, str(error))
 
 
-def _refuse(refusal: Refusal | None) -> None:
+def _refuse(refusal: Refusal | None, code: str) -> None:
     if refusal is not None:
-        raise Refused(*refusal)
+        raise Refused(*refusal, code)
 
 
 def _wait(seconds: float) -> None:
     if seconds > 0:
-        raise Refused(429, f"too many requests; try again in {max(1, round(seconds))} seconds")
+        whole = max(1, round(seconds))
+        raise Refused(429, f"too many requests; try again in {whole} seconds", "too_many", n=whole)
 
 
 def _patient(response: Response) -> Response:
@@ -248,11 +253,11 @@ async def _body(request: Request, most: int) -> bytes:
     length = request.headers.get("content-length", "0")
     body = bytearray()
     if length.isdigit() and int(length) > most:
-        raise Refused(413, f"the request is larger than {most} bytes")
+        raise Refused(413, f"the request is larger than {most} bytes", "too_large", n=most)
     async for piece in request.stream():
         body += piece
         if len(body) > most:
-            raise Refused(413, f"the request is larger than {most} bytes")
+            raise Refused(413, f"the request is larger than {most} bytes", "too_large", n=most)
     return bytes(body)
 
 

@@ -15,12 +15,17 @@ LONGEST_SECONDS = 10**7
 
 
 class Refused(Exception):  # noqa: N818  an answer, not a mistake
-    """A request that is answered with a status and a sentence."""
+    """A request that is answered with a status and a sentence.
 
-    def __init__(self, status: int, message: str) -> None:
+    ``code`` and ``values`` let the page say the sentence in its own language (``said_...`` in pages/words).
+    """
+
+    def __init__(self, status: int, message: str, code: str = "", **values: int | str) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.code = code
+        self.values = values
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ All files are read when the server starts, so no name that a request has is ever
 """
 
 import hashlib
+import json
 import mimetypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, Template, select_autoescape
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.responses import Response
 
-from heedful.label.server.asked import Asked
+from heedful.label.server.asked import Asked, Refused
 from heedful.label.server.site import Site
 
 FOLDER = Path(__file__).parents[1] / "pages"
@@ -65,9 +67,18 @@ def load_pages() -> dict[str, Page]:
     }
 
 
-def load_refusal() -> Template:
-    """The page for an address that is not there or not for whoever asks; it is given ``status`` and ``message``."""
-    return _templates().get_template("refused.html")
+def load_refusal() -> Callable[[Refused], str]:
+    """Return what makes the page for an address that is not there or not for whoever asks, in both languages."""
+    template = _templates().get_template("refused.html")
+    words = json.loads((FOLDER / "words" / "zh.json").read_text(encoding="utf-8"))
+
+    def page(refused: Refused) -> str:
+        said = words.get(f"said_{refused.code}", words["refused"])
+        for name, value in {"status": refused.status, **refused.values}.items():
+            said = said.replace(f"{{{name}}}", str(value))
+        return template.render(status=refused.status, message=refused.message, chinese=said)
+
+    return page
 
 
 def _templates() -> Environment:

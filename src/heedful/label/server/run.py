@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import re
 import resource
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +28,7 @@ from heedful.label.records import Person, Standing
 from heedful.label.server.app import Application
 from heedful.label.server.buffer import Buffer
 from heedful.label.server.chat import Turns
+from heedful.label.server.closing import Closing
 from heedful.label.server.rules import all_rules
 from heedful.label.server.security import Audit, access_of
 from heedful.label.server.site import Site
@@ -65,7 +68,8 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
         address = config.public_url or f"http://{_reachable(host, config)}:{listening.getsockname()[1]}"
         with _policy(config, project) as (worker, buffer):
             audit = Audit(config.project / "audit.jsonl")
-            site = Site(project, access, audit, Turns(), worker, buffer)
+            closing = None if config.until_done is None else Closing(project, config.until_done)
+            site = Site(project, access, audit, Turns(), worker, buffer, closing)
             app = Application(site, all_rules())
             listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
             link = f"{address}/join#{project.invite(_owner(project).person_id)}"
@@ -73,12 +77,26 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
             if worker is None and (chats := project.chats_left()):
                 count = f"{chats} chats are" if chats > 1 else "1 chat is"
                 say(f"warning: {count} given to nobody, because there is no model to talk to; name one with --policy")
-            announce("Ctrl-C ends it; what was labelled is on the disk as soon as the page says so")
+            itself = "" if closing is None else "it ends by itself once everything is labelled; "
+            announce(f"{itself}Ctrl-C ends it; what was labelled is on the disk as soon as the page says so")
             if not is_loopback(config.host) and not access.is_encrypted:
                 say("warning: others can reach this server, and nothing encrypts what they send; see docs/labelling.md")
-            with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(make_server(app).serve(sockets=[listening]))
+            _run(make_server(app), listening, closing)
     announce("the server has ended")
+
+
+def _run(server: uvicorn.Server, listening: socket.socket, closing: Closing | None) -> None:
+    """Serve until Ctrl-C, or until everything is labelled if the server is to end then."""
+    watching = None if closing is None else threading.Thread(target=closing.watch, args=(server,), name="closing")
+    if watching is not None:
+        watching.start()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(server.serve(sockets=[listening]))
+    finally:
+        server.should_exit = True
+        if watching is not None:
+            watching.join()
 
 
 def _check_policies(policies: Sequence[str]) -> None:
@@ -162,7 +180,18 @@ def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[Policy
 
 def _worker_settings(config: LabelServeConfig) -> str:
     """Write the settings of the worker's process as YAML (`heedful.configs.sample.SampleWorkerConfig`)."""
-    own = {"project", "host", "port", "allowed_hosts", "public_url", "policy", "prompts", "answers", "buffer"}
+    own = {
+        "project",
+        "host",
+        "port",
+        "allowed_hosts",
+        "public_url",
+        "policy",
+        "prompts",
+        "answers",
+        "buffer",
+        "until_done",
+    }
     settings = {one.name: plain_value(getattr(config, one.name)) for one in fields(config) if one.name not in own}
     return yaml.safe_dump({"models": list(config.policy), **settings}, sort_keys=False, allow_unicode=True)
 

@@ -19,7 +19,9 @@ def join(site: Site, asked: Asked) -> Response:
     if session is None or person is None or person.standing == "removed":
         site.audit.note("refused", person=None, address=asked.address)
         raise Refused(
-            401, "this link has been used, has expired, or is not one of this project; ask the owner for a new one"
+            401,
+            "this link has been used, has expired, or is not one of this project; ask the owner for a new one",
+            "link_used",
         )
     site.audit.note("signed in", person=person.person_id, address=asked.address)
     answer = Json({"role": person.role})

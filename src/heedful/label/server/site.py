@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from heedful.label.project import Project
 from heedful.label.server.buffer import Buffer
 from heedful.label.server.chat import Turns
+from heedful.label.server.closing import Closing
 from heedful.label.server.security import Access, Audit
 from heedful.label.server.worker import PolicyWorker
 
@@ -22,3 +23,5 @@ class Site:
     """The process that writes answers; None if the project has only imported ones."""
     buffer: Buffer | None
     """What keeps items ready for it."""
+    closing: Closing | None = None
+    """What ends the server once everything is labelled; None if it serves until somebody ends it."""

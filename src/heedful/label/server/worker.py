@@ -35,7 +35,14 @@ Answers = list[list[dict[str, Any]]]
 
 
 class AwayError(MachineError):
-    """There are no answers now. The message is for people who label, so it names no model; `PolicyWorker.problem` may."""
+    """There are no answers now. The message is for people who label, so it names no model; `PolicyWorker.problem` may.
+
+    ``code`` lets their page say it in its own language.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class PolicyWorker:
@@ -84,7 +91,7 @@ class PolicyWorker:
         future: Future[Answers] = Future()
         with self._lock:
             if not self.is_ready or self._process is None:
-                raise AwayError("the model is not ready yet; try again in a moment")
+                raise AwayError("the model is not ready yet; try again in a moment", "model_not_ready")
             identity = next(self._ids)
             self._pending[identity] = future
             assert self._process.stdin is not None
@@ -95,11 +102,11 @@ class PolicyWorker:
                 self._process.stdin.flush()
             except OSError:
                 del self._pending[identity]
-                raise AwayError("the model has just ended; it is started again") from None
+                raise AwayError("the model has just ended; it is started again", "model_ended") from None
         try:
             return future.result(seconds)
         except TimeoutError:
-            raise AwayError(f"the model did not answer within {seconds:g} seconds; try again") from None
+            raise AwayError(f"the model did not answer within {seconds:g} seconds; try again", "model_slow") from None
         finally:
             with self._lock:
                 self._pending.pop(identity, None)
@@ -172,7 +179,9 @@ class PolicyWorker:
         if future is not None:
             if "error" in content:
                 say(f"the policy could not answer: {content['error']}")
-                future.set_exception(AwayError("the model could not answer this; the server's owner sees why"))
+                future.set_exception(
+                    AwayError("the model could not answer this; the server's owner sees why", "model_failed")
+                )
             else:
                 future.set_result(content["answers"])
         return None
@@ -184,4 +193,6 @@ class PolicyWorker:
             self.problem = problem
             pending, self._pending = self._pending, {}
         for future in pending.values():
-            future.set_exception(AwayError("the model ended while it answered, and is started again; try again"))
+            future.set_exception(
+                AwayError("the model ended while it answered, and is started again; try again", "model_ended")
+            )

@@ -2,6 +2,8 @@
 import { el, key } from "./dom.js";
 import { t } from "./words.js";
 
+const FIRST = 3; // the key of the least strength; 1 and 2 are the two answers whatever was chosen before
+
 /** `cards` are the two answers on the screen, marked when chosen; `changed` is called when the choice changes. */
 export function pairChoice(cards, changed) {
   const state = { preferred: undefined, strength: null, both_bad: false };
@@ -12,7 +14,7 @@ export function pairChoice(cards, changed) {
     bad: button("bad", t("both_bad"), "b"),
     right: button("right", t("right_better"), "2", t("answer_n", { n: 2 })),
   };
-  const strengths = [1, 2, 3, 4].map((n) => el("button", { type: "button", class: "choice strength", aria: { pressed: "false" }, on: { click: () => strong(n) } }, key(n), el("span", {}, t(`strength_${n}`))));
+  const strengths = [1, 2, 3, 4].map((n) => el("button", { type: "button", class: "choice strength", aria: { pressed: "false" }, on: { click: () => strong(n) } }, key(n + FIRST - 1), el("span", {}, t(`strength_${n}`))));
   const row = el("div", { class: "choices strengths", role: "group", aria: { label: t("how_much") } }, el("span", { class: "ask" }, t("how_much")), strengths);
   const element = el("div", { class: "pair-choice" },
     el("div", { class: "choices sides", role: "group", aria: { label: t("which_better") } }, Object.values(sides)), row);
@@ -24,7 +26,7 @@ export function pairChoice(cards, changed) {
   };
   function choose(name) {
     const preferred = { left: 0, right: 1, tie: null, bad: null }[name];
-    if (preferred === null) state.strength = null;
+    if (preferred === null || preferred !== state.preferred) state.strength = null; // it was said of another answer
     state.preferred = preferred;
     state.both_bad = name === "bad";
     draw();
@@ -52,7 +54,7 @@ export function pairChoice(cards, changed) {
   draw();
   return {
     element,
-    /** A single key; true if it meant something here. After a side is chosen, digits say how much better it is. */
+    /** A single key; true if it meant something here. 1 and 2 are the answers, 3 to 6 how much better the chosen one is. */
     onKey(event) {
       const one = event.key.toLowerCase();
       if (one === "t") choose("tie");
@@ -60,7 +62,7 @@ export function pairChoice(cards, changed) {
       else if (one === "arrowleft") choose("left");
       else if (one === "arrowright") choose("right");
       else if (one === "backspace") { Object.assign(state, { preferred: undefined, strength: null, both_bad: false }); draw(); changed(); }
-      else if (/^[1-4]$/.test(one) && (state.preferred === 0 || state.preferred === 1)) strong(Number(one));
+      else if (/^[3-6]$/.test(one)) strong(Number(one) - FIRST + 1);
       else if (one === "1") choose("left");
       else if (one === "2") choose("right");
       else return false;

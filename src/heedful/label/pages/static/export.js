@@ -6,20 +6,26 @@ import { named, number, t } from "./words.js";
 
 const main = document.getElementById("main");
 const me = await start();
-if (me) draw();
+const found = me && await attempt(() => get("/api/people"));
+if (found) draw(found.people.filter((one) => one.progress?.own));
 
-function draw() {
+/** `people` are those with labels: the labels of each can be left out. */
+function draw(people) {
   const choice = (name, values) => el("label", { class: "field" }, el("span", {}, t(`export_${name}`)), el("select", { name }, values.map((value) => el("option", { value }, t(`export_${name}_${value}`)))));
   const fault = el("div", { class: "fault", role: "alert", hidden: true });
   const withoutShare = el("button", { type: "button", on: { click: () => { form.elements.eval_fraction.value = "0"; show(); } } }, t("export_without_share"));
   const form = el("form", { class: "card", on: { change: show, submit: (event) => event.preventDefault() } }, el("div", { class: "form" },
     el("div", { class: "share" }, el("label", { class: "field" }, el("span", {}, t("export_eval_fraction")), el("input", { type: "number", name: "eval_fraction", min: "0", max: "0.9", step: "0.05", value: "0.1" })), fault),
-    choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"])));
+    choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"])),
+  people.length && el("details", { class: "changes" }, el("summary", {}, t("export_without")), people.map((one) => el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "without", value: one.person }), el("span", { dir: "auto" }, one.name)))));
   main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_export")), el("span", { class: "hint" }, t("export_hint"))), form, el("div", { id: "result", class: "preview" }));
   show();
 
   async function show() {
-    const query = new URLSearchParams(new FormData(form));
+    const { eval_fraction: share, margin, flagged } = form.elements;
+    const query = new URLSearchParams({ eval_fraction: share.value, margin: margin.value, flagged: flagged.value });
+    const without = new FormData(form).getAll("without");
+    if (without.length) query.set("without", without.join(","));
     const manifest = await attempt(() => get(`/api/export?${query}&preview=1`).catch(shareIsWrong));
     if (manifest !== null) {
       fault.hidden = !manifest.fault;

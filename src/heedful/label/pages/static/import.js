@@ -64,12 +64,13 @@ async function preview() {
   if (found === null) return place.replaceChildren();
   const some = found.items > 0;
   const drop = el("input", { type: "checkbox", on: { change: () => { add.disabled = !drop.checked; } } });
-  const add = el("button", { type: "button", class: "main", disabled: !some || found.refused > 0, on: { click: () => commit(found.refused > 0) } }, t("import_add", { n: number(found.items) }));
+  const labels = el("input", { type: "checkbox" });
+  const add = el("button", { type: "button", class: "main", disabled: !some || found.refused > 0, on: { click: () => commit(found.refused > 0, labels.checked) } }, t("import_add", { n: number(found.items) }));
   const tasks = Object.entries(found.tasks).map(([task, count]) => `${t(`task_${task}`)} ${number(count)}`).join(" · ");
   return place.replaceChildren(
     el("section", { class: "card" }, el("h2", {}, t("import_found")),
       el("p", {}, [t("import_counts", { records: number(found.records), items: number(found.items) }), tasks, found.repeated ? t("import_repeated", { n: number(found.repeated) }) : "", found.labels ? t("import_labels", { n: number(found.labels) }) : ""].filter(Boolean).join(" · ")),
-      el("div", { class: "row end" }, some && found.refused > 0 && el("label", { class: "one-line" }, drop, el("span", {}, t("import_drop_bad", { n: number(found.refused) }))), add)),
+      el("div", { class: "row end" }, found.labels > 0 && el("label", { class: "one-line" }, labels, el("span", {}, t("import_keep_labels", { n: found.labels }))), some && found.refused > 0 && el("label", { class: "one-line" }, drop, el("span", {}, t("import_drop_bad", { n: number(found.refused) }))), add)),
     ...(found.refused ? [el("section", { class: "card" }, el("h2", {}, t("import_errors", { n: number(found.refused) })), el("ul", { class: "errors" }, found.errors.map((error) => el("li", {}, error))),
       found.refused > found.errors.length && el("p", { class: "hint" }, t("import_more_errors", { n: number(found.refused - found.errors.length) })))] : []),
     el("h2", {}, some ? t("import_first", { n: number(found.first.length) }) : ""),
@@ -86,10 +87,11 @@ function short(value) {
   return `${characters.slice(0, SHOWN).join("")} ${t("import_more_characters", { n: number(characters.length - SHOWN) })}`;
 }
 
-async function commit(drop) {
-  const done = await attempt(() => post("/api/import", body({ drop }), { patience: SLOW }));
+async function commit(drop, labels) {
+  const done = await attempt(() => post("/api/import", body({ drop, labels }), { patience: SLOW }));
   if (done === null) return;
   document.getElementById("result").replaceChildren(el("section", { class: "card link-made" }, el("strong", {}, t("import_done", { added: number(done.added) })),
+    done.labels_added > 0 && el("span", { class: "hint" }, t("import_labels_added", { n: number(done.labels_added) })),
     done.added < done.items && el("span", { class: "hint" }, t("import_known", { n: number(done.items - done.added) }))));
   toast(t("import_done", { added: number(done.added) }));
 }

@@ -1,32 +1,50 @@
 // Signing in: the link's token is behind the #, so it is in no log and no Referer; it is taken out of the address at once.
-import { post, Refused } from "./api.js";
+// A browser that is signed in goes on as that person: links work once, and a link from another site comes without the cookie.
+import { get, post, Refused, Unreachable } from "./api.js";
 import { el } from "./dom.js";
-import { languageSwitch, ready, showBanner, themeSwitch } from "./shell.js";
+import { languageSwitch, ready, said, showBanner, themeSwitch } from "./shell.js";
 import { loadWords, t } from "./words.js";
 
 const main = document.getElementById("main");
 await loadWords();
 document.title = `${t("page_join")} · heedful`;
 document.getElementById("top").replaceChildren(el("strong", { class: "project" }, "heedful"), el("div", { class: "progress" }), el("div", { class: "switches" }, languageSwitch(), themeSwitch()));
-take();
+await take();
 window.addEventListener("hashchange", take); // a link opened in a tab that is here already changes only what is behind the #
 ready();
 
-function take() {
+async function take() {
   const token = location.hash.slice(1);
   history.replaceState(null, "", location.pathname);
   showBanner(null);
-  draw(token);
+  const me = await signedIn();
+  if (me !== null && !token) location.replace(home(me.role));
+  else draw(token, me);
 }
 
-function draw(given) {
+/** Who this browser is signed in as; null if nobody, or if the server does not say (too many sessions that have ended, say). */
+async function signedIn() {
+  try {
+    return await get("/api/me");
+  } catch (error) {
+    if (error instanceof Refused || error instanceof Unreachable) return null;
+    throw error;
+  }
+}
+
+function home(role) {
+  return role === "viewer" ? "/stats" : "/";
+}
+
+function draw(given, me = null) {
   const box = el("input", { type: "text", id: "token", value: given, autocomplete: "off", spellcheck: "false", required: true });
-  const button = el("button", { type: "submit", class: "main" }, t("join"));
+  const button = el("button", { type: "submit", class: me ? null : "main" }, t(me ? "join_with_link" : "join"));
+  const goOn = me && el("button", { type: "button", class: "main", on: { click: () => location.replace(home(me.role)) } }, t("join_go_on", { name: me.name }));
   const form = el("form", { class: "card joining notice", on: { submit: (event) => { event.preventDefault(); join(box.value, button); } } },
-    el("h1", {}, t("join_title")), el("p", { class: "hint" }, t(given ? "join_ready" : "join_need_link")),
-    given ? null : el("label", { class: "field" }, el("span", {}, t("join_code")), box), button);
+    el("h1", {}, t("join_title")), el("p", { class: "hint" }, me ? t("join_signed_in", { name: me.name }) : t(given ? "join_ready" : "join_need_link")),
+    given ? null : el("label", { class: "field" }, el("span", {}, t("join_code")), box), el("div", { class: "row" }, goOn, button));
   main.replaceChildren(form);
-  (given ? button : box).focus();
+  (goOn ?? (given ? button : box)).focus();
 }
 
 /** Only on a click: previews of links in chat programs open pages, and would use the link up. */
@@ -34,9 +52,9 @@ async function join(value, button) {
   button.disabled = true;
   try {
     const { role } = await post("/api/join", { token: value.trim().split("#").at(-1) });
-    location.replace(role === "viewer" ? "/stats" : "/");
+    location.replace(home(role));
   } catch (error) {
-    showBanner(error instanceof Refused ? error.message : t("unreachable"));
+    showBanner(said(error));
     button.disabled = false;
     if (error instanceof Refused) draw("");
   }

@@ -52,7 +52,8 @@ function row(one) {
   };
   return el("tr", {}, el("td", { dir: "auto" }, el("button", { type: "button", class: "name", title: t("rename"), on: { click: rename } }, one.name)),
     el("td", {}, select(`${t("column_role")}: ${one.name}`, ROLES, "role", one.role, update("role"))),
-    el("td", {}, select(`${t("column_standing")}: ${one.name}`, STANDINGS, "standing", one.standing, update("standing"))),
+    el("td", {}, select(`${t("column_standing")}: ${one.name}`, STANDINGS, "standing", one.standing, update("standing")),
+      one.standing === "screening" && one.progress?.left === 0 && el("div", { class: "hint" }, t("waits_for_you"))),
     el("td", { class: "number" }, mayLabel ? number(one.progress?.own) : ""), el("td", { class: "number" }, mayLabel ? number(one.progress?.today) : ""),
     el("td", {}, one.standing === "removed" ? "" : el("button", { type: "button", on: { click: () => change({ person: one.person, invite: true }) } }, t("new_link"))));
 }

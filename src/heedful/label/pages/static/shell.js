@@ -2,7 +2,7 @@
 import { get, post, Refused, setCsrf, Unreachable } from "./api.js";
 import { el, key, memory } from "./dom.js";
 import { pause } from "./outbox.js";
-import { language, loadWords, t } from "./words.js";
+import { known, language, loadWords, t } from "./words.js";
 
 const PAGES = {
   work: ["/", ["owner", "annotator"]],
@@ -60,7 +60,7 @@ export async function start() {
       }
       await loadWords().catch(() => {});
       if (!(error instanceof Unreachable)) {
-        showBanner(error.message);
+        showBanner(said(error));
         return null;
       }
       offline(true);
@@ -170,6 +170,13 @@ export function ask(title, fields, confirm = null, ready = null) {
 /** The page shows what it is about; until then screen readers are told to wait. */
 export const ready = () => document.getElementById("main").setAttribute("aria-busy", "false");
 
+/** What the server said, in the page's language where it sent a code for it; `otherwise` if it said nothing. */
+export function said(error, otherwise = t("unreachable")) {
+  const { code, values } = error.body ?? {};
+  if (code && known(`said_${code}`)) return t(`said_${code}`, values);
+  return (error.body !== null && error.message) || otherwise; // without a reply the browser's own words say little
+}
+
 /** Runs something that talks to the server; what goes wrong is shown in the banner. Returns null then. */
 export async function attempt(action, { keepBanner = false } = {}) {
   try {
@@ -178,8 +185,8 @@ export async function attempt(action, { keepBanner = false } = {}) {
     return result;
   } catch (error) {
     if (error instanceof Refused && error.status === 401) location.assign("/join");
-    else if (error instanceof Refused) showBanner(error.message || t("refused", { status: error.status }));
-    else if (error instanceof Unreachable) showBanner(error.message || t("unreachable"));
+    else if (error instanceof Refused) showBanner(said(error, t("refused", { status: error.status })));
+    else if (error instanceof Unreachable) showBanner(said(error));
     else throw error;
     return null;
   }

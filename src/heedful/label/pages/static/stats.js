@@ -4,11 +4,16 @@ import { bars, intervals } from "./chart.js";
 import { answer, asText, prompt } from "./content.js";
 import { el } from "./dom.js";
 import { attempt, ready, start } from "./shell.js";
-import { number, percent, t } from "./words.js";
+import { known, number, percent, t } from "./words.js";
 
 const range = (share) => (share ? `${percent(share.low)} – ${percent(share.high)} · n\u00a0${number(share.count)}` : "");
 const tile = (label, value, below = "") => el("div", { class: "tile" }, el("h2", {}, label), el("div", { class: "value" }, value), el("div", { class: "range" }, below));
-const shareTile = (label, share, note) => tile(label, percent(share?.value), [range(share), note].filter(Boolean).join(" · "));
+const shareTile = (stats, label, name, note) => tile(label, percent(stats[name]?.value), [range(stats[name]), note, ...apart(stats, name)].filter(Boolean).join(" · "));
+/** A share of each task, if several have one: a ranking has many comparisons, and would hide what the pairs say. */
+function apart(stats, name) {
+  const tasks = Object.entries(stats.by_task ?? {}).filter(([, one]) => one[name]);
+  return tasks.length > 1 ? tasks.map(([task, one]) => `${t(`task_${task}`)} ${percent(one[name].value, 0)}`) : [];
+}
 const shareCell = (share) => el("td", { class: "number" }, percent(share?.value, 0), share && el("div", { class: "range" }, `${percent(share.low, 0)}–${percent(share.high, 0)}`));
 const table = (label, heads, rows, numbers = 1) => el("div", { class: "scroll", tabindex: "0", role: "region", aria: { label } }, el("table", {},
   el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", { scope: "col", class: at >= numbers ? "number" : null }, head)))), el("tbody", {}, rows)));
@@ -20,8 +25,8 @@ function draw(stats) {
   document.getElementById("main").replaceChildren(
     el("div", { class: "page-head" }, el("h1", {}, t("page_stats")), el("span", { class: "hint" }, [t("stats_of", { labels: number(stats.labels), items: number(stats.items) }), ...left].join(" · "))),
     el("div", { class: "tiles" },
-      shareTile(t("left_rate"), stats.left, t("left_rate_note")), shareTile(t("longer_rate"), stats.longer), shareTile(t("tie_rate"), stats.ties), shareTile(t("both_bad_rate"), stats.both_bad),
-      shareTile(t("self_consistency"), stats.self_consistency), tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
+      shareTile(stats, t("left_rate"), "left", t("left_rate_note")), shareTile(stats, t("longer_rate"), "longer"), shareTile(stats, t("tie_rate"), "ties"), shareTile(stats, t("both_bad_rate"), "both_bad"),
+      shareTile(stats, t("self_consistency"), "self_consistency"), tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
     el("div", { class: "columns" }, agreement(stats), el("section", { class: "card" }, el("h2", {}, t("per_day")), stats.per_day?.length ? bars(t("per_day"), stats.per_day.map((one) => [one.day, one.labels])) : el("p", { class: "hint" }, t("no_labels_yet")))),
     people(stats.people ?? []), model(stats.model));
 }
@@ -38,7 +43,7 @@ function agreement(stats) {
     const cohen = tasks.flatMap(([task, one]) => (one.cohen ?? []).map((two) => el("tr", {}, el("td", { dir: "auto" }, two.people.map((id) => names.get(id) ?? id).join(" · ")), el("td", {}, t(`task_${task}`)), cell(number(two.units)), cell(number(two.kappa, 2)))));
     if (cohen.length) card.append(el("details", { class: "changes" }, el("summary", {}, t("cohen_by_pair")), table(t("cohen_by_pair"), [t("column_people"), t("column_task"), t("column_items"), "κ Cohen"], cohen, 2)));
   }
-  if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${one.who} (${one.paper})`))));
+  if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${known(`reference_${one.name}`) ? t(`reference_${one.name}`) : one.who} (${one.paper})`))));
   return card;
 }
 

@@ -3,7 +3,7 @@ import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, prompt } from "./content.js";
 import { el, key, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
-import { announce, ask, attempt, leave, offline, projectName, ready, showBanner, start, toast } from "./shell.js";
+import { announce, ask, attempt, leave, offline, projectName, ready, said, showBanner, start, toast } from "./shell.js";
 import { chat } from "./tasks/chat.js";
 import { pair } from "./tasks/pair.js";
 import { ranking } from "./tasks/ranking.js";
@@ -27,11 +27,14 @@ let out = null;
 /** The item on the screen: `item`, its `view`, `flags`, `comment`, `before` (seconds of earlier visits), `shown` (when). */
 let now = null;
 let sending = false;
+/** The server has ended because everything is labelled: there is nothing more to ask it. */
+let over = false;
 let draftTimer = 0;
 
 /* ---- taking and showing an item ---- */
 
 async function next() {
+  if (over) return;
   const reply = await insist(() => get("/api/next"));
   if (reply !== null) show(reply);
 }
@@ -50,11 +53,11 @@ async function insist(action, most = Infinity) {
       }
       if (error.body?.error && !error.body.loading) left -= 1;
       if (left === 0) {
-        showBanner(t("not_answered", { reason: error.message }));
+        showBanner(t("not_answered", { reason: said(error) }));
         return null;
       }
       if (error.body?.loading) showBanner(t("model_loading"), { kind: "warn" });
-      else offline(true, error.message && error.body?.error ? error.message : t("offline"));
+      else offline(true, error.body?.error ? said(error) : t("offline"));
       await pause(Math.max(error.wait, error.body?.loading ? 1 : wait));
     }
   }
@@ -88,7 +91,7 @@ function show(reply) {
   announce(t(`question_${item.task}`));
 }
 
-function showNothing({ reason, why }) {
+function showNothing({ reason, why, seconds: left }) {
   now = null;
   main.className = "work";
   main.dataset.item = "";
@@ -99,8 +102,21 @@ function showNothing({ reason, why }) {
       el("button", { type: "button", class: "main", on: { click: next } }, t("look_again")),
       el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u")))));
   document.getElementById("question").focus({ preventScroll: true });
+  if (reason === "closing") return showClosing(left);
   const looked = document.getElementById("question");
-  pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
+  return pause(LOOK_AGAIN).then(() => { if (now === null && looked.isConnected) next(); });
+}
+
+/** The server ends by itself; for some seconds the last label can be taken back, and nothing is asked for in between. */
+function showClosing(left) {
+  const back = el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u"));
+  const end = () => {
+    if (!back.isConnected) return; // it was taken back
+    over = true;
+    back.remove();
+  };
+  main.firstElementChild.replaceChildren(el("h1", { id: "question", tabindex: "-1" }, t("closing_title")), el("p", {}, t("why_closing")), el("div", { class: "row" }, back));
+  setTimeout(end, Math.max(0, 1000 * left - 1000)); // before the server ends, which would never answer
 }
 
 function actions() {
@@ -232,9 +248,9 @@ async function deliver(path, body) {
       await next();
       if (now?.item.id === body.item) {
         now.view.lost?.();
-        toast(error.message, "warn");
+        toast(said(error), "warn");
       } else toast(t("gone"), "warn");
-      if (body.answer?.text) notSaved({ path, body, about, error });
+      if (wordsOf(body).length) notSaved({ path, body, about, error });
     } else await attempt(() => { throw error; });
     return null;
   }
@@ -248,14 +264,20 @@ const excerpt = (said) => {
   return characters.length > MOST_ABOUT ? `${characters.slice(0, MOST_ABOUT).join("")} …` : characters.join("");
 };
 
+/** What somebody wrote themselves, and a name for each: the answer, the comment, the rest of a reason. */
+const wordsOf = ({ answer, comment, reason }) => [["not_saved_text", answer?.text], ["comment", comment], ["skip_more", reason?.split(": ").slice(1).join(": ")]].filter(([, text]) => text);
+
 /** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
 function notSaved({ path, body, about, error }) {
-  const written = body.answer?.text && el("textarea", { class: "writing", readonly: true, rows: "8", dir: "auto", aria: { label: t("not_saved_text") } });
-  if (written) written.value = body.answer.text;
+  const written = ([name, text]) => {
+    const box = el("textarea", { class: "writing", readonly: true, rows: name === "not_saved_text" ? "8" : "2", dir: "auto", aria: { label: t(name) } });
+    box.value = text;
+    return el("label", { class: "field" }, el("span", {}, t(name)), box);
+  };
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
-    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : error.message),
+    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : said(error)),
     about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
-    written && el("label", { class: "field" }, el("span", {}, t("not_saved_text")), written)]);
+    ...wordsOf(body).map(written)]);
 }
 
 function busy(is) {
@@ -264,8 +286,19 @@ function busy(is) {
   for (const control of main.querySelectorAll(".bar button")) control.toggleAttribute("inert", is);
 }
 
+/** Waits until the server has what was just typed: an undo shows another item in its place. False if it was refused. */
+async function keepDraft() {
+  if (now === null || memory.get(draftName())?.assignment !== now.item.assignment) return true;
+  clearTimeout(draftTimer);
+  const body = { ...given(now.item), draft: draftNow() };
+  busy(true);
+  const kept = await insist(() => post("/api/draft", body));
+  busy(false);
+  return kept !== null;
+}
+
 async function undo() {
-  if (sending) return;
+  if (sending || over || !(await keepDraft())) return;
   const reply = await deliver("/api/undo", { nonce: nonce() });
   if (reply === null) return;
   if (!reply.item) return toast(t("nothing_to_undo"));
@@ -331,7 +364,7 @@ function drawProgress(progress) {
 }
 
 function help() {
-  const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["1 2 3 4", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
+  const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
     ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"],
     ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });

@@ -24,6 +24,7 @@ export function ranking(item, { changed }) {
   let at = 0; // the row that keys move
   const list = el("ol", { class: "ranks", aria: { label: t("ranks_label") } });
   const rows = item.answers.map((value, place) => row(value, place));
+  const onCards = cards.map((card, place) => ranksOnCard(card, place));
 
   queueMicrotask(() => cards.forEach(fold)); // once they are on the page and have a height
 
@@ -39,6 +40,19 @@ export function ranking(item, { changed }) {
     const node = el("li", { class: "rank-row", data: { place } }, grip, el("span", { class: "moves" }, tie, up, down));
     drag(grip, place);
     return { node, grip, tie, up, down };
+  }
+
+  /** Buttons on the answer itself, where the list of ranks is below all answers (a narrow screen): its rank, and a tie. */
+  function ranksOnCard(card, place) {
+    const name = t("answer_n", { n: place + 1 });
+    const press = (label, sign, action) => {
+      const button = el("button", { type: "button", class: "choice", title: label, aria: { pressed: "false", label: `${name}: ${label}` }, on: { click: () => { at = find(place); action(); button.focus({ preventScroll: true }); } } }, sign);
+      return button;
+    };
+    const ranks = item.answers.map((_, index) => press(t("rank_n", { n: index + 1 }), String(index + 1), () => putAt(place, index)));
+    const tie = press(t("tie_above"), "=", toggleTie);
+    card.querySelector(".answer-name").after(el("div", { class: "card-ranks", role: "group", aria: { label: `${name}: ${t("ranks_label")}` } }, ranks, tie));
+    return { ranks, tie };
   }
 
   const find = (place) => order.findIndex((entry) => entry.place === place);
@@ -67,6 +81,8 @@ export function ranking(item, { changed }) {
     act();
     rows[entry.place].grip.focus({ preventScroll: true });
   }
+  /** A button of an answer: it goes to that place, in a tie that is there too. */
+  const putAt = (number, to) => place(find(number), to);
   /** Takes a row out; what tied with it ties among itself from then on. */
   function take(from) {
     const [entry] = order.splice(from, 1);
@@ -152,6 +168,9 @@ export function ranking(item, { changed }) {
       node.classList.toggle("tied", entry.tied);
       grip.querySelector(".rank").textContent = ranks[index];
       grip.setAttribute("aria-label", t("row_label", { n: entry.place + 1, rank: ranks[index] }));
+      onCards[entry.place].ranks.forEach((button, rank) => button.setAttribute("aria-pressed", String(rank + 1 === ranks[index])));
+      onCards[entry.place].tie.setAttribute("aria-pressed", String(entry.tied));
+      onCards[entry.place].tie.disabled = index === 0;
       tie.disabled = index === 0;
       tie.setAttribute("aria-pressed", String(entry.tied));
       up.disabled = index === 0;

@@ -15,6 +15,10 @@ export function fit(node) {
   node.style.height = "auto";
   node.style.height = `${Math.max(node.scrollHeight + 4, 120)}px`;
 }
+/** As a textarea holds a text: it knows one line break only. */
+const plain = (text) => text.replace(/\r\n?/g, "\n");
+/** What was written, with the line breaks of the text that it began as. */
+const asGiven = (written, original) => (original.includes("\r\n") ? written.replaceAll("\n", "\r\n") : written);
 const keys = () => el("p", { class: "keys-line" }, key("Ctrl"), "+", key("Enter"), " ", t("keys_send"), " · ", key("Esc"), " ", t("keys_leave_text"), " · ", key("e"), " ", t("keys_write"));
 
 export function demonstration(item, { changed }) {
@@ -29,7 +33,7 @@ export function demonstration(item, { changed }) {
     focus: box,
     onKey: (event) => event.key === "e" && (box.focus(), true),
     missing: () => (box.value.trim() === "" ? t("write_first") : null),
-    answer: () => ({ text: box.value }),
+    answer: () => ({ text: asGiven(box.value, draft) }),
     restore(given) {
       if (typeof given?.text === "string") box.value = given.text;
       counted();
@@ -40,7 +44,7 @@ export function demonstration(item, { changed }) {
 export function correction(item, { changed }) {
   const original = asText(item.answers[0]);
   const shown = el("div", { class: "text diff", dir: "auto" });
-  const draw = () => shown.replaceChildren(...differences(original, box.value).map(([kind, text]) => (kind === "same" ? text : el(kind === "added" ? "ins" : "del", {}, text))));
+  const draw = () => shown.replaceChildren(...differences(plain(original), box.value).map(([kind, text]) => (kind === "same" ? text : el(kind === "added" ? "ins" : "del", {}, text))));
   const box = area(t("corrected"), original, () => { draw(); changed(); });
   draw();
   return {
@@ -51,8 +55,8 @@ export function correction(item, { changed }) {
     controls: keys(),
     focus: box,
     onKey: (event) => event.key === "e" && (box.focus(), true),
-    missing: () => (box.value.trim() === "" ? t("write_first") : box.value === original ? t("change_first") : null),
-    answer: () => ({ text: box.value }),
+    missing: () => (box.value.trim() === "" ? t("write_first") : box.value === plain(original) ? t("change_first") : null),
+    answer: () => ({ text: asGiven(box.value, original) }),
     restore(given) {
       if (typeof given?.text === "string") box.value = given.text;
       draw();
