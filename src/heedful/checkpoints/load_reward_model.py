@@ -14,7 +14,7 @@ from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
-from heedful.models.reward_model import HEADS, RewardModel, score_head
+from heedful.models.reward_model import HEADS, RewardModel, padding_id, score_head
 from heedful.types import Reading
 
 
@@ -79,7 +79,7 @@ def load_reward_model(
         _init_head(classifier, seed)
     if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
-    elif classifier.config.pad_token_id is None:
+    elif padding_id(classifier) is None:
         if tokenizer.pad_token_id is None and seed is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding
@@ -134,4 +134,5 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
         classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    classifier.config.pad_token_id = tokenizer.pad_token_id
+    for config in (classifier.config, classifier.config.get_text_config()):  # transformers reads that of the text part
+        config.pad_token_id = tokenizer.pad_token_id
