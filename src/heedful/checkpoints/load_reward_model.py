@@ -5,7 +5,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.checkpoints.adapters import attach_adapter, merge_adapters, whole_weights
 from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
-from heedful.checkpoints.quantize import FourBit
+from heedful.checkpoints.lora import experts_but
+from heedful.checkpoints.quantize import FourBit, say_unquantized
 from heedful.checkpoints.reward_facts import load_facts
 from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
@@ -28,6 +29,7 @@ def load_reward_model(
     merged: bool = False,
     four_bit: FourBit | None = None,
     stored: torch.dtype = torch.float32,
+    float32_experts: str = "",
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
@@ -41,6 +43,7 @@ def load_reward_model(
             so that scores are bit for bit those of the run that trained them.
         four_bit: load linear layers in 4 bits; None keeps float32.
         stored: dtype of the trunk's matrices in memory; the head stays in float32.
+        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
     2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
@@ -64,6 +67,7 @@ def load_reward_model(
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )
         refuse_hub_adapters(classifier, name)
+        say_unquantized(classifier, name, four_bit)
         beside = [] if merged or seed is not None else adapters[-1:]
         classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
         for folder in beside:
@@ -93,7 +97,7 @@ def load_reward_model(
         offset=facts.offset,
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
     )
-    store_matrices(classifier, stored, but=score_head(classifier))
+    store_matrices(classifier, stored, but=score_head(classifier), experts=experts_but(classifier, float32_experts))
     use_fast_products(classifier, device, compute_dtype)
     return loaded.to(device)
 

@@ -77,6 +77,7 @@ def work_of(
         output="score" if isinstance(config, RewardConfig) else "logits",
         lora_rank=config.lora_rank,
         four_bit=config.quantize == "4bit",
+        **_experts(config, shape),
     )
     online = config if isinstance(config, RolloutConfig) else None
     engine = config if isinstance(config, OnlineConfig) else None
@@ -141,7 +142,13 @@ def _reference(
     if isinstance(config, RolloutConfig) and not config.needs_reference and not config.score_norm_samples:
         return None
     shape = policy.shape if config.reference is None else shape_of(config.reference)
-    return Network(shape=shape, four_bit=policy.four_bit, on_device=on_device)
+    as_policy = policy.float32_experts if config.lora_rank else config.weights_dtype == "float32"
+    return Network(
+        shape=shape,
+        four_bit=policy.four_bit,
+        on_device=on_device,
+        float32_experts=config.reference is None and as_policy,
+    )
 
 
 def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided: bool) -> Network | None:
@@ -152,8 +159,9 @@ def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided
         start = next((r.removeprefix("model:") for r in config.rewards if r.startswith("model:")), config.model)
     else:
         start = config.value_model or config.model
+    shape = shape_of(start).trunk
     return Network(
-        shape=shape_of(start).trunk,
+        shape=shape,
         trained=policy.trained,
         output="score",
         lora_rank=policy.lora_rank,
@@ -162,7 +170,14 @@ def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided
         and config.critic == "separate"
         and start == config.model
         and not is_divided,
+        **_experts(config, shape),
     )
+
+
+def _experts(config: Trainer, shape: Shape) -> dict[str, bool]:
+    """Whether adapters are on experts, which then stay in float32."""
+    adapted = bool(config.lora_rank) and shape.has_adapted_experts(config.lora_targets)
+    return {"adapts_experts": adapted, "float32_experts": adapted}
 
 
 def _rewards(config: RolloutConfig, shape_of: ShapeOf) -> list[Network]:
