@@ -185,6 +185,31 @@ def test_the_reference_of_divided_pairs_is_there_before_the_first_step():
     assert "scoring" not in phases_of_ranks(DPOConfig(model="1.5B", loss="simpo", shard="full", **BASE))
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(4 * 1024, 4), (5 * 1024 - 1, 4), (100, 1), (10**9, 64)])
+def test_sampling_is_planned_with_its_limit_of_tokens(tokens, rows):
+    config = replace(RUNS["ppo"], rollout_micro_batch_size=64, rollout_micro_batch_tokens=tokens)
+    assert (
+        phases_of_ranks(config, 1)["sampling"]
+        == phases_of_ranks(replace(config, rollout_micro_batch_tokens=None, rollout_micro_batch_size=rows), 1)[
+            "sampling"
+        ]
+    )
+
+
+def test_what_is_loaded_is_planned():
+    """A judge of best/; a reference that only evaluations read; and none where nothing reads it."""
+    plain = GRPOConfig(model="4B", kl_coef=0.0, rewards=("model:0.5B",), **BASE)
+    judged = replace(plain, best_by=("model:1.5B", "rule:digits"))
+    one, two = (phases(config)["step"]["reward models"] for config in (plain, judged))
+    assert two - one == pytest.approx(2 * KNOWN["1.5B"].trunk.parameters, rel=1e-3)
+    for config in (plain, replace(plain, score_norm_samples=8)):
+        assert not config.loads_reference
+        assert "reference" not in phases(config)["step"]
+    named = replace(plain, reference="4B", eval_fraction=0.1)
+    assert named.loads_reference
+    assert phases(named)["step"]["reference"] == phases(replace(plain, kl_coef=0.1))["step"]["reference"]
+
+
 SERVER = ("vllm:http://127.0.0.1:8000",)
 
 

@@ -120,7 +120,10 @@ def _batch(config: Trainer) -> int:
 
 
 def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:
-    rows = min(config.rollout_micro_batch_size, config.rollout_batch_size)
+    limit = config.rollout_micro_batch
+    rows = min(limit.rows, config.rollout_batch_size)
+    if limit.tokens is not None:  # a row that has more is sampled by itself
+        rows = min(rows, max(1, limit.tokens // lengths.longest))
     return Sampling(
         rows=rows,
         prompt=lengths.prompt,
@@ -139,7 +142,7 @@ def _reference(
         return None  # the policy itself, or none; DPO's on the CPU is a copy that takes nothing here
     if isinstance(config, DPOConfig) and not config.needs_reference:
         return None
-    if isinstance(config, RolloutConfig) and not config.needs_reference and not config.score_norm_samples:
+    if isinstance(config, RolloutConfig) and not config.loads_reference:
         return None
     shape = policy.shape if config.reference is None else shape_of(config.reference)
     as_policy = policy.float32_experts if config.lora_rank else config.weights_dtype == "float32"
@@ -181,5 +184,6 @@ def _experts(config: Trainer, shape: Shape) -> dict[str, bool]:
 
 
 def _rewards(config: RolloutConfig, shape_of: ShapeOf) -> list[Network]:
-    names = [reward.removeprefix("model:") for reward in config.rewards if reward.startswith("model:")]
+    scorers = (*config.rewards, *config.best_by)
+    names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
     return [Network(shape=shape_of(name).trunk, output="score") for name in names]
