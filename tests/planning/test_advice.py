@@ -210,6 +210,28 @@ def test_what_is_loaded_is_planned():
     assert phases(named)["step"]["reference"] == phases(replace(plain, kl_coef=0.1))["step"]["reference"]
 
 
+def test_adapters_beside_the_experts_are_offered_where_those_on_them_do_not_fit():
+    """Qwen3-30B-A3B: 29 of 30.5 billion weights are experts, which are in float32 under adapters, and so is each sum."""
+    mixture = replace(
+        KNOWN["4B"],
+        linear=1_200_000_000,
+        experts=48 * 128 * 3 * 768 * 2048,
+        expert_edges=48 * 128 * 3 * (768 + 2048),
+        expert_names=("mlp.experts.down_proj", "mlp.experts.gate_up_proj"),
+        layers=48,
+    )
+    config = SFTConfig(model="m", lora_rank=16, micro_batch_size=1, gradient_checkpointing=True, **BASE)
+
+    def peak(settings):
+        return plan(work_of(settings, lambda _: mixture, Lengths(1024), device="cuda", half=True)).peak
+
+    assert peak(config) > 4 * mixture.experts
+    ((flags, size),) = what_fits(config, peak, 80 * GB)
+    assert flags == "--lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj"
+    assert size < 2.2 * mixture.parameters
+    assert peak(replace(config, quantize="4bit")) > 4 * mixture.experts, "4 bits are for linear layers"
+
+
 SERVER = ("vllm:http://127.0.0.1:8000",)
 
 
