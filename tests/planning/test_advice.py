@@ -229,6 +229,10 @@ def test_adapters_beside_the_experts_are_offered_where_those_on_them_do_not_fit(
     ((flags, size),) = what_fits(config, peak, 80 * GB)
     assert flags == "--lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj"
     assert size < 2.2 * mixture.parameters
+    whole = SFTConfig(model="m", **BASE)
+    assert [flags for flags, _ in what_fits(whole, peak, 66 * GB)] == [
+        f"{flags} --micro-batch-size 1 --gradient-checkpointing"
+    ]
     assert peak(replace(config, quantize="4bit")) > 4 * mixture.experts, "4 bits are for linear layers"
 
 

@@ -47,7 +47,8 @@ def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple
                 break
     if single:
         return single
-    return [found for start in ({}, LORA, QLORA) for found in _together(config, start, peak, limit)]
+    added = [found for start in ({}, LORA, QLORA) for found in _together(config, start, peak, limit)]
+    return added or list(_together(config, ATTENTION, peak, limit))
 
 
 def _together(config: C, start: Change, peak: Callable[[C], float], limit: float) -> Iterator[tuple[str, float]]:

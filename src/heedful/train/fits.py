@@ -100,7 +100,8 @@ def refuse_sure(
     Activations are left out: how much of freed memory a process on a CPU keeps, no plan knows. Raises ConfigError, with what
     would fit.
     """
-    here = ranks.number("LOCAL_WORLD_SIZE") if ranks.size() > 1 else 1
+    told = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # on a CPU it need not be there
+    here = int(told) if told.isdigit() else 1
 
     def needed(settings: Trainer) -> float:
         if settings != config and _needs_gpu(settings, half):
