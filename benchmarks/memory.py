@@ -17,17 +17,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 SIZES = {
     "none": {"vocabulary": 16_384, "layers": 1, "hidden": 8, "heads": 2, "kv_heads": 1, "intermediate": 8},
     "34M": {"vocabulary": 16_384, "layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "intermediate": 1536},
     "110M": {"vocabulary": 32_768, "layers": 12, "hidden": 768, "heads": 12, "kv_heads": 6, "intermediate": 2304},
     "235M": {"vocabulary": 32_768, "layers": 16, "hidden": 1024, "heads": 16, "kv_heads": 8, "intermediate": 3072},
 }
+MIXTURES = {"mixture": {"like": "34M", "experts": 8, "width": 768}}
+"""Sizes whose layers have experts, two to a token, in place of an MLP."""
 PROMPT, RESPONSE = 64, 64
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "SFT": ("sft", {}),
     "SFT, recomputed activations": ("sft", {"gradient_checkpointing": True}),
     "SFT, LoRA": ("sft", {"lora_rank": 16}),
+    "SFT, LoRA, recomputed activations": ("sft", {"lora_rank": 16, "gradient_checkpointing": True}),
+    "SFT, LoRA, attention only": ("sft", {"lora_rank": 16, "lora_targets": "q_proj,k_proj,v_proj,o_proj"}),
     "DPO": ("dpo", {"micro_batch_size": 4}),
     "DPO, LoRA": ("dpo", {"micro_batch_size": 4, "lora_rank": 16}),
     "reward model": ("reward", {"micro_batch_size": 4}),
@@ -43,11 +49,12 @@ def make(folder: Path, seed: int) -> None:
     """The models, their tokenizer, and a file of prompts with two completions each."""
     from workload import Shape, make_classifier, make_policy, make_prompts, make_tokenizer
 
-    for name, widths in SIZES.items():
-        shape, here = Shape(**widths), folder / name
+    for name in (*SIZES, *MIXTURES):
+        experts = MIXTURES.get(name)
+        shape, here = Shape(**SIZES[experts["like"] if experts else name]), folder / name
         tokenizer = make_tokenizer(shape.vocabulary)
         for kind, model in (("policy", make_policy(shape, seed)), ("reward", make_classifier(shape, seed))):
-            model.save_pretrained(here / kind)
+            (with_experts(model, experts, seed) if experts else model).save_pretrained(here / kind)
             tokenizer.save_pretrained(here / kind)
         texts = tokenizer.decode(make_prompts(shape.vocabulary, 64, PROMPT + 2 * RESPONSE, seed))
         rows = []
@@ -62,6 +69,22 @@ def make(folder: Path, seed: int) -> None:
             ]  # fmt: skip
             lines = "".join(json.dumps(row) + "\n" for row in kept)
             (here / f"{file}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def with_experts(model: Any, experts: dict[str, Any], seed: int) -> Any:
+    """A Qwen3 mixture of the widths of a dense model, with random weights."""
+    import transformers
+
+    widths = {k: v for k, v in model.config.to_diff_dict().items() if k not in ("architectures", "dtype", "model_type")}
+    config = transformers.Qwen3MoeConfig(
+        **widths
+        | {"num_experts": experts["experts"], "moe_intermediate_size": experts["width"], "num_experts_per_tok": 2}
+    )
+    torch.manual_seed(seed)
+    mixture = getattr(transformers, type(model).__name__.replace("Qwen3", "Qwen3Moe"))(config)
+    if hasattr(model, "generation_config"):
+        mixture.generation_config = model.generation_config
+    return mixture
 
 
 def settings(folder: Path, size: str, run: str, dtype: str, seed: int) -> Any:
@@ -143,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for models and runs, about 4 GB")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES)[1:])
+    parser.add_argument("--sizes", nargs="+", choices=[*SIZES, *MIXTURES], default=list(SIZES)[1:])
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one", action="store_true", help="measure the first of --sizes and --runs in this process")

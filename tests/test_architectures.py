@@ -182,10 +182,12 @@ REWARD_MODELS = {
         deepseek_v3=LATENT | ROUTED, qwen3_next=DELTA | {"shared_expert_intermediate_size": 32}, qwen3_5_text=DELTA,
         jamba={"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
     ),
+    "qwen3_5": Architecture("with images", text=DELTA | {"pad_token_id": None}),
+    "gemma3": Architecture("with images", {"mm_tokens_per_image": 4}, text=WINDOWS | {"pad_token_id": None}),
 }  # fmt: skip
 ORDINARY = {
     "policies": ["gemma2", "mixtral", "deepseek_v3", "qwen3_5_text", "granitemoehybrid", "mamba", "llava", "rwkv"],
-    "reward models": ["modernbert", "gemma3_text"],
+    "reward models": ["modernbert", "gemma3_text", "qwen3_5", "gemma3"],
 }
 TEXTS = ("今天天气怎么样？", "a", "你好", "What is 2 + 2?")
 
@@ -296,7 +298,8 @@ def reward_row(name):
     architecture = REWARD_MODELS[name]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         root = Path(folder)
-        make(name, name, architecture, root / "model", AutoModelForSequenceClassification)
+        auto = AutoModelForSequenceClassification if architecture.text is None else AutoModelForImageTextToText
+        make(name, name, architecture, root / "model", auto)
         records = [{"prompt": t, "chosen": f"{t} 好", "rejected": "不 " * (i + 1)} for i, t in enumerate(TEXTS)]
         config = RewardConfig(**settings_of(root, write(root / "data.jsonl", records), batch_size=4, max_steps=1))
         learner, train, _, _ = reward.start(config)

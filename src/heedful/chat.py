@@ -13,7 +13,7 @@ from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
 from heedful.display import harmless
 from heedful.errors import ConfigError
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.sampling.decoder import SamplingModel
@@ -105,7 +105,7 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
     renderer = Renderer(load_chat_tokenizer(source, config))
     if not config.raw and not renderer.tokenizer.chat_template:
         raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
-    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)

@@ -9,13 +9,22 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import GraniteMoeConfig, JambaConfig, MixtralConfig, Qwen3MoeConfig
 
 from heedful.checkpoints.adapters import save_model
-from heedful.checkpoints.load import load_causal_lm, load_trunk
+from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk
 from heedful.checkpoints.lora import add_adapters, expert_parameters
+from heedful.checkpoints.quantize import FourBit, say_unquantized
+from heedful.checkpoints.shape import load_shape
+from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tiny import byte_tokenizer
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.layout import hidden_states
 from heedful.kernels.sampling_copy import same_weights
+from heedful.kernels.stored import store_matrices
+from heedful.planning.memory import plan
+from heedful.planning.work import Lengths, work_of
+from heedful.train import setup
+from heedful.train.setup import float32_experts
 
 SHAPE = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -29,8 +38,17 @@ MIXTURES = {
 IDS = byte_tokenizer()("今天天气怎么样？", return_tensors="pt").input_ids
 
 
+BASE = {"model": "m", "data": "d", "output": "o"}
+CPU = torch.device("cpu")
+
+
+def held(parameters):
+    """Bytes of parameters."""
+    return sum(p.nbytes for p in parameters)
+
+
 def options(**changes):
-    return SFTConfig(**{"model": "m", "data": "d", "output": "o", "lora_rank": 2} | changes)
+    return SFTConfig(**BASE | {"lora_rank": 2} | changes)
 
 
 @pytest.fixture(params=MIXTURES)
@@ -79,6 +97,85 @@ def test_most_weights_are_experts_and_all_are_adapted(folder):
                 parameter.add_(0.1)
     assert (logits(lm) - before).abs().max() > 0.1
     assert torch.equal(logits(reference), before), "the reference shares the weights, not the adapters"
+
+
+@pytest.mark.parametrize(("targets", "adapts"), [("all-linear", True), ("q_proj,v_proj", False)])
+def test_experts_with_adapters_stay_in_float32_as_planned(folder, targets, adapts):
+    """Byte for byte, on a GPU: PEFT adds adapters to an expert's matrix in its dtype, where small steps would be lost."""
+    config = options(lora_targets=targets)
+    policy = load_policy(
+        str(folder), device=CPU, compute_dtype=torch.bfloat16, stored=torch.bfloat16,
+        float32_experts=float32_experts(config),
+    )  # fmt: skip
+    experts = {policy.lm.get_parameter(name) for name in expert_parameters(policy.lm)}
+    assert {p.dtype for p in experts} == {torch.float32 if adapts else torch.bfloat16}
+    add_adapters(policy.lm, config, base=str(folder), seed=3)
+    work = work_of(config, lambda _: load_shape(str(folder)), Lengths(16), device="cuda", half=True)
+    assert work.policy.adapts_experts == adapts
+    step = plan(work).phases["step"]
+    assert step["policy, frozen"] == held(p for p in policy.lm.parameters() if not p.requires_grad)
+    learned = held(p for p in policy.lm.parameters() if p.requires_grad)
+    assert (learned == step["policy, trained"]) == adapts, "of linear layers all targets are planned"
+    rows = policy(IDS.repeat(2, 1), torch.ones(2, IDS.shape[1], dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool))
+    rows.logprobs.sum().backward()
+    assert all(p.grad is not None for p in policy.lm.parameters() if p.requires_grad)
+
+
+def test_stored_experts_multiply_in_the_precision_of_all_products(folder):
+    """They give what autocast makes of float32 experts where it casts them (transformers' ``eager``), up to rounding."""
+    lm = Auto.from_pretrained(folder).bfloat16().float()
+    name = next(name for name in expert_parameters(lm)).rpartition(".")[0]
+    generator = torch.Generator().manual_seed(5)
+    states = torch.randn(40, 32, generator=generator)
+    chosen = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in states])
+    weights = torch.rand(40, 2, generator=generator)
+
+    def output(way):
+        lm.set_experts_implementation(way)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return lm.get_submodule(name)(states, chosen, weights)
+
+    cast, exact = output("eager"), output("grouped_mm")
+    store_matrices(lm, torch.bfloat16, experts=expert_parameters(lm))
+    stored = output("grouped_mm")
+    assert all(lm.get_parameter(name).dtype == torch.bfloat16 for name in expert_parameters(lm))
+    assert not torch.equal(stored, exact)
+    scale = float(cast.abs().max())
+    torch.testing.assert_close(stored / scale, cast / scale, rtol=0.0, atol=2**-8)  # the last place of bfloat16
+
+
+def test_four_bits_say_that_experts_have_none(folder):
+    lm = Auto.from_pretrained(folder)
+    four = FourBit(CPU, torch.bfloat16)
+    count = sum(lm.get_parameter(name).numel() for name in expert_parameters(lm))
+    with pytest.warns(UserWarning, match=rf"m is a mixture whose experts \({count:,} weights\) .* not quantised"):
+        say_unquantized(lm, "m", four)
+    with warnings.catch_warnings(action="error"):
+        say_unquantized(lm, "m", None)
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_a_reference_has_experts_as_its_policy_has(folder, monkeypatch, weights, expected):
+    """So that the KL is 0 before the first update; a reward model's are stored as the products read them."""
+    monkeypatch.setattr(setup, "frozen_dtype", lambda _device, compute_dtype: compute_dtype)
+    Auto.from_pretrained(folder).bfloat16().save_pretrained(
+        folder
+    )  # as most checkpoints are, so no embedding is rounded
+    config = GRPOConfig(**BASE, rewards=("model:r",), dtype="bfloat16", weights_dtype=weights)
+    policy = setup.load_trained(config, resolve(str(folder)), CPU, torch.bfloat16)
+    reference = setup.load_reference(config, resolve(str(folder)), policy)
+    for model in (policy, reference):
+        assert {model.lm.get_parameter(name).dtype for name in expert_parameters(model.lm)} == {expected}
+    mask = torch.ones_like(IDS, dtype=torch.bool)
+    assert torch.equal(policy(IDS, mask, mask[:, 1:]).logprobs, reference(IDS, mask, mask[:, 1:]).logprobs)
+    step = plan(work_of(config, lambda _: load_shape(str(folder)), Lengths(16, 8), device="cuda", half=True)).phases[
+        "step"
+    ]
+    assert step["reference"] == held(reference.lm.parameters())
+    assert step["policy, trained"] == held(policy.lm.parameters())
+    stored = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16, stored=torch.bfloat16)
+    head = stored.lm.get_output_embeddings().weight
+    assert step["reward models"] == held(p for p in stored.lm.parameters() if p is not head)
 
 
 def test_every_adapter_learns(folder):

@@ -1,5 +1,7 @@
 """Prompts that are too long: which part goes, and when none can."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,33 @@ def test_what_follows_the_last_question_stays():
     """A result of a tool, without which there would be nothing to answer."""
     tool = Message("tool", "42")
     assert cut((*TALK, tool), length((SYSTEM, LAST, tool)) - 4) == (SYSTEM, Message("user", LAST.content[4:]), tool)
+
+
+def test_tools_stay_and_count():
+    """They stand on the first message, whichever that is, and a template writes them out."""
+    tokenizer = renderer_with_bos().tokenizer
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
+        + RENDERER.tokenizer.chat_template.replace("{{ bos_token }}", "")
+    )
+    renderer = Renderer(tokenizer)
+    tools = '[{"type": "function", "function": {"name": "add"}}]'
+
+    def count(prompt):
+        return len(renderer.prompt_ids(prompt))
+
+    turns = (replace(OLD, tools=tools), REPLY, OLD, REPLY, LAST)
+    in_system, last = (replace(SYSTEM, tools=tools), OLD, REPLY, LAST), replace(LAST, tools=tools)
+    for prompt, limit, expected in [
+        (turns, count(turns) - 1, (turns[0], REPLY, LAST)),
+        (turns, count((turns[0], REPLY, LAST)) - 1, (last,)),
+        (turns, count((last,)) - 3, (replace(last, content=LAST.content[3:]),)),
+        (in_system, count(in_system) - 1, (in_system[0], LAST)),
+    ]:
+        found = cut_prompt(prompt, renderer, limit=limit, source="")
+        assert found == expected
+        assert count(found) <= limit
+        assert "add" in tokenizer.decode(renderer.prompt_ids(found))
 
 
 def test_special_tokens_in_a_text_stay_text():

@@ -185,6 +185,57 @@ def test_the_reference_of_divided_pairs_is_there_before_the_first_step():
     assert "scoring" not in phases_of_ranks(DPOConfig(model="1.5B", loss="simpo", shard="full", **BASE))
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(4 * 1024, 4), (5 * 1024 - 1, 4), (100, 1), (10**9, 64)])
+def test_sampling_is_planned_with_its_limit_of_tokens(tokens, rows):
+    config = replace(RUNS["ppo"], rollout_micro_batch_size=64, rollout_micro_batch_tokens=tokens)
+    assert (
+        phases_of_ranks(config, 1)["sampling"]
+        == phases_of_ranks(replace(config, rollout_micro_batch_tokens=None, rollout_micro_batch_size=rows), 1)[
+            "sampling"
+        ]
+    )
+
+
+def test_what_is_loaded_is_planned():
+    """A judge of best/; a reference that only evaluations read; and none where nothing reads it."""
+    plain = GRPOConfig(model="4B", kl_coef=0.0, rewards=("model:0.5B",), **BASE)
+    judged = replace(plain, best_by=("model:1.5B", "rule:digits"))
+    one, two = (phases(config)["step"]["reward models"] for config in (plain, judged))
+    assert two - one == pytest.approx(2 * KNOWN["1.5B"].trunk.parameters, rel=1e-3)
+    for config in (plain, replace(plain, score_norm_samples=8)):
+        assert not config.loads_reference
+        assert "reference" not in phases(config)["step"]
+    named = replace(plain, reference="4B", eval_fraction=0.1)
+    assert named.loads_reference
+    assert phases(named)["step"]["reference"] == phases(replace(plain, kl_coef=0.1))["step"]["reference"]
+
+
+def test_adapters_beside_the_experts_are_offered_where_those_on_them_do_not_fit():
+    """Qwen3-30B-A3B: 29 of 30.5 billion weights are experts, which are in float32 under adapters, and so is each sum."""
+    mixture = replace(
+        KNOWN["4B"],
+        linear=1_200_000_000,
+        experts=48 * 128 * 3 * 768 * 2048,
+        expert_edges=48 * 128 * 3 * (768 + 2048),
+        expert_names=("mlp.experts.down_proj", "mlp.experts.gate_up_proj"),
+        layers=48,
+    )
+    config = SFTConfig(model="m", lora_rank=16, micro_batch_size=1, gradient_checkpointing=True, **BASE)
+
+    def peak(settings):
+        return plan(work_of(settings, lambda _: mixture, Lengths(1024), device="cuda", half=True)).peak
+
+    assert peak(config) > 4 * mixture.experts
+    ((flags, size),) = what_fits(config, peak, 80 * GB)
+    assert flags == "--lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj"
+    assert size < 2.2 * mixture.parameters
+    whole = SFTConfig(model="m", **BASE)
+    assert [flags for flags, _ in what_fits(whole, peak, 66 * GB)] == [
+        f"{flags} --micro-batch-size 1 --gradient-checkpointing"
+    ]
+    assert peak(replace(config, quantize="4bit")) > 4 * mixture.experts, "4 bits are for linear layers"
+
+
 SERVER = ("vllm:http://127.0.0.1:8000",)
 
 

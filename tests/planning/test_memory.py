@@ -13,7 +13,8 @@ from heedful.configs.lora import LoRAOptions
 from heedful.kernels import attention, head_logprobs
 from heedful.models import value_head
 from heedful.planning import memory
-from heedful.planning.memory import GB, Network, Sampling, Work, plan, saved_per_token
+from heedful.planning.memory import FOUR_BIT, GB, Network, Sampling, Work, plan
+from heedful.planning.saved import saved_per_token
 from heedful.planning.shapes import KNOWN, decoder
 from heedful.sampling import kv_cache
 
@@ -94,6 +95,33 @@ def test_lora_by_hand():
     assert on_gpu["policy, frozen"] == 2 * 11_800 + 4 * 70
     in_four_bits = plan(replace(SFT, policy=replace(policy, four_bit=True), device="cuda", half=True)).phases["step"]
     assert in_four_bits["policy, frozen"] == pytest.approx(1800 * (0.5 + 1 / 64 + 1 / 4096) + 2 * 10_000 + 4 * 70)
+
+
+def test_a_mixture_by_hand():
+    """Two layers of 4 experts with matrices [40, 10] and [10, 20]: 2 * 4 * (400 + 200) weights, 2 * 4 * (50 + 30) edges."""
+    mixture = replace(
+        SMALL, experts=4800, expert_edges=640, expert_names=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    )
+    assert mixture.parameters == SMALL.parameters + 4800
+    assert mixture.has_adapted_experts("all-linear")
+    assert mixture.has_adapted_experts("q_proj, experts.down_proj")
+    assert not mixture.has_adapted_experts("q_proj,v_proj,gate_proj")
+    assert not SMALL.has_adapted_experts("all-linear")
+    learns_few = Network(shape=mixture, trained="adapters", lora_rank=3)
+    learns_all = replace(learns_few, adapts_experts=True, float32_experts=True)
+    gpu = replace(SFT, device="cuda", half=True)
+    few, many, four = (
+        plan(replace(gpu, policy=policy)).phases
+        for policy in (learns_few, learns_all, replace(learns_few, four_bit=True))
+    )
+    assert few["step"]["policy, frozen"] == 2 * (11_800 + 4800) + 4 * 70
+    assert few["step"]["policy, trained"] == 4 * 3 * 320
+    assert many["step"]["policy, frozen"] == 2 * 11_800 + 4 * (4800 + 70)
+    assert many["step"]["policy, trained"] == 4 * 3 * (320 + 640)
+    assert four["step"]["policy, frozen"] == pytest.approx(1800 * FOUR_BIT + 2 * (10_000 + 4800) + 4 * 70)
+    # Experts with their adapters added, of both layers, and the gradients of one layer's.
+    extra = many["backward"]["activations"] - few["backward"]["activations"]
+    assert extra == 4 * 4800 or extra == 4 * (4800 + 2400)
 
 
 def test_weights_in_bfloat16_by_hand():

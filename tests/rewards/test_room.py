@@ -66,6 +66,14 @@ def test_with_the_same_tokenizer_the_longest_response_just_fits(rewards):
         check_room(rewards, prompts("a" * 128), RENDERER, max_new_tokens=1)
 
 
+def test_leaving_out_is_named_where_it_helps(rewards):
+    """With the number that leaves out what does not fit and nothing else: of 28 bytes and more, with 101 to come."""
+    asked = prompts("a" * 27, "a" * 30, "a" * 28)
+    with pytest.raises(ConfigError, match=r", leave out .* --max-prompt-tokens 27 --too-long drop \(truncate .*\), sh"):
+        check_room(rewards, asked, RENDERER, max_new_tokens=101, can_leave_out=True)
+    check_room(rewards, asked[:1], RENDERER, max_new_tokens=101, can_leave_out=True)
+
+
 def test_what_the_template_adds_counts(rewards):
     """In a conversation, two tokens of the user's turn and one that begins the answer."""
     asked = [Prompt((Message("user", "a" * 25),), "d:1")]

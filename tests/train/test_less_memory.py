@@ -5,13 +5,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful.checkpoints.load import load_policy
+from heedful.checkpoints.shape import load_shape
 from heedful.checkpoints.tiny import make_tiny_model
+from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
+from heedful.train import fits
 from heedful.train.dpo import train_dpo
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.reward import train_reward
@@ -111,6 +114,42 @@ def test_what_the_machine_cannot_do_is_refused(settings, said, model, data, tmp_
     with pytest.raises(ConfigError, match=said):
         train_sft(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_beyond_the_machines_memory_are_refused_before_a_run(model, data, tmp_path, monkeypatch, capsys):
+    """16 bytes per weight: itself, its gradient, two moments. What would fit is what a CPU can do, and fits."""
+    weights = load_shape(model).parameters
+    texts = ["--data", data[SFTConfig], "--output", str(tmp_path / "run"), "--device", "cpu", "--dtype", "float32"]
+    command = [
+        "sft",
+        "--model",
+        model,
+        *texts,
+        "--batch-size",
+        "4",
+        "--max-steps",
+        "1",
+        "--eval-fraction",
+        "0",
+        "--sample-every",
+        "0",
+    ]
+    monkeypatch.setattr(fits, "main_memory", lambda: 16 * weights - 1)
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"needs about {16 * weights / 1e9:.1f} GB for weights, gradients and the optimizer's moments alone" in said
+    assert "what would:" in said
+    assert "--lora-rank 16  (" in said
+    assert not any(flag in said for flag in ("4bit", "8bit", "-device", "bfloat16"))
+    assert not (tmp_path / "run").exists()
+    assert main([*command, "--lora-rank", "16"]) == 0
+    assert main([*command, "--overwrite", "--no-memory-check"]) == 0
+    monkeypatch.setattr(fits, "main_memory", lambda: 16 * weights)
+    assert main([*command, "--overwrite"]) == 0
+
+
+def test_the_machine_says_how_much_memory_it_has():
+    assert 10**8 < fits.main_memory() < 10**14
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreT
 
 from heedful.checkpoints.adapters import merge_adapters
 from heedful.checkpoints.generation import mend_generation_config
-from heedful.checkpoints.quantize import FourBit
+from heedful.checkpoints.lora import experts_but
+from heedful.checkpoints.quantize import FourBit, say_unquantized
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
 from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
@@ -38,6 +39,7 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     with explained(source.folder, "causal language model"):
         lm, info = read_weights(AutoModelForCausalLM, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(lm, source.folder)
+        say_unquantized(lm, source.folder, four_bit)
         lm = merge_adapters(lm, source.adapters)
         for folder in source.adapters:
             if (folder / "generation_config.json").is_file():
@@ -60,6 +62,7 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
     with explained(source.folder, "model"):
         trunk, info = read_weights(AutoModel, source, **(four_bit.arguments() if four_bit else {}))
         refuse_hub_adapters(trunk, source.folder)
+        say_unquantized(trunk, source.folder, four_bit)
         trunk = merge_adapters(trunk, source.adapters)
     if info["missing_keys"]:
         raise CheckpointError(f"{source.folder}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
@@ -92,6 +95,7 @@ def load_policy(
     with_value_head: bool = False,
     four_bit: FourBit | None = None,
     stored: torch.dtype = torch.float32,
+    float32_experts: str = "",
 ) -> Policy:
     """Load a policy, with its saved value head if it has one and ``with_value_head`` asks for it.
 
@@ -102,6 +106,7 @@ def load_policy(
         with_value_head: add a value head, zero unless one was saved.
         four_bit: load linear layers in 4 bits; None keeps float32.
         stored: dtype of the matrices in memory, which is also how they arrive on the device.
+        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
 
     Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
     """
@@ -110,7 +115,7 @@ def load_policy(
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
-    store_matrices(policy.lm, stored)
+    store_matrices(policy.lm, stored, experts=experts_but(policy.lm, float32_experts))
     use_fast_products(policy.lm, device, compute_dtype)
     use_lean_norms(policy.lm, device)
     return policy.to(device)
@@ -124,6 +129,7 @@ def load_value_model(
     trunk: PreTrainedModel | None = None,
     four_bit: FourBit | None = None,
     stored: torch.dtype = torch.float32,
+    float32_experts: str = "",
 ) -> ValueModel:
     """Load a value model on the trunk of any causal model, with its saved value head if it has one.
 
@@ -134,6 +140,7 @@ def load_value_model(
         trunk: the trunk of ``model``, if it is already in memory; it stays as it is.
         four_bit: load linear layers in 4 bits; None keeps float32.
         stored: dtype of the matrices of a trunk that is loaded.
+        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
 
     Raises CheckpointError if the model is missing, incomplete or looks ahead.
     """
@@ -146,7 +153,7 @@ def load_value_model(
     if head_file.is_file():
         load_head(value_model.value_head, head_file)
     if is_new:
-        store_matrices(trunk, stored)
+        store_matrices(trunk, stored, experts=experts_but(trunk, float32_experts))
         use_fast_products(trunk, device, compute_dtype)
         use_lean_norms(trunk, device)
     return value_model.to(device)

@@ -5,7 +5,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from heedful.checkpoints.adapters import attach_adapter, merge_adapters, whole_weights
 from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
-from heedful.checkpoints.quantize import FourBit
+from heedful.checkpoints.lora import experts_but
+from heedful.checkpoints.quantize import FourBit, say_unquantized
 from heedful.checkpoints.reward_facts import load_facts
 from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
@@ -15,7 +16,7 @@ from heedful.kernels.attention import use_attention
 from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.stored import store_matrices
-from heedful.models.reward_model import HEADS, RewardModel, score_head
+from heedful.models.reward_model import HEADS, RewardModel, padding_id, score_head
 from heedful.types import Reading
 
 
@@ -29,6 +30,7 @@ def load_reward_model(
     merged: bool = False,
     four_bit: FourBit | None = None,
     stored: torch.dtype = torch.float32,
+    float32_experts: str = "",
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
@@ -42,6 +44,7 @@ def load_reward_model(
             so that scores are bit for bit those of the run that trained them.
         four_bit: load linear layers in 4 bits; None keeps float32.
         stored: dtype of the trunk's matrices in memory; the head stays in float32.
+        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
     2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
@@ -65,6 +68,7 @@ def load_reward_model(
             **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
         )
         refuse_hub_adapters(classifier, name)
+        say_unquantized(classifier, name, four_bit)
         beside = [] if merged or seed is not None else adapters[-1:]
         classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
         for folder in beside:
@@ -80,7 +84,7 @@ def load_reward_model(
         _init_head(classifier, seed)
     if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
-    elif classifier.config.pad_token_id is None:
+    elif padding_id(classifier) is None:
         if tokenizer.pad_token_id is None and seed is None:
             raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
         # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding
@@ -94,7 +98,7 @@ def load_reward_model(
         offset=facts.offset,
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
     )
-    store_matrices(classifier, stored, but=score_head(classifier))
+    store_matrices(classifier, stored, but=score_head(classifier), experts=experts_but(classifier, float32_experts))
     use_fast_products(classifier, device, compute_dtype)
     use_lean_norms(classifier, device)
     return loaded.to(device)
@@ -136,4 +140,5 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
         classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    classifier.config.pad_token_id = tokenizer.pad_token_id
+    for config in (classifier.config, classifier.config.get_text_config()):  # transformers reads that of the text part
+        config.pad_token_id = tokenizer.pad_token_id

@@ -107,6 +107,18 @@ def expert_parameters(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def experts_but(model: PreTrainedModel, kept: str) -> list[str]:
+    """The `expert_parameters` of a model, without those that ``kept`` names in the way of ``--lora-targets``."""
+    targets = [target.strip() for target in kept.split(",")]
+    named = [] if kept == "all-linear" else expert_parameters(model)
+    return [name for name in named if not any(_is_named(name, target) for target in targets)]
+
+
+def _is_named(name: str, target: str) -> bool:
+    """Whether a name, or its end, is what a user wrote."""
+    return name == target or name.endswith(f".{target}")
+
+
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -117,7 +129,7 @@ def _targets(wanted: str, names: list[str]) -> list[str]:
         return names
     chosen: set[str] = set()
     for target in (part.strip() for part in wanted.split(",")):
-        matched = [name for name in names if name == target or name.endswith(f".{target}")]
+        matched = [name for name in names if _is_named(name, target)]
         if not matched:
             ends = sorted({_last(name) for name in names})
             near = difflib.get_close_matches(_last(target), ends, n=3)

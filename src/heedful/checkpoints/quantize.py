@@ -1,13 +1,15 @@
 """What bitsandbytes does, only on GPUs: frozen weights in 4 bits, and Adam's moments in 8."""
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
+from heedful.checkpoints.lora import expert_parameters
 from heedful.checkpoints.source import resolve
 from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
@@ -34,6 +36,18 @@ class FourBit:
             bnb_4bit_compute_dtype=self.compute_dtype,
         )
         return {"quantization_config": quantization, "device_map": {"": self.device}}
+
+
+def say_unquantized(model: PreTrainedModel, name: str, how: FourBit | None) -> None:
+    """Warn that the experts of a mixture have not become smaller, if the model was to be in 4 bits."""
+    experts = sum(model.get_parameter(parameter).numel() for parameter in expert_parameters(model)) if how else 0
+    if experts:
+        warnings.warn(
+            f"--quantize 4bit: {name} is a mixture whose experts ({experts:,} weights) are no linear layers, and are not "
+            "quantised: those that get adapters take 4 bytes per weight, the others 2; --lora-targets with linear layers "
+            "only, such as q_proj,k_proj,v_proj,o_proj, puts none on experts",
+            stacklevel=3,
+        )
 
 
 def four_bit(options: MemoryOptions, device: torch.device, compute_dtype: torch.dtype) -> FourBit | None:

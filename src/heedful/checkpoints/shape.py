@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
+from heedful.checkpoints.lora import expert_parameters
 from heedful.checkpoints.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
 
@@ -25,26 +26,31 @@ def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
     text = config.get_text_config()
     embedding = trunk.get_input_embeddings().weight
     linear = [module.weight for module in trunk.modules() if isinstance(module, nn.Linear | Conv1D)]
-    counted = {id(embedding), *map(id, linear)}
+    names = expert_parameters(trunk)
+    of_experts = [trunk.get_parameter(name) for name in names]
+    counted = {id(parameter) for parameter in (embedding, *linear, *of_experts)}
     others = [p for p in trunk.parameters() if id(p) not in counted]
     hidden, heads = text.hidden_size, text.num_attention_heads
     size = getattr(text, "head_dim", None) or hidden // heads
-    experts = getattr(text, "num_experts_per_tok", None) or 1
-    width = (getattr(text, "moe_intermediate_size", None) if experts > 1 else None) or getattr(
+    used = getattr(text, "num_experts_per_tok", None) or 1
+    width = (getattr(text, "moe_intermediate_size", None) if used > 1 else None) or getattr(
         text, "intermediate_size", None
     )
     return Shape(
         embedding=embedding.numel(),
         head=0 if text.tie_word_embeddings else text.vocab_size * hidden,
-        linear=sum(p.numel() for p in linear) + sum(p.numel() for p in others if p.dim() >= 2),
+        linear=sum(p.numel() for p in linear),
         edges=sum(sum(p.shape) for p in linear),
-        vectors=sum(p.numel() for p in others if p.dim() < 2),
+        vectors=sum(p.numel() for p in others),
         layers=text.num_hidden_layers,
         hidden=hidden,
         vocabulary=text.vocab_size,
         heads=heads,
         query=heads * size,
         key=(getattr(text, "num_key_value_heads", None) or heads) * size,
-        intermediate=experts * (width or getattr(text, "n_inner", None) or 4 * hidden),
+        intermediate=used * (width or getattr(text, "n_inner", None) or 4 * hidden),
+        experts=sum(p.numel() for p in of_experts),
+        expert_edges=sum(len(p) * sum(p.shape[1:]) for p in of_experts),
+        expert_names=tuple(sorted({".".join(name.split(".")[-3:]) for name in names})),
         head_norms=any(name.endswith("q_norm.weight") for name, _ in trunk.named_parameters()),
     )

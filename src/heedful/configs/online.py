@@ -53,7 +53,7 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
     memory runs out. None is a quarter of what the model can read, but at least 256 and at most 1024."""
     too_long: Literal["error", "drop", "truncate"] = "error"
     """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
-    keeps BOS and the system message; it loses its oldest turns, then the beginning of its last user message."""
+    keeps BOS, the system message and the tools; it loses its oldest turns, then the beginning of its last user message."""
 
     steps: Annotated[int, POSITIVE] = 100
     """Rollout batches: each is sampled, scored, and learned from."""

@@ -63,7 +63,8 @@ class RunOptions(TrackingOptions, TrustOptions, MachineOptions):
     ends and can go on. It must be longer than the slowest rewards, evaluations and savings, which rank 0 does alone."""
     memory_check: bool = True
     """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
-    anything is written. Turn it off if the plan is wrong for your model."""
+    anything is written; elsewhere one whose weights, gradients and moments are more than the main memory. Turn it off if the
+    plan is wrong for your model."""
 
     def check(self) -> None:
         super().check()

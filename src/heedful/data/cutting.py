@@ -1,4 +1,4 @@
-"""Cut a prompt that is too long, where it hurts least: its beginning goes, but not its system message."""
+"""Cut a prompt that is too long, where it hurts least: its beginning goes, but not its system message and its tools."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +12,9 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
     """Return the prompt, shortened until it has at most ``limit`` tokens.
 
     The response continues the end of a prompt, so that is kept. Raw text loses its beginning; a BOS token before it stays. A
-    conversation keeps its system message and loses its oldest turns, up to a user's, one after another. If the last user
-    message with what follows it is still too long, that message loses its beginning. Characters are never split.
+    conversation keeps its system message and its tools, and loses its oldest turns, up to a user's, one after another. If
+    the last user message with what follows it is still too long, that message loses its beginning. Characters are never
+    split.
 
     Args:
         prompt: raw text or messages.
@@ -36,20 +37,27 @@ def cut_prompt(prompt: Text, renderer: Renderer, *, limit: int, source: str) -> 
         return rest
     system = prompt[:1] if prompt[0].role == "system" else ()
     questions = [i for i, message in enumerate(prompt) if message.role == "user"]
+    tools = prompt[0].tools  # they stand on the first message, whichever that is, and count towards the limit
+
+    def with_tools(messages: Conversation) -> Conversation:
+        return (replace(messages[0], tools=tools), *messages[1:])
+
     for start in questions:
-        if fits((*system, *prompt[start:])):
-            return (*system, *prompt[start:])
+        kept = with_tools((*system, *prompt[start:]))
+        if fits(kept):
+            return kept
     question = prompt[questions[-1]] if questions else None
 
     def with_end(end: str) -> Conversation:
         assert question is not None
-        return (*system, replace(question, content=end), *prompt[questions[-1] + 1 :])
+        return with_tools((*system, replace(question, content=end), *prompt[questions[-1] + 1 :]))
 
     rest = None if question is None else _longest_end(question.content, lambda end: fits(with_end(end)))
     if rest is None:
         raise DataError(
             f"{source}: the prompt has {len(renderer.prompt_ids(prompt))} tokens and cannot be cut to {limit}: the system "
-            f"message, what follows the last user message and the chat template leave no room for that message; {_REMEDY}"
+            "message, the tools, what follows the last user message and the chat template leave no room for that message; "
+            f"{_REMEDY}"
         )
     return with_end(rest)
 

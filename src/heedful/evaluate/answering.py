@@ -15,7 +15,7 @@ from heedful.data.loading import encode_prompts
 from heedful.data.schemas import read_prompts
 from heedful.errors import DataError
 from heedful.evaluate.reward_models import held_out, left_out
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
@@ -97,7 +97,7 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     device = resolve_device(config.device)
     source = resolve(name, config)
     renderer = Renderer(load_chat_tokenizer(source, config))
-    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
     encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")

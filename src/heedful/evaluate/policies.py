@@ -29,7 +29,7 @@ from heedful.evaluate.failures import without_failed
 from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.pairs import score_pairs
 from heedful.evaluate.reward_models import held_out, left_out
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import freeze
 from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens
@@ -196,9 +196,8 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
     check_companion("--reference", config.reference, tokenizer, longest=0, options=config)
     prompts, counts = prompts_of(config, [config.model, config.reference])
     answered = answer(config, config.model, prompts)
-    device = resolve_device(config.device)
     reference = load_policy(
-        resolve(config.reference, config), device=device, compute_dtype=resolve_dtype(config.dtype, device)
+        resolve(config.reference, config), **frozen_place(resolve_device(config.device), config.dtype)
     )
     freeze(reference)
     logprobs, ref_logprobs = (
@@ -231,7 +230,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     source = resolve(config.model, config)
     renderer = Renderer(load_chat_tokenizer(source, config))
     records, counts = held_out(read_demonstrations, config)
-    policy = load_policy(source, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     examples, done = encode_demonstrations(
         records,

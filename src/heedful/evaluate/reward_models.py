@@ -17,7 +17,7 @@ from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
 from heedful.evaluate.intervals import by_prompt
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.policy import freeze
 from heedful.rewards.model import agreement_with, score_rows
 
@@ -40,7 +40,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     rankings, counts = held_out(read_rankings, config)
     source = resolve(config.reward_model, config)
     tokenizer = load_chat_tokenizer(source, config)
-    model = load_reward_model(source, tokenizer, device=device, compute_dtype=resolve_dtype(config.dtype, device))
+    model = load_reward_model(source, tokenizer, **frozen_place(device, config.dtype))
     freeze(model)
     encoded, left = encode_rankings(
         rankings,

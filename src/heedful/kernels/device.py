@@ -5,7 +5,7 @@ import ctypes
 import functools
 import os
 import sys
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from heedful.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -70,7 +71,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device) -> torch.dtype:
+def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The compute dtype; ``auto`` is bfloat16 if the hardware is fast at it, float16 on other GPUs, else float32.
 
     bfloat16 on a CPU that emulates it is said to be slow, on standard error, once.
@@ -87,6 +88,20 @@ def resolve_dtype(name: Literal["auto", "float32", "bfloat16", "float16"], devic
 def frozen_dtype(device: torch.device, compute_dtype: torch.dtype) -> torch.dtype:
     """The dtype in which matrices that never change arrive on a device: on a GPU, that of the products."""
     return compute_dtype if device.type != "cpu" and compute_dtype in HALF else torch.float32
+
+
+class FrozenPlace(TypedDict):
+    """Arguments of the functions that load a model which never changes."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    stored: torch.dtype
+
+
+def frozen_place(device: torch.device, dtype: DtypeName) -> FrozenPlace:
+    """Where a model that never changes is loaded, and in which precision it computes and is stored."""
+    compute_dtype = resolve_dtype(dtype, device)
+    return {"device": device, "compute_dtype": compute_dtype, "stored": frozen_dtype(device, compute_dtype)}
 
 
 @functools.cache

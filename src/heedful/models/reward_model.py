@@ -73,7 +73,7 @@ class RewardModel(nn.Module):
         """
         device = self.classifier.device
         with autocast(device, self.compute_dtype):
-            texts = [_without_padding(row["input_ids"], self.classifier.config.pad_token_id) for row in rows]
+            texts = [_without_padding(row["input_ids"], padding_id(self.classifier)) for row in rows]
             lengths = [len(text) for text in texts]
             if is_worth_packing(lengths) and self._can_pack():  # only for decoders, whose rows are ids and nothing else
                 ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
@@ -104,7 +104,7 @@ class RewardModel(nn.Module):
     @torch.no_grad()
     def _try_reading(self, trunk: PreTrainedModel) -> bool:
         """Whether the classifier's output is that of its head at the last token."""
-        ids = [i for i in range(5) if i != self.classifier.config.pad_token_id]
+        ids = [i for i in range(5) if i != padding_id(self.classifier)]
         was_training = self.classifier.training
         self.classifier.eval()
         try:
@@ -121,7 +121,7 @@ class RewardModel(nn.Module):
         def padded(name: str, value: int) -> Tensor:
             return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows], device=device)
 
-        arguments: dict[str, Any] = {"input_ids": padded("input_ids", self.classifier.config.pad_token_id)}
+        arguments: dict[str, Any] = {"input_ids": padded("input_ids", padding_id(self.classifier))}
         if "use_cache" in inspect.signature(self.classifier.forward).parameters:
             arguments["use_cache"] = False
         if "token_type_ids" in rows[0]:
@@ -140,6 +140,14 @@ def _without_padding(ids: list[int], pad_id: int) -> list[int]:
     while end > 1 and ids[end - 1] == pad_id:
         end -= 1
     return ids[:end]
+
+
+def padding_id(classifier: PreTrainedModel) -> Any:
+    """The token that transformers takes for padding: of a model that reads more than text, its text part names it.
+
+    None if the configuration names none.
+    """
+    return classifier.config.get_text_config().pad_token_id
 
 
 def score_head(classifier: PreTrainedModel) -> nn.Linear:

@@ -12,6 +12,8 @@ C = TypeVar("C")
 Change = dict[str, Any]
 
 LORA: Change = {"lora_rank": 16}
+ATTENTION: Change = LORA | {"lora_targets": "q_proj,k_proj,v_proj,o_proj"}
+"""Adapters that leave a mixture's experts out. A plan of another model has no less for it, so it is never offered there."""
 QLORA: Change = LORA | {"quantize": "4bit"}
 
 
@@ -45,7 +47,8 @@ def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple
                 break
     if single:
         return single
-    return [found for start in ({}, LORA, QLORA) for found in _together(config, start, peak, limit)]
+    added = [found for start in ({}, LORA, QLORA) for found in _together(config, start, peak, limit)]
+    return added or list(_together(config, ATTENTION, peak, limit))
 
 
 def _together(config: C, start: Change, peak: Callable[[C], float], limit: float) -> Iterator[tuple[str, float]]:
@@ -74,7 +77,8 @@ def _alternatives(config: Any) -> list[list[Change]]:
         [{name: size} for size in _halves(getattr(config, name, 1))]
         for name in ("rollout_micro_batch_size", "micro_batch_size")
     ]
-    return [*sizes, DIVIDING, *([change] for change in ({"gradient_checkpointing": True}, *OTHERS, LORA, QLORA))]
+    single = ([change] for change in ({"gradient_checkpointing": True}, *OTHERS))
+    return [*sizes, DIVIDING, *single, [LORA, ATTENTION], [QLORA]]
 
 
 def _smallest() -> list[Change]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from heedful.planning.memory import Network, Plan, Work, casts, learning, plan, trained_bytes
+from heedful.planning.memory import Network, Plan, Work, adapters, casts, expert_size, learning, plan, trained_bytes
 
 DIVIDED = {
     "policy, frozen",
@@ -95,11 +95,12 @@ def _sampling(work: Work, parts: Mapping[str, float]) -> dict[str, float]:
     The matrices of linear layers are in the compute dtype, embeddings and vectors as they are stored.
     """
     policy, shape, size = work.policy, work.policy.shape, stored(work, work.policy)
-    copy = size * shape.matrices + 4 * shape.vectors
+    copy = size * (shape.embedding + shape.head + shape.linear)
     if work.half and size == 4:
-        copy = 2 * (shape.linear + shape.output) + 4 * (shape.embedding + shape.vectors)
+        copy = 2 * (shape.linear + shape.output) + 4 * shape.embedding
+    copy += 4 * shape.vectors + expert_size(work, policy) * shape.experts
     if policy.trained == "adapters":
-        copy += work.bytes_computed * policy.lora_rank * shape.edges
+        copy += work.bytes_computed * adapters(policy)
     weight = size * shape.head
     written = {name: parts.get(name, 0.0) for name in ("keys and values", "logits")}
     if sum(written.values()) < weight:
@@ -123,14 +124,15 @@ def _passes(work: Work, through: Sequence[Network], *, learns: bool) -> dict[str
 def _one_block(network: Network) -> Network:
     """A network of one of its blocks, and its ends."""
     shape = network.shape
-    linear, edges = shape.linear // shape.layers, shape.edges // shape.layers
-    return replace(network, shape=replace(shape, linear=linear, edges=edges))
+    names = ("linear", "edges", "experts", "expert_edges")
+    return replace(network, shape=replace(shape, **{name: getattr(shape, name) // shape.layers for name in names}))
 
 
 def _whole_blocks(work: Work, network: Network) -> float:
     """Bytes of the blocks that are whole at a time, and of the root's weights, which stay whole while the blocks compute."""
     shape, size = network.shape, stored(work, network)
-    return size * (shape.embedding + shape.head + IN_FLIGHT * shape.linear / shape.layers)
+    of_blocks = size * shape.linear + expert_size(work, network) * shape.experts
+    return size * (shape.embedding + shape.head) + IN_FLIGHT * of_blocks / shape.layers
 
 
 def _gradients(work: Work, among: Ranks, *, is_backward: bool) -> float:
@@ -169,4 +171,4 @@ def _beside_whole(work: Work, network: Network) -> float:
 def _units(network: Network) -> tuple[float, float]:
     """Weights of a block and of the root, each of which is summed by itself."""
     shape = network.shape
-    return shape.linear / shape.layers, shape.embedding + shape.head
+    return (shape.linear + shape.experts) / shape.layers, shape.embedding + shape.head

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from heedful.planning.saved import saved_per_token
 from heedful.planning.shapes import Shape
 
 GB = 10**9
@@ -49,6 +50,10 @@ class Network:
     """False: on the CPU beside a GPU, so that it takes nothing there."""
     shares_weights: bool = False
     """Its frozen weights are another network's."""
+    adapts_experts: bool = False
+    """Adapters are on a mixture's experts too."""
+    float32_experts: bool = False
+    """Its frozen experts stay in float32 on a GPU: adapters are folded into them, or the policy's are in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,21 +221,40 @@ def _frozen(work: Work, network: Network) -> float:
     shape, short = network.shape, work.bytes_computed
     if network.trained == "all" or network.shares_weights or not network.on_device:
         return 0
-    rest = 4 * shape.vectors
-    if network.four_bit:
+    rest = 4 * shape.vectors + expert_size(work, network) * shape.experts
+    if network.four_bit:  # of linear layers
         return FOUR_BIT * shape.linear + short * (shape.embedding + shape.head) + rest
     if work.device == "cuda":
-        return short * shape.matrices + rest
+        return short * (shape.embedding + shape.head + shape.linear) + rest
     if network.trained == "adapters":  # on a CPU the base of adapters stays in float32
-        return 4 * shape.matrices + rest
+        return 4 * (shape.embedding + shape.head + shape.linear) + rest
     return short * (shape.linear + shape.head) + 4 * shape.embedding + rest
+
+
+def expert_size(work: Work, network: Network) -> int:
+    """Bytes of a weight of a mixture's experts as it is stored."""
+    if network.trained == "all":
+        return 2 if work.half_weights else 4
+    return 4 if work.device == "cpu" or network.float32_experts else work.bytes_computed
+
+
+def folded(work: Work, network: Network) -> float:
+    """Bytes of a layer's experts with their adapters added to them, which each pass makes anew and a backward pass needs."""
+    shape = network.shape
+    if network.trained != "adapters" or not network.adapts_experts:
+        return 0
+    return expert_size(work, network) * shape.experts / shape.layers
+
+
+def adapters(network: Network) -> int:
+    """Weights of a network's adapters."""
+    shape = network.shape
+    return network.lora_rank * (shape.edges + (shape.expert_edges if network.adapts_experts else 0))
 
 
 def _learned(network: Network) -> int:
     """Weights that learn."""
-    return {"all": network.shape.parameters, "adapters": network.lora_rank * network.shape.edges, "nothing": 0}[
-        network.trained
-    ]
+    return {"all": network.shape.parameters, "adapters": adapters(network), "nothing": 0}[network.trained]
 
 
 def trained_bytes(work: Work, network: Network) -> int:
@@ -267,7 +291,7 @@ def _sampling(work: Work, sampling: Sampling) -> dict[str, float]:
     shape, size = work.policy.shape, work.bytes_computed
     places = -(-(sampling.prompt + sampling.new_tokens) // CACHE_BLOCK) * CACHE_BLOCK
     logits = sampling.rows * shape.vocabulary * (size + 8 if work.half else 8)
-    prefill = sampling.rows * sampling.prompt * _one_layer(work, shape)
+    prefill = sampling.rows * sampling.prompt * _one_layer(work, shape) + folded(work, work.policy)
     return {
         "copy that samples": 0 if sampling.keeps_copy else _copy(work),
         "keys and values": 2
@@ -307,7 +331,7 @@ def _scoring(work: Work) -> dict[str, float]:
         is_reward = any(network is reward for reward in work.rewards)
         part = work if is_reward or work.scored_rows is None else replace(work, rows=work.scored_rows)
         head = _head(part, network, with_entropy=network is work.policy)[0] if network.output == "logits" else 0
-        activations = part.tokens * _one_layer(work, network.shape)
+        activations = part.tokens * _one_layer(work, network.shape) + folded(work, network)
         passes.append(
             {
                 "copies in half precision": casts(work, network, learning=False),
@@ -320,10 +344,11 @@ def _scoring(work: Work) -> dict[str, float]:
 def _backward(work: Work, network: Network, gradients_before: float) -> dict[str, float]:
     """What is there when a network's backward pass begins: all activations, before any is given back."""
     shape, rank = network.shape, network.lora_rank if network.trained == "adapters" else 0
-    per_layer = work.tokens * saved_per_token(shape, half=work.half, device=work.device, rank=rank)
-    per_layer += _scores(work, shape)
-    activations = shape.layers * per_layer
-    transient = work.tokens * (2 * work.bytes_computed * shape.intermediate + 8 * shape.hidden)
+    saved = work.tokens * saved_per_token(shape, half=work.half, device=work.device, rank=rank)
+    per_layer = saved + _scores(work, shape) + folded(work, network)
+    activations: float = shape.layers * per_layer
+    transient: float = work.tokens * (2 * work.bytes_computed * shape.intermediate + 8 * shape.hidden)
+    transient += folded(work, network)  # the gradients of a layer's, of which those of adapters are made
     if work.checkpointing:  # a layer comes back when the logits are gone
         activations = shape.layers * work.tokens * 4 * shape.hidden
         transient += per_layer
@@ -348,36 +373,6 @@ def _backward(work: Work, network: Network, gradients_before: float) -> dict[str
         "logits": logits,
         "gradients": gradients,
     }
-
-
-def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int = 0) -> int:
-    """Bytes per token that a layer keeps for its backward pass.
-
-    Args:
-        shape: the model.
-        half: products are computed in a half precision; the stream between layers stays in float32.
-        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.norms`).
-        rank: of the adapters; 0 means that all weights learn.
-
-    Counted on transformers' Qwen3 (and Qwen2, which has no norms of heads). Per norm: its input, its inverse root, and, if
-    autograd differentiates it, what its weights multiply if they learn. Per product: its input, once for each product in half
-    precision, as each casts for itself. Rotated queries, keys and values; what attention gives; the MLP's gate, before and
-    after its activation, its other half, and their product.
-    """
-    learns_norms = rank == 0
-    keeps_scaled, keeps_scaled_heads = learns_norms and device != "cpu", learns_norms and (half or device != "cpu")
-    hidden, query, key, middle = shape.hidden, shape.query, shape.key, shape.intermediate
-    size = 2 if half else 4
-    norms = 2 * (hidden * 4 * (2 if keeps_scaled else 1) + 4)
-    inputs = hidden * (5 * 2 if half else 2 * 4)
-    of_heads = 0
-    if shape.head_norms:
-        of_heads = (query + key) * (4 + (size if keeps_scaled_heads else 0)) + 4 * (shape.heads + shape.key_heads)
-    attention = size * (2 * query + 2 * key) + 4 * shape.heads  # with a number per head and query, of its softmax
-    if rank and half:
-        attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast that back
-    adapters = size * rank * 7
-    return norms + inputs + of_heads + attention + 4 * middle * size + adapters
 
 
 def _scores(work: Work, shape: Shape) -> int:

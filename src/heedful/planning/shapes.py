@@ -13,11 +13,11 @@ class Shape:
     head: int
     """Parameters of the output head; 0 if it is the embedding's matrix, or there is none."""
     linear: int
-    """Parameters of the matrices below the head."""
+    """Parameters of the linear layers' matrices below the head."""
     edges: int
     """Inputs plus outputs of those matrices, summed: adapters of rank r have r * edges parameters."""
     vectors: int
-    """All other parameters: norms and biases. They stay in float32."""
+    """All other parameters: norms, biases, and whatever is no linear layer's. They stay in float32."""
     layers: int
     hidden: int
     vocabulary: int
@@ -30,6 +30,12 @@ class Shape:
     """Width of the MLP; of a mixture of experts, of all experts that a token goes through."""
     head_norms: bool = False
     """Queries and keys are normalised head by head."""
+    experts: int = 0
+    """Parameters of a mixture's experts where all experts of a layer are one parameter, ``[experts, out, in]``."""
+    expert_edges: int = 0
+    """Inputs plus outputs of each expert's matrices, summed."""
+    expert_names: tuple[str, ...] = ()
+    """Ends of the names of those parameters."""
 
     @property
     def parameters(self) -> int:
@@ -38,7 +44,19 @@ class Shape:
     @property
     def matrices(self) -> int:
         """Parameters that a shorter dtype makes smaller."""
-        return self.embedding + self.head + self.linear
+        return self.embedding + self.head + self.linear + self.experts
+
+    def has_adapted_experts(self, targets: str) -> bool:
+        """Whether ``--lora-targets`` puts adapters on experts."""
+        wanted = [target.strip() for target in targets.split(",")]
+        return bool(self.experts) and (
+            targets == "all-linear"
+            or any(
+                f".{name}".endswith(f".{t}") or f".{t}".endswith(f".{name}")
+                for name in self.expert_names
+                for t in wanted
+            )
+        )
 
     @property
     def key_heads(self) -> int:

@@ -77,6 +77,7 @@ def work_of(
         output="score" if isinstance(config, RewardConfig) else "logits",
         lora_rank=config.lora_rank,
         four_bit=config.quantize == "4bit",
+        **_experts(config, shape),
     )
     online = config if isinstance(config, RolloutConfig) else None
     engine = config if isinstance(config, OnlineConfig) else None
@@ -128,7 +129,10 @@ def _scored_rows(config: RolloutConfig, lengths: Lengths) -> int:
 
 
 def _sampling(config: RolloutConfig, lengths: Lengths) -> Sampling:
-    rows = min(config.rollout_micro_batch_size, config.rollout_batch_size)
+    limit = config.rollout_micro_batch
+    rows = min(limit.rows, config.rollout_batch_size)
+    if limit.tokens is not None:  # a row that has more is sampled by itself
+        rows = min(rows, max(1, limit.tokens // lengths.longest))
     return Sampling(
         rows=rows,
         prompt=lengths.prompt,
@@ -147,10 +151,16 @@ def _reference(
         return None  # the policy itself, or none; DPO's on the CPU is a copy that takes nothing here
     if isinstance(config, DPOConfig) and not config.needs_reference:
         return None
-    if isinstance(config, RolloutConfig) and not config.needs_reference and not config.score_norm_samples:
+    if isinstance(config, RolloutConfig) and not config.loads_reference:
         return None
     shape = policy.shape if config.reference is None else shape_of(config.reference)
-    return Network(shape=shape, four_bit=policy.four_bit, on_device=on_device)
+    as_policy = policy.float32_experts if config.lora_rank else config.weights_dtype == "float32"
+    return Network(
+        shape=shape,
+        four_bit=policy.four_bit,
+        on_device=on_device,
+        float32_experts=config.reference is None and as_policy,
+    )
 
 
 def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided: bool) -> Network | None:
@@ -161,8 +171,9 @@ def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided
         start = next((r.removeprefix("model:") for r in config.rewards if r.startswith("model:")), config.model)
     else:
         start = config.value_model or config.model
+    shape = shape_of(start).trunk
     return Network(
-        shape=shape_of(start).trunk,
+        shape=shape,
         trained=policy.trained,
         output="score",
         lora_rank=policy.lora_rank,
@@ -171,9 +182,17 @@ def _critic(config: OnlineConfig, policy: Network, shape_of: ShapeOf, is_divided
         and config.critic == "separate"
         and start == config.model
         and not is_divided,
+        **_experts(config, shape),
     )
 
 
+def _experts(config: Trainer, shape: Shape) -> dict[str, bool]:
+    """Whether adapters are on experts, which then stay in float32."""
+    adapted = bool(config.lora_rank) and shape.has_adapted_experts(config.lora_targets)
+    return {"adapts_experts": adapted, "float32_experts": adapted}
+
+
 def _rewards(config: RolloutConfig, shape_of: ShapeOf) -> list[Network]:
-    names = [reward.removeprefix("model:") for reward in config.rewards if reward.startswith("model:")]
+    scorers = (*config.rewards, *config.best_by)
+    names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
     return [Network(shape=shape_of(name).trunk, output="score") for name in names]

@@ -21,7 +21,12 @@ def model_rewards(rewards: Sequence[Reward]) -> Iterator[tuple[str, ModelReward]
 
 
 def check_room(
-    rewards: Sequence[Reward], prompts: Sequence[Prompt], renderer: Renderer, *, max_new_tokens: int
+    rewards: Sequence[Reward],
+    prompts: Sequence[Prompt],
+    renderer: Renderer,
+    *,
+    max_new_tokens: int,
+    can_leave_out: bool = False,
 ) -> None:
     """Refuse a reward model that cannot read the longest prompt with the longest response.
 
@@ -34,6 +39,8 @@ def check_room(
         prompts: every prompt that may be answered.
         renderer: of the policy's tokenizer.
         max_new_tokens: the longest response, in the policy's tokens.
+        can_leave_out: there is ``--max-prompt-tokens``, by which ``--too-long drop`` leaves prompts out. Cutting them would
+            not help: rewards see the whole prompt.
 
     Raises ConfigError with the setting that would fit, and CheckpointError for a prompt that a chat template refuses.
     """
@@ -46,11 +53,19 @@ def check_room(
         if longest + response <= limit:
             continue
         fitting = int((limit - longest) / ratio)
-        lower = f"lower --max-new-tokens to {fitting}, shorten" if fitting > 0 else "shorten"
+        ways = [f"lower --max-new-tokens to {fitting}"] if fitting > 0 else []
+        beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + response > limit]
+        kept = min(len(renderer.prompt_ids(prompt.prompt)) for prompt in beyond) - 1
+        if can_leave_out and kept > 0:
+            drop = f"--max-prompt-tokens {kept} --too-long drop"
+            ways.append(
+                f"leave out the longest prompts with {drop} (truncate does not help, as rewards see whole prompts)"
+            )
+        ways.append("shorten the longest prompts")
         about = "" if ratio == 1 else f", {ratio:.2f} of its tokens for one of the policy's,"
         raise ConfigError(
             f"{name} reads {limit} tokens, but the prompt at {prompts[lengths.index(longest)].source} has {longest} there "
-            f"and a response of --max-new-tokens {max_new_tokens}{about} {response}: {lower} the longest prompts, or use a "
+            f"and a response of --max-new-tokens {max_new_tokens}{about} {response}: {', '.join(ways)}, or use a "
             "reward model that reads more"
         )
 

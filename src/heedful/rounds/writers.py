@@ -14,7 +14,7 @@ from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
 from heedful.data.loading import encode_prompts
 from heedful.data.messages import as_dict
-from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.sampling.sampler import Sampler, make_sampler
@@ -44,7 +44,7 @@ def load_writers(options: AnswerOptions) -> list[Writer]:
     rooms = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
     writers = []
     for name, source, room in zip(options.models, sources, rooms, strict=True):
-        policy = load_policy(source, device=device, compute_dtype=resolve_dtype(options.dtype, device))
+        policy = load_policy(source, **frozen_place(device, options.dtype))
         freeze(policy)
         renderer = Renderer(load_chat_tokenizer(source, options))
         writers.append(

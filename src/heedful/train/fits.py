@@ -1,4 +1,8 @@
-"""A run that a GPU has too little memory for is refused before anything is written."""
+"""A run that a GPU, or a machine without one, has too little memory for is refused before anything is written."""
+
+import math
+import os
+from typing import Literal
 
 import torch
 
@@ -13,20 +17,40 @@ from heedful.planning.work import Lengths, ShapeOf, Trainer, plan_of
 
 MARGIN = 1.1
 """A run is refused if its plan is above this times the free memory: a plan may be a tenth off."""
+SURE = (
+    "policy, frozen",
+    "policy, trained",
+    "critic, frozen",
+    "critic, trained",
+    "reference",
+    "reward models",
+    "moving average",
+    "moments of the optimizer",
+    "gradients",
+)
+"""What an optimizer step holds whatever the texts are."""
 
 
 def check_memory(config: Trainer, lengths: Lengths, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Refuse a run on a CUDA device whose memory is too small by far. Raises ConfigError.
+    """Refuse a run on a CUDA device whose memory is too small by far, or one elsewhere whose weights, gradients and moments
+    alone are more than the machine's memory. Raises ConfigError.
 
-    Call it when the lengths of the texts are known, best before the models are loaded. Elsewhere, and with ``memory_check``
-    off, nothing happens.
+    Call it when the lengths of the texts are known, best before the models are loaded. With ``memory_check`` off, nothing
+    happens.
     """
-    if device.type != "cuda" or not config.memory_check:
+    if not config.memory_check:
         return
-    # What this process holds is the run's own, or the memory that torch kept of an earlier one.
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    half = compute_dtype in HALF
     try:
-        refuse_beyond(config, load_shape, lengths, ranks.size(), half=compute_dtype in HALF, free=free)
+        if device.type == "cuda":
+            # What this process holds is the run's own, or the memory that torch kept of an earlier one.
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+            refuse_beyond(config, load_shape, lengths, ranks.size(), half=half, free=free)
+        else:
+            kind: Literal["cpu", "cuda"] = (
+                "cpu" if device.type == "cpu" else "cuda"
+            )  # Apple's GPUs store as CUDA devices do
+            refuse_sure(config, load_shape, lengths, kind, half=half, memory=main_memory())
     except CheckpointError:
         return  # a model that cannot be built without weights cannot be planned; loading it says what is wrong, if anything
 
@@ -52,3 +76,51 @@ def refuse_beyond(
         f"{advice(what_fits(config, needed, free))}\n"
         "--no-memory-check goes ahead all the same"
     )
+
+
+def main_memory() -> float:
+    """Bytes of the machine's main memory, which Apple's GPUs share; infinite where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no such call
+        return math.inf
+
+
+def refuse_sure(
+    config: Trainer,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    device: Literal["cpu", "cuda"],
+    *,
+    half: bool,
+    memory: float,
+) -> None:
+    """Refuse settings whose weights, gradients and moments, of all ranks of this machine, are more than its memory.
+
+    Activations are left out: how much of freed memory a process on a CPU keeps, no plan knows. Raises ConfigError, with what
+    would fit.
+    """
+    told = os.environ.get("LOCAL_WORLD_SIZE", "") if ranks.size() > 1 else ""  # on a CPU it need not be there
+    here = int(told) if told.isdigit() else 1
+
+    def needed(settings: Trainer) -> float:
+        if settings != config and _needs_gpu(settings, half):
+            return math.inf
+        found = plan_of(settings, shape_of, lengths, ranks=ranks.size(), device=device, half=half)
+        return here * sum(found.phases["step"].get(name, 0.0) for name in SURE)
+
+    need = needed(config)
+    if need <= memory:
+        return
+    raise ConfigError(
+        f"this run needs about {need / GB:.1f} GB for weights, gradients and the optimizer's moments alone, and this machine "
+        f"has {memory / GB:.1f} GB of memory; {advice(what_fits(config, needed, memory))}\n"
+        "--no-memory-check goes ahead all the same"
+    )
+
+
+def _needs_gpu(settings: Trainer, half: bool) -> bool:
+    """Whether settings are refused on a machine without a CUDA device, or with its precision of products."""
+    moved = settings.optimizer_device == "cpu" or getattr(settings, "reference_device", "same") == "cpu"
+    small = settings.quantize != "none" or settings.optimizer != "adamw"
+    return moved or small or (settings.weights_dtype == "bfloat16" and not half)

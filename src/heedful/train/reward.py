@@ -38,7 +38,7 @@ from heedful.train.learner import Learner
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
-from heedful.train.setup import check_start, prepare, resolve_machine, stored_dtype
+from heedful.train.setup import check_start, float32_experts, prepare, resolve_machine, stored_dtype
 from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Ranking, plain_response
 
@@ -128,6 +128,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         seed=config.seed,
         four_bit=four_bit(config, device, dtype),
         stored=stored_dtype(config, device, dtype),
+        float32_experts=float32_experts(config),
     )
     prepare(model, config, base=config.model)
     disable_dropout(model)

@@ -73,6 +73,15 @@ def stored_dtype(config: Config, device: torch.device, compute_dtype: torch.dtyp
     return torch.bfloat16 if config.weights_dtype == "bfloat16" else torch.float32
 
 
+def float32_experts(config: Config) -> str:
+    """The experts of what a run trains that stay in float32, as ``--lora-targets`` names them.
+
+    PEFT folds an expert's adapters into its matrix, in the dtype of that: in half precision all steps would be rounded away
+    that are small beside the matrix. Without adapters they are stored as all matrices are.
+    """
+    return config.lora_targets if config.lora_rank else ""
+
+
 def quantized(config: Config) -> list[str]:
     """The models that a run with ``quantize`` loads in 4 bits. A reference on the CPU stays whole."""
     names = ["model", "value_model"]
@@ -92,6 +101,7 @@ def load_trained(
         with_value_head=with_value_head,
         four_bit=four_bit(config, device, dtype),
         stored=stored_dtype(config, device, dtype),
+        float32_experts=float32_experts(config),
     )
 
 
@@ -134,6 +144,7 @@ def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source
         device = reference_device(config, policy.device)
         dtype = policy.compute_dtype  # the KL before the first update is 0
         is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
+        experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # as the policy's are
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
@@ -141,6 +152,7 @@ def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source
             compute_dtype=dtype,
             four_bit=smaller,
             stored=torch.bfloat16 if is_rounded else frozen_dtype(device, dtype),
+            float32_experts="" if config.reference else experts,
         )
         if device.type == "cpu":
             halve_reference(reference)

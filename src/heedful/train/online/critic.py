@@ -23,7 +23,7 @@ from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward
 from heedful.train.division import divides, loading_device
-from heedful.train.setup import prepare, stored_dtype
+from heedful.train.setup import float32_experts, prepare, stored_dtype
 
 
 def check_critic(config: OnlineConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
@@ -64,6 +64,7 @@ def load_critic(
         "device": loading_device(config, device),
         "compute_dtype": compute_dtype,
         "stored": stored_dtype(config, device, compute_dtype),
+        "float32_experts": float32_experts(config),
     }
     if config.critic == "reward":
         start = first_reward_model(config)

@@ -253,7 +253,7 @@ def _check_lengths(
     Of what is longer all the same they read the beginning, which a metric counts.
     """
     asked = [prompt.prompt for prompt in prompts]
-    check_room(rewards, asked, renderer, max_new_tokens=config.max_new_tokens)
+    check_room(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
     for _, reward in model_rewards(rewards):
         reward.reads_beginnings = True
 

@@ -1,0 +1,55 @@
+"""What only measures or answers keeps its matrices in the precision of the products, as a GPU has little memory."""
+
+import pytest
+import torch
+
+from heedful.chat import chat
+from heedful.configs.chat import ChatConfig
+from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig
+from heedful.configs.sample import SampleConfig
+from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores
+from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.kernels import device
+from heedful.models.policy import Policy
+from heedful.models.reward_model import RewardModel
+from heedful.rounds.writers import load_writers
+
+SHORT = {"device": "cpu", "dtype": "bfloat16", "micro_batch_size": 4}
+SHORT_CHAT = {"device": "cpu", "dtype": "bfloat16", "max_new_tokens": 2}
+SAMPLED = SHORT | {"max_new_tokens": 2, "max_prompts": 2}
+
+
+def ended(_prompt):
+    raise EOFError
+
+
+RUNS = {
+    "scores": lambda model, _, data: evaluate_scores(
+        ScoresConfig(model=model, data=data, rewards=("rule:digits",), **SAMPLED)
+    ),
+    "kl": lambda model, _, data: evaluate_kl(KLConfig(model=model, reference=model, data=data, **SAMPLED)),
+    "perplexity": lambda model, _, data: evaluate_perplexity(PerplexityConfig(model=model, data=data, **SHORT)),
+    "accuracy": lambda _, reward, data: evaluate_accuracy(AccuracyConfig(reward_model=reward, data=data, **SHORT)),
+    "chat": lambda model, _reward, _data: chat(ChatConfig(model=model, raw=True, **SHORT_CHAT), ended),
+    "sample and round": lambda model, _, data: load_writers(
+        SampleConfig(models=(model,), data=data, output="o", **SHORT)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_loaded_as_the_products_read_it(tiny, planted_model, written, monkeypatch, name):
+    """On a CPU that keeps frozen models so, as every other device does."""
+    seen = []
+    for kind in (Policy, RewardModel):
+
+        def arrives(model, *args, to=kind.to):
+            seen.append({m.weight.dtype for m in model.modules() if type(m).__name__.endswith(("Linear", "Conv1D"))})
+            return to(model, *args)
+
+        monkeypatch.setattr(kind, "to", arrives)
+    monkeypatch.setattr(device, "frozen_dtype", lambda _device, compute_dtype: compute_dtype)
+    records = [{"prompt": "甲", "completion": "ab", "chosen": "a!", "rejected": "b?"}]
+    RUNS[name](tiny(), planted_model, written(records * 2))
+    assert seen
+    assert all(torch.bfloat16 in dtypes for dtypes in seen)
