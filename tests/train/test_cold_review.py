@@ -212,9 +212,17 @@ def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkey
     for folder in ("step-000001", "step-000002"):
         with (tmp_path / "run" / "checkpoints" / folder / "weights").open("wb") as file:
             file.truncate(40 * 10**9)  # sparse
+    aside = tmp_path / "run" / "checkpoints" / "step-000003-partial"
+    aside.mkdir()
+    with (aside / "weights").open("wb") as file:  # nothing replaces it, so it is no room for a checkpoint
+        file.truncate(80 * 10**9)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
     check_space(settings, Learner())  # of 140 GB, 80 are there
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=50 * 10**9))
+    with pytest.raises(OSError, match=r"needs 140.1 GB"):
+        check_space(settings, Learner())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
     with pytest.raises(OSError, match=r"needs 140.1 GB"):
         check_space(dataclasses.replace(settings, overwrite=True), Learner())
 
