@@ -58,6 +58,7 @@ FREE = (
     "reward_retry_minutes",
     "reward_token_env",
     "rollouts",
+    "sampler_retry_minutes",
     "shard",
     "replicas",
     "sync_every",
