@@ -420,8 +420,19 @@ def test_a_run_that_goes_on_waits_for_a_server_that_is_away(answering, tiny, tmp
     """Its address is right: it began with its answers. If it stays away, the exit status is that of a run that can go on."""
 
     def run(url=None, **changes):
-        settings = {"model": tiny("gpt2"), "data": str(prompts), "output": tmp_path / "run", "rewards": (url or server.url,)}
-        settings |= {"steps": 2, "rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 4, "eval_fraction": 0.0}
+        settings = {
+            "model": tiny("gpt2"),
+            "data": str(prompts),
+            "output": tmp_path / "run",
+            "rewards": (url or server.url,),
+        }
+        settings |= {
+            "steps": 2,
+            "rollout_batch_size": 4,
+            "minibatch_size": 4,
+            "max_new_tokens": 4,
+            "eval_fraction": 0.0,
+        }
         return train_ppo(PPOConfig(**settings, sample_every=0, **changes))
 
     def answer(count):

@@ -261,12 +261,13 @@ def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
     assert files(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "generation_config.json"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "value_head/value_head.safetensors"])
 def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name, killed):
     model = tmp_path / "model"
     shutil.copytree(tiny("gpt2"), model)
     killed("step.learned:kill@3", lambda: sft(model=str(model)))
     path = model / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text((path.read_text("utf-8") if path.exists() else "") + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="is not what it was when the run began"):
         sft(model=str(model))

@@ -41,6 +41,7 @@ class Elsewhere(ABC):
 
     def has_answered_before(self) -> None:
         """Know that it has worked in this run, before it was cut short: if it does not answer now, it is waited for."""
+        return
 
 
 class OfRanks:

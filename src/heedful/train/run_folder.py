@@ -20,7 +20,7 @@ from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
 from heedful.lock import LOCK, FolderLock
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
-from heedful.train.environment import SOURCES, digest, environment, same_sources
+from heedful.train.environment import SOURCES, Given, digest, environment, same_sources
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
     LOGS,
@@ -51,7 +51,8 @@ class RunFolder:
     Args:
         config: the run's settings.
         command: the trainer's name.
-        data: files that the run is made from; their hashes are written down, and an unfinished run goes on only with these.
+        data: what the run is made from, mostly files; their hashes are written down, and an unfinished run goes on only with
+            these.
         models: models that it is made from, likewise.
         about: what else to write down of the run, for those who list it.
 
@@ -63,7 +64,7 @@ class RunFolder:
         config: RunOptions,
         command: str,
         *,
-        data: Sequence[str],
+        data: Sequence[str | Given],
         models: Sequence[str],
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -161,19 +162,20 @@ class RunFolder:
         if self.checkpoint is None:  # it was killed before it had anything to keep
             clear(self.path)
 
-    def go_on(self) -> None:
-        """Bring the folder back to where the checkpoint was, whose state has been loaded."""
+    def go_on(self) -> list[str]:
+        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns what there is to say."""
         assert self.checkpoint is not None
         check_logs(self.path, self.checkpoint.state["logs"])  # from here on the folder changes
-        self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
+        notes = [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in MODELS:
             recover(self.path / name)
         self._write_settings()
-        self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
+        notes += cut_logs(self.path, self.checkpoint.state["logs"])
         time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
         self._open_logs()
         self.checkpoint = None  # its tensors are in the learner now
+        return notes
 
     def _begin(self, command: str, about: Mapping[str, Any]) -> None:
         """Write what is known before the first step."""

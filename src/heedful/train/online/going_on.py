@@ -26,7 +26,7 @@ def expect_answers(rewards: Sequence[Reward]) -> None:
 
 @contextlib.contextmanager
 def resumable(goes_on: bool) -> Iterator[None]:
-    """Around what asks servers before the first step: of a run that goes on, a failure has the exit status of one that can."""
+    """Around what asks servers before the first step: a failure of a run that goes on has the status of one that can."""
     try:
         yield
     except (RewardError, SamplerError) as error:

@@ -33,6 +33,7 @@ from heedful.train.online.about import About, notes_of, parents_of
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
+from heedful.train.online.given import files_of, given_in_python
 from heedful.train.online.going_on import expect_answers, resumable, with_the_same_servers
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
@@ -139,19 +140,21 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         skips=Skips(config.output, config.max_skipped_steps),
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
-    return Started(config, learner, held_out, _about(learner, counts))
+    return Started(config, learner, held_out, _about(learner, counts, wanted))
 
 
-def _about(learner: Learner[RolloutConfig], counts: Counts) -> About:
-    """What the run says of itself; ``counts`` are of its records."""
+def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str | Reward | RewardFunction]) -> About:
+    """What the run says of itself; ``counts`` are of its records, ``wanted`` the rewards as they were given."""
     config = learner.config
     facts: dict[str, Any] = {"rewards": [reward.name for reward in learner.rewards], "data": counts}
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
+    named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
+    scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
-        parents=parents_of(config, [*learner.rewards, *learner.judges]),
-        more_data=[str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None],
+        parents=parents_of(config, scorers),
+        more_data=[*named, *files_of(scorers), given_in_python(wanted)],
         notes=notes_of(config),
     )
 
