@@ -22,6 +22,7 @@ from heedful.train.dpo import train_dpo
 from heedful.train.kto import train_kto
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.patience import Patience
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.train.state_file import read_state
@@ -339,7 +340,36 @@ def test_going_back_to_an_earlier_checkpoint(train, tmp_path):
     assert {path.name for path in (tmp_path / "cut" / "checkpoints").glob("later-*")} == {
         "later-step-000002",
         "later-step-000003",
+        "later-best",
     }
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_path, damaged, monkeypatch):
+    """best/ of step 3 and final/ are not those of a run that is at step 1; with them goes what patience compares with."""
+    train("sft", "run", eval_every=1)
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    assert json.loads((run / "summary.json").read_text("utf-8"))["best"]["step"] == 3
+    former = [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")]
+    again = {"resume": str(checkpoints / "step-000001")}
+    if damaged:
+        again = {}
+        (run / "summary.json").unlink()
+        for step in (2, 3, 4):
+            (checkpoints / f"step-00000{step}" / "model.safetensors").write_bytes(b"")
+    faults.plan("step.learned:raise@1")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        train("sft", "run", eval_every=1, **again)
+    faults.plan("")
+    assert not (run / "best").exists()
+    assert not (run / "final").exists()
+    aside = [checkpoints / f"later-{name}" / "model.safetensors" for name in ("best", "final")]
+    assert [path.read_bytes() for path in aside] == former
+    compared, update = [], Patience.update
+    monkeypatch.setattr(Patience, "update", lambda *a, **k: compared.append(a[0].best) or update(*a, **k))
+    train("sft", "run", eval_every=1)
+    assert compared[0] is None, "there is no model of a former one"
+    assert [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")] == former
 
 
 def test_the_oldest_checkpoints_go_first(train, tmp_path):

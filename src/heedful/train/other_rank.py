@@ -11,6 +11,7 @@ from heedful.errors import CheckpointError
 from heedful.parallel import ranks
 from heedful.train.checkpoints import RESUME, Checkpoint, Writes
 from heedful.train.environment import Given
+from heedful.train.patience import Patience
 from heedful.train.run_folder import RunFolder
 from heedful.train.state_file import read_state
 
@@ -25,7 +26,7 @@ class ReadOnlyFolder:
     notes: list[str] = field(default_factory=list)
     last_checkpoint: Path | None = None
 
-    def go_on(self) -> list[str]:
+    def go_on(self, patience: Patience, objective: str) -> list[str]:  # noqa: ARG002  the interface has it
         """Rank 0 does it."""
         self.checkpoint = None  # its tensors are in the learner now
         return []

@@ -157,7 +157,8 @@ class Run:
             raise CheckpointError(
                 f"{self._folder.path}: its checkpoint does not fit this run: {error}; start anew with --overwrite"
             ) from error
-        self._opening += self._folder.go_on()
+        self._opening += self._folder.go_on(self._patience, self.objective)
+        self._patience.best = ranks.share(self._patience.best)
         if run["made_from"] != self._folder.made_from:
             self._patience.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")

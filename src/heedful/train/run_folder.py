@@ -40,6 +40,7 @@ from heedful.train.output_folder import (
     real_path,
     settings_of,
 )
+from heedful.train.patience import Patience
 
 
 class RunFolder:
@@ -141,7 +142,8 @@ class RunFolder:
         self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER, "run")["run"], config.keep)
         before = _read(self.path / "environment.json", "versions")
         self.notes += same_sources(before, facts, allowed=config.allow_change)
-        if config.resume not in ("auto", "never"):
+        self._goes_back = config.resume not in ("auto", "never")
+        if self._goes_back:
             path = Path(config.resume)
             try:
                 self.checkpoint = self._checkpoints.read(path)
@@ -152,6 +154,7 @@ class RunFolder:
         else:
             self.checkpoint, bad = self._checkpoints.newest()
             self.notes += bad
+            self._goes_back = bool(bad)
             if self.checkpoint is None and (bad or holds_models(self.path)):
                 reason = "; ".join(bad) or "it was cut short before its first checkpoint"
                 raise CheckpointError(
@@ -162,19 +165,43 @@ class RunFolder:
         if self.checkpoint is None:  # it was killed before it had anything to keep
             clear(self.path)
 
-    def go_on(self) -> list[str]:
-        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns what there is to say."""
+    def go_on(self, patience: Patience, objective: str) -> list[str]:
+        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns what there is to say.
+
+        If that is not the newest that there was, best/ and final/ of later steps are set aside, and best/ is chosen anew: the
+        one that the checkpoint knows of is gone. After a mere kill the run comes to the same ones again.
+
+        Args:
+            patience: what the checkpoint knows of best/.
+            objective: the metric by which that was chosen.
+        """
         assert self.checkpoint is not None
         check_logs(self.path, self.checkpoint.state["logs"])  # from here on the folder changes
         notes = [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in MODELS:
             recover(self.path / name)
+        if self._goes_back:
+            notes += self._set_aside_later_models(patience, objective)
         self._write_settings()
         notes += cut_logs(self.path, self.checkpoint.state["logs"])
         time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
         self._open_logs()
         self.checkpoint = None  # its tensors are in the learner now
+        return notes
+
+    def _set_aside_later_models(self, patience: Patience, objective: str) -> list[str]:
+        """Set best/ and final/ aside if they are of later steps than the checkpoint, by what the metrics say of those."""
+        assert self.checkpoint is not None
+        with (self.path / "metrics.jsonl").open("rb") as file:
+            file.seek(self.checkpoint.state["logs"]["metrics.jsonl"])
+            later = lines_of(file.read())
+        notes = []
+        if any(line["step"] > self.checkpoint.step for line in later):
+            notes += self._checkpoints.set_model_aside("final")
+        if patience.would_improve(line[objective] for line in later if objective in line):
+            notes += self._checkpoints.set_model_aside("best")
+            patience.best = None
         return notes
 
     def _begin(self, command: str, about: Mapping[str, Any]) -> None:
@@ -296,6 +323,15 @@ def _read(path: Path, name: str) -> dict[str, Any]:
             f"{path} cannot be read ({error}), so the run cannot go on; start anew with --overwrite"
         ) from error
     return content
+
+
+def lines_of(content: bytes) -> list[dict[str, Any]]:
+    """The lines of metrics; one that was cut short is left out."""
+    lines = []
+    for line in content.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict) and "step" in line]
 
 
 def check_logs(run: Path, sizes: Mapping[str, int]) -> None:
