@@ -183,6 +183,8 @@ class RunFolder:
             recover(self.path / name)
         if self._goes_back:
             notes += self._set_aside_later_models(patience, objective)
+        if not (self.path / "best").is_dir():  # set aside now, or when the run went on before
+            patience.best = None
         self._write_settings()
         notes += cut_logs(self.path, self.checkpoint.state["logs"])
         time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
@@ -201,7 +203,6 @@ class RunFolder:
             notes += self._checkpoints.set_model_aside("final")
         if patience.would_improve(line[objective] for line in later if objective in line):
             notes += self._checkpoints.set_model_aside("best")
-            patience.best = None
         return notes
 
     def _begin(self, command: str, about: Mapping[str, Any]) -> None:
