@@ -30,7 +30,7 @@ from heedful.signals import Stops
 from heedful.train import sft as sft_module
 from heedful.train.disk_space import check_space
 from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
-from heedful.train.run_folder import RunFolder
+from heedful.train.run_folder import RunFolder, cut_logs
 from heedful.train.runs import state_of
 
 
@@ -353,13 +353,25 @@ def test_nobody_sees_a_folder_that_is_not_locked_yet(sft, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path):
+def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, capsys):
+    """And the run says that nothing keeps a second one out."""
+
     def refused(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(locks.fcntl, "flock", refused)
     assert sft()["steps"] == 3
     assert not is_locked(tmp_path / "run")
+    assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.undo()
+    sft(overwrite=True)
+    assert "has no locks" not in capsys.readouterr().err
+
+
+def test_a_log_that_is_gone_is_named_for_what_it_is(tmp_path):
+    said = cut_logs(tmp_path, {"skipped.jsonl": 5, "tensorboard/events.1": 5})
+    assert "skipped.jsonl is missing or was changed: its earlier lines are lost" in said[0]
+    assert "TensorBoard will not show the earlier steps" in said[1]
 
 
 def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, monkeypatch):

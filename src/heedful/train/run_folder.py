@@ -42,6 +42,10 @@ from heedful.train.output_folder import (
 )
 from heedful.train.patience import Patience
 
+NO_LOCKS = (
+    "the file system of --output has no locks, so nothing keeps a second process out of the folder: start one at a time"
+)
+
 
 class RunFolder:
     """An open run folder: a new run, or an unfinished one that goes on. Made when everything else has been checked.
@@ -93,6 +97,8 @@ class RunFolder:
                 if isinstance(error, HeedfulError):
                     raise
                 raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
+            if self._lock is not None and not self._lock.keeps_others_out:
+                self.notes.append(NO_LOCKS)
             if plan.resumes:
                 self._find_checkpoint()
             if self.checkpoint is None:
@@ -358,7 +364,8 @@ def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
     for name, size in sizes.items():
         path = run / name
         if not _has(path, size):
-            said.append(f"{path} is missing or was changed: TensorBoard will not show the earlier steps")
+            lost = "TensorBoard will not show the earlier steps" if path.parent != run else "its earlier lines are lost"
+            said.append(f"{path} is missing or was changed: {lost}")
             continue
         os.truncate(path, size)
     for path in [*(run / "tensorboard").glob("events.*"), *(run / name for name in NOT_ALWAYS)]:
