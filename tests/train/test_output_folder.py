@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,22 @@ def test_a_neighbour_is_never_deleted(sft, tmp_path, name):
     sft()
     sft(overwrite=True)
     assert (neighbour / "thesis.txt").exists()
+
+
+def test_a_folder_in_which_nothing_can_be_made(sft, tmp_path, capsys, monkeypatch):
+    """Fault D1: refused with what the system says, before the first step."""
+    parent = tmp_path / "read-only"
+    parent.mkdir(mode=0o500)
+    if os.access(parent, os.W_OK):  # root may write anywhere but where the system itself is
+        parent, usage = Path("/sys"), shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _: usage
+        )  # which says that it has no room, and is refused for that
+    with pytest.raises(
+        ConfigError, match=r"--output .* cannot be made: (Permission denied|Operation not permitted|Read)"
+    ):
+        sft(output=parent / "run")
+    assert "sft 1/3" not in capsys.readouterr().err
 
 
 def test_a_link_to_a_folder(sft, tmp_path):

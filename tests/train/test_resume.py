@@ -385,8 +385,9 @@ def test_the_oldest_checkpoints_go_first(train, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys):
-    faults.plan("save.state:enospc@2")
+@pytest.mark.parametrize("error", ["enospc", "eio"])
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys, error):
+    faults.plan(f"save.state:{error}@2")
     train("sft", "run")
     said = capsys.readouterr().err
     assert "step 2: the checkpoint could not be written" in said
