@@ -25,14 +25,15 @@ from heedful.train.sft import train_sft
 CALLS = 1_000_000
 
 
-def world(output):
+def world(output, quick):
     """The settings of the demo's PPO, with the models that it begins with."""
     config = DemoConfig(output=output, device="cpu")
     settings = read_recipe(config, RECIPE)
     if not (output / "reward" / "final").is_dir():
         make_beginning(config, settings.tiny).release()
-        train_sft(settings.sft)
-        train_reward(settings.reward)
+        few = {"max_steps": 20, "eval_every": 0} if quick else {}
+        train_sft(replace(settings.sft, **few))
+        train_reward(replace(settings.reward, **few))
     return settings.ppo
 
 
@@ -66,9 +67,10 @@ def main():
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=0, help="of each run; 0 is the demo's default")
+    parser.add_argument("--quick", action="store_true", help="begin with models of 20 steps, to try the script")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    ppo = world(options.output / "world")
+    ppo = world(options.output / "world", options.quick)
     found = {0: [], 1: []}
     for turn in range(options.turns):
         for save_every in (0, 1) if turn % 2 == 0 else (1, 0):
