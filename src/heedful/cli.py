@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The status is 0 for success, 2 for a user's mistake, 3 if the machine lacks something (a full disk, no memory left), 4
     for a run that began, could not go on, and can be resumed, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP;
-    all but the first come with a message on standard error. SIGTERM and SIGHUP are handled only in the main thread and
+    all but the first come with a message on standard error. A server (serve-reward, label serve) that Ctrl-C ends has done
+    its work: 0. SIGTERM and SIGHUP are handled only in the main thread and
     only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -1,8 +1,12 @@
 """Download models and data sets named ``modelscope:ORG/NAME`` from ModelScope, once, and return their folders."""
 
+import hashlib
 import importlib
+import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from heedful.errors import CheckpointError, ConfigError, DataError
 
@@ -14,6 +18,8 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 _folders: dict[tuple[str, str], str] = {}
 """The folder of each download of this process, so that a run reads one version and asks ModelScope for it once."""
+_sums: dict[str, "hashlib._Hash"] = {}
+"""Of the rows of each data set that this process has read from a hub."""
 
 
 def local_model(name: str) -> str:
@@ -33,6 +39,29 @@ def local_dataset(name: str) -> str:
 def downloaded_model(name: str) -> str:
     """Return what `local_model` does, without any download: a model that this process has not downloaded keeps its name."""
     return _folders.get(("snapshot_download", name), name)
+
+
+def sum_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of a data set, while a sum of them is made: `dataset_sum` tells it, of those that were read.
+
+    Values that JSON cannot hold count by their text if they are times or bytes, else by their type.
+    """
+    found = _sums[name] = hashlib.sha256()
+    for row in rows:
+        text = json.dumps(row, sort_keys=True, default=_text)
+        found.update(text.encode("utf-8", "backslashreplace") + b"\n")
+        yield dict(row)
+
+
+def dataset_sum(name: str) -> str | None:
+    """The SHA-256 sum of a data set's rows as this process has read them last; None if it was not read, or is a file."""
+    return _sums[name].hexdigest() if name in _sums else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else type(value).__name__
 
 
 def is_download(folder: str) -> bool:

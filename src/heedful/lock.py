@@ -27,11 +27,13 @@ class FolderLock:
     """A lock on a folder, held until `release`, the end of a ``with`` block or of the process. Raises ConfigError, naming the
     owner.
 
-    ``refusal`` is what its message says, with ``{owner}`` where the owner is named.
+    ``refusal`` is what its message says, with ``{owner}`` where the owner is named. Where there are no locks,
+    `keeps_others_out` is false.
     """
 
     def __init__(self, folder: Path, refusal: str | None = None) -> None:
         self.path = folder / LOCK
+        self.keeps_others_out = fcntl is not None
         for tries in range(1, TRIES + 1):
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             self._file: int | None = file
@@ -43,8 +45,9 @@ class FolderLock:
                     break  # else the former owner has removed the file meanwhile
                 os.close(file)
             except OSError as error:
-                if error.errno not in HELD:
-                    break  # a file system without locks
+                if error.errno not in HELD:  # a file system without locks
+                    self.keeps_others_out = False
+                    break
                 os.close(file)
             if tries == TRIES:
                 refusal = refusal or (

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from heedful import faults
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.scoring import RewardOptions
@@ -465,6 +466,54 @@ def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, m
     with pytest.raises(RewardError, match="It has never answered") as error:
         asked(broken.url, completions, first_wait=0.1)
     assert error.value.status == 2
+
+
+def test_a_run_that_goes_on_waits_for_a_server_that_is_away(answering, tiny, tmp_path, monkeypatch):
+    """Its address is right: it began with its answers. If it stays away, the exit status is that of a run that can go on."""
+
+    def run(url=None, **changes):
+        settings = {
+            "model": tiny("gpt2"),
+            "data": str(prompts),
+            "output": tmp_path / "run",
+            "rewards": (url or server.url,),
+        }
+        settings |= {
+            "steps": 2,
+            "rollout_batch_size": 4,
+            "minibatch_size": 4,
+            "max_new_tokens": 4,
+            "eval_fraction": 0.0,
+        }
+        return train_ppo(PPOConfig(**settings, sample_every=0, **changes))
+
+    def answer(count):
+        return scores_of(*range(len(asked_now.bodies()[count - 1]["completions"])))
+
+    def again():
+        nonlocal asked_now
+        asked_now = answering(answer, port=server.port)
+
+    server = asked_now = answering(answer)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n{"prompt": "cd"}\n{"prompt": "ef"}\n{"prompt": "gh"}\n')
+    faults.plan("step.logged:raise@2")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        run()
+    faults.plan("")
+    server.close()
+    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.05)
+    with pytest.raises(RewardError, match=r"gave no scores: .*--reward-retry-minutes 0\.01$") as away:
+        run(reward_retry_minutes=0.01)
+    assert away.value.status == 4
+    assert "never answered" not in str(away.value)
+    with pytest.raises(RewardError, match=r"has never answered, so it was tried for 0\.05 s only") as wrong:
+        run(server.url + "r", allow_change=("rewards",))
+    assert wrong.value.status == 2, "another address may be a mistake"
+    back = threading.Timer(0.3, again)
+    back.start()
+    assert run(reward_retry_minutes=0.1)["steps"] == 2
+    back.join()
 
 
 def test_the_query_of_an_address_is_shown_nowhere(answering, completions, cpu):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import shutil
 
 import pytest
@@ -173,6 +174,27 @@ def test_a_planted_pickle_never_runs(checkpoints, tmp_path, name, is_listed):
     found, _ = checkpoints.newest()
     assert found.step in (1, 2)
     assert not canary.exists()
+
+
+HEADER = b'{"0":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
+BOMBS = {
+    "length": b"\xff" * 8 + b"{}",
+    "length of a terabyte": (1 << 40).to_bytes(8, "little") + b"{}",
+    "tensor": len(HEADER).to_bytes(8, "little") + HEADER,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_header_that_declares_more_than_there_is(checkpoints, bomb):
+    """Fault D4, with a manifest that vouches for it: refused, and no such memory is asked for."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (checkpoints.path(2) / "resume" / "tensors-00000.safetensors").write_bytes(BOMBS[bomb])
+    (checkpoints.path(2) / MANIFEST).unlink()
+    write_manifest(checkpoints.path(2), {"run": "this run", "step": 2})
+    found, said = checkpoints.newest()
+    assert found.step == 1
+    assert "step-000002 was not written to its end or is damaged" in said[0]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 
 def test_a_checkpoint_that_is_a_link(checkpoints, tmp_path):

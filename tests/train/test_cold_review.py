@@ -30,7 +30,7 @@ from heedful.signals import Stops
 from heedful.train import sft as sft_module
 from heedful.train.disk_space import check_space
 from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
-from heedful.train.run_folder import RunFolder
+from heedful.train.run_folder import RunFolder, cut_logs
 from heedful.train.runs import state_of
 
 
@@ -212,9 +212,17 @@ def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkey
     for folder in ("step-000001", "step-000002"):
         with (tmp_path / "run" / "checkpoints" / folder / "weights").open("wb") as file:
             file.truncate(40 * 10**9)  # sparse
+    aside = tmp_path / "run" / "checkpoints" / "step-000003-partial"
+    aside.mkdir()
+    with (aside / "weights").open("wb") as file:  # nothing replaces it, so it is no room for a checkpoint
+        file.truncate(80 * 10**9)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
     check_space(settings, Learner())  # of 140 GB, 80 are there
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=50 * 10**9))
+    with pytest.raises(OSError, match=r"needs 140.1 GB"):
+        check_space(settings, Learner())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 10**9))
     with pytest.raises(OSError, match=r"needs 140.1 GB"):
         check_space(dataclasses.replace(settings, overwrite=True), Learner())
 
@@ -253,12 +261,13 @@ def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
     assert files(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "generation_config.json"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "value_head/value_head.safetensors"])
 def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name, killed):
     model = tmp_path / "model"
     shutil.copytree(tiny("gpt2"), model)
     killed("step.learned:kill@3", lambda: sft(model=str(model)))
     path = model / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text((path.read_text("utf-8") if path.exists() else "") + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="is not what it was when the run began"):
         sft(model=str(model))
@@ -344,13 +353,25 @@ def test_nobody_sees_a_folder_that_is_not_locked_yet(sft, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path):
+def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, capsys):
+    """And the run says that nothing keeps a second one out."""
+
     def refused(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(locks.fcntl, "flock", refused)
     assert sft()["steps"] == 3
     assert not is_locked(tmp_path / "run")
+    assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.undo()
+    sft(overwrite=True)
+    assert "has no locks" not in capsys.readouterr().err
+
+
+def test_a_log_that_is_gone_is_named_for_what_it_is(tmp_path):
+    said = cut_logs(tmp_path, {"skipped.jsonl": 5, "tensorboard/events.1": 5})
+    assert "skipped.jsonl is missing or was changed: its earlier lines are lost" in said[0]
+    assert "TensorBoard will not show the earlier steps" in said[1]
 
 
 def test_a_signal_during_a_save_that_fails_still_ends_the_run(sft, tmp_path, monkeypatch):

@@ -2,20 +2,24 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from heedful import faults
+from heedful import faults, hub
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError, MachineError
+from heedful.rewards import Reward
 from heedful.train.disk_space import check_space
-from heedful.train.environment import same_sources
+from heedful.train.environment import IN_PYTHON, same_sources
 from heedful.train.online.engine import train_ppo
+from heedful.train.online.given import given_in_python
 from heedful.train.run_folder import RunFolder
 
 
@@ -111,6 +115,22 @@ def test_a_neighbour_is_never_deleted(sft, tmp_path, name):
     sft()
     sft(overwrite=True)
     assert (neighbour / "thesis.txt").exists()
+
+
+def test_a_folder_in_which_nothing_can_be_made(sft, tmp_path, capsys, monkeypatch):
+    """Fault D1: refused with what the system says, before the first step."""
+    parent = tmp_path / "read-only"
+    parent.mkdir(mode=0o500)
+    if os.access(parent, os.W_OK):  # root may write anywhere but where the system itself is
+        parent, usage = Path("/sys"), shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _: usage
+        )  # which says that it has no room, and is refused for that
+    with pytest.raises(
+        ConfigError, match=r"--output .* cannot be made: (Permission denied|Operation not permitted|Read)"
+    ):
+        sft(output=parent / "run")
+    assert "sft 1/3" not in capsys.readouterr().err
 
 
 def test_a_link_to_a_folder(sft, tmp_path):
@@ -299,18 +319,97 @@ def test_a_resume_that_is_refused_changes_nothing(sft, tmp_path, killed):
 
 
 def test_a_reward_whose_code_was_changed(tiny, prompts, tmp_path, killed):
-    """Its file is data of the run: other code would give other scores, unnoticed."""
-    code = tmp_path / "奖励.py"
-    code.write_text("def score(prompts, completions):\n    return [len(r) for r in completions]\n")
+    """Its file is data of the run, with what that imports: other code would give other scores, unnoticed."""
+    code, more = tmp_path / "奖励.py", tmp_path / "rules_of_mine.py"
+    more.write_text("FACTOR = 1\n")
+    code.write_text(
+        f"import sys, json, yaml\nsys.path.insert(0, {str(tmp_path)!r})\nfrom rules_of_mine import FACTOR\n"
+        "def score(prompts, completions):\n    return [FACTOR * len(r) for r in completions]\n"
+    )
     config = PPOConfig(
         model=tiny("gpt2"), data=prompts, output=tmp_path / "run", rewards=(f"python:{code}:score",), steps=4,
         rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, save_every=1, eval_fraction=0.0,
     )  # fmt: skip
     killed("step.learned:kill@3", lambda: train_ppo(config))
+    data = json.loads((tmp_path / "run" / "environment.json").read_text("utf-8"))["data"]
+    assert {str(code), str(more), IN_PYTHON, prompts} == set(data), "nothing of Python's and of packages"
+    more.write_text("FACTOR = -1\n")
+    with pytest.raises(ConfigError, match=r"rules_of_mine.py is not what it was when the run began"):
+        train_ppo(config)
     code.write_text("def score(prompts, completions):\n    return [-len(r) for r in completions]\n")
     with pytest.raises(ConfigError, match=r"奖励.py is not what it was when the run began.*--allow-change data"):
         train_ppo(config)
     assert train_ppo(dataclasses.replace(config, allow_change=("data",)))["steps"] == 4
+
+
+def by_length(completions, **_):
+    return [float(len(c)) for c in completions]
+
+
+def times(factor):
+    def scaled(completions, **_):
+        return [factor * len(c) for c in completions]
+
+    return scaled
+
+
+class Judges:
+    def __call__(self, completions, **_):
+        return [0.0 for _ in completions]
+
+
+def test_another_function_given_in_python(tiny, prompts, tmp_path, killed):
+    """It is named, and refused as other data are."""
+    config = PPOConfig(
+        model=tiny("gpt2"), data=prompts, output=tmp_path / "run", steps=4,
+        rollout_batch_size=4, minibatch_size=4, max_new_tokens=4, save_every=1, eval_fraction=0.0,
+    )  # fmt: skip
+    killed("step.learned:kill@3", lambda: train_ppo(config, [by_length]))
+    with pytest.raises(
+        ConfigError,
+        match=r"what rewards are functions given in Python is not what it was when the run began "
+        r"\(by_length \w{12}; now scaled \w{12}\).*--allow-change data",
+    ):
+        train_ppo(config, [times(2)])
+    assert train_ppo(config, [by_length])["steps"] == 4
+
+
+def test_what_tells_functions_given_in_python_apart():
+    """Source, name, weight, what partial binds, what an outer function held; not the object."""
+    apart = [
+        by_length,
+        times(2),
+        times(3),
+        Judges(),
+        functools.partial(by_length, extra=1),
+        functools.partial(by_length, extra=2),
+        Reward("by_length", by_length, 2.0),
+        len,
+        sum,
+        eval("lambda completions: [1.0]"),
+    ]
+    found = [given_in_python([reward]).content for reward in apart]
+    assert len(set(found)) == len(apart)
+    assert [given_in_python([same]).content for same in (times(2), Judges(), len)] == [found[1], found[3], found[7]]
+    assert given_in_python(["rule:digits"]).content == "none"
+
+
+def test_other_rows_of_a_data_set_on_a_hub(tiny, sft, tmp_path, monkeypatch, killed):
+    """Under the same name."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    rows = folder / "train.jsonl"
+    rows.write_text("".join(f'{{"prompt": "a{i}", "completion": "b{i}"}}\n' for i in range(6)), encoding="utf-8")
+    monkeypatch.setattr(hub, "_folders", {("dataset_snapshot_download", "modelscope:org/data"): str(folder)})
+    killed("step.learned:kill@3", lambda: sft(data="modelscope:org/data"))
+    before = rows.read_text("utf-8")
+    rows.write_text(before.replace("b3", "c3"), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"modelscope:org/data is not what it was when the run began.*--allow-change data"
+    ):
+        sft(data="modelscope:org/data")
+    rows.write_text(before, encoding="utf-8")
+    assert sft(data="modelscope:org/data")["steps"] == 3
 
 
 def test_a_template_that_was_changed(tiny, demonstrations, sft, tmp_path, killed):

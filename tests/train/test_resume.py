@@ -22,6 +22,7 @@ from heedful.train.dpo import train_dpo
 from heedful.train.kto import train_kto
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
+from heedful.train.patience import Patience
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.train.state_file import read_state
@@ -91,8 +92,8 @@ def train(config, tiny, demonstrations, write, length, tmp_path):
     return run
 
 
-def in_child(action):
-    """Run an action in a process of its own. Returns its wait status."""
+def in_child(action, kill_after=None):
+    """Run an action in a process of its own, which may be killed after so many seconds. Returns its wait status."""
     child = os.fork()
     if child == 0:
         try:
@@ -103,6 +104,9 @@ def in_child(action):
             os._exit(0)
         except BaseException as error:
             os._exit(getattr(error, "status", 130 if isinstance(error, KeyboardInterrupt) else 1))
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)  # also if it has ended, as nobody has waited for it
     return os.waitpid(child, 0)[1]
 
 
@@ -159,6 +163,7 @@ def assert_equal_runs(one, other):
     assert same(last_state(one), last_state(other))
 
 
+KILLS = int(os.environ.get("HEEDFUL_TEST_KILLS", "100"))
 OFTEN = {"sft lora", "dpo", "ppo separate", "dapo"}
 
 
@@ -209,23 +214,21 @@ def test_a_hundred_kills_at_random_times(train, tmp_path):
     started = time.monotonic()
     train("ppo shared", "whole", steps=12)
     whole = time.monotonic() - started
-    draw, kills = random.Random(0), 0
-    while kills < 100:
-        child = os.fork()
-        if child == 0:
-            try:
-                for stream in (1, 2):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-                train("ppo shared", "cut", steps=12, **({"overwrite": True} if finished(tmp_path / "cut") else {}))
-            finally:
-                os._exit(0)
-        time.sleep(draw.uniform(0, whole))
-        os.kill(child, signal.SIGKILL)
-        kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    draw, kills, compared = random.Random(0), 0, 0
+    while kills < KILLS:
+        again = {}
+        if finished(tmp_path / "cut"):
+            assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+            compared, again = compared + 1, {"overwrite": True}
+        seconds = draw.uniform(0, whole)
+        status = in_child(lambda again=again: train("ppo shared", "cut", steps=12, **again), kill_after=seconds)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "a run that cannot go on would be tried for ever"
+        kills += os.WIFSIGNALED(status)
         assert len(list((tmp_path / "cut").glob("checkpoints/*"))) <= 40, "disk use is bounded"
     if not finished(tmp_path / "cut"):
         train("ppo shared", "cut", steps=12)
     assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    print(f"{kills} kills, {compared + 1} runs compared")
 
 
 def finished(run):
@@ -234,8 +237,11 @@ def finished(run):
 
 SIGNALS = {"int": 130, "term": 143, "hup": 129}
 PLACES = [
+    "generation",
+    "reward.call",
     "rollout",
     "reward",
+    "pass",
     "update.backward",
     "update.stepped",
     "step.logged",
@@ -256,8 +262,11 @@ QUICK = {("int", "reward"), ("term", "update.stepped"), ("hup", "evaluation")}
 )
 def test_a_request_to_end_is_honoured_anywhere(train, tmp_path, kind, place):
     """A checkpoint is left, the status says which signal it was, and the run goes on bit for bit."""
+    faults.plan("run.opened:int@99")
     train("ppo shared", "whole")
-    status = with_fault(f"{place}:{kind}@2", lambda: train("ppo shared", "cut", save_every=0))
+    visit = max(2, faults.visits()[place] // 2) if place in ("generation", "reward.call") else 2  # after the trial
+    faults.plan("")
+    status = with_fault(f"{place}:{kind}@{visit}", lambda: train("ppo shared", "cut", save_every=0))
     assert os.waitstatus_to_exitcode(status) == SIGNALS[kind]
     assert [path.name[:5] for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-"]
     train("ppo shared", "cut")
@@ -339,7 +348,36 @@ def test_going_back_to_an_earlier_checkpoint(train, tmp_path):
     assert {path.name for path in (tmp_path / "cut" / "checkpoints").glob("later-*")} == {
         "later-step-000002",
         "later-step-000003",
+        "later-best",
     }
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_path, damaged, monkeypatch):
+    """best/ of step 3 and final/ are not those of a run that is at step 1; with them goes what patience compares with."""
+    train("sft", "run", eval_every=1)
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    assert json.loads((run / "summary.json").read_text("utf-8"))["best"]["step"] == 3
+    former = [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")]
+    again = {"resume": str(checkpoints / "step-000001")}
+    if damaged:
+        again = {}
+        (run / "summary.json").unlink()
+        for step in (2, 3, 4):
+            (checkpoints / f"step-00000{step}" / "model.safetensors").write_bytes(b"")
+    faults.plan("step.learned:raise@1")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        train("sft", "run", eval_every=1, **again)
+    faults.plan("")
+    assert not (run / "best").exists()
+    assert not (run / "final").exists()
+    aside = [checkpoints / f"later-{name}" / "model.safetensors" for name in ("best", "final")]
+    assert [path.read_bytes() for path in aside] == former
+    compared, update = [], Patience.update
+    monkeypatch.setattr(Patience, "update", lambda *a, **k: compared.append(a[0].best) or update(*a, **k))
+    train("sft", "run", eval_every=1)
+    assert compared[0] is None, "there is no model of a former one"
+    assert [(run / name / "model.safetensors").read_bytes() for name in ("best", "final")] == former
 
 
 def test_the_oldest_checkpoints_go_first(train, tmp_path):
@@ -347,8 +385,9 @@ def test_the_oldest_checkpoints_go_first(train, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys):
-    faults.plan("save.state:enospc@2")
+@pytest.mark.parametrize("error", ["enospc", "eio"])
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys, error):
+    faults.plan(f"save.state:{error}@2")
     train("sft", "run")
     said = capsys.readouterr().err
     assert "step 2: the checkpoint could not be written" in said

@@ -35,7 +35,7 @@ class SamplerOptions(Settings):
     """Seconds for one response, or for loading weights. Raise it for long responses or large models."""
     sampler_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
     """How long servers that fail are asked again before the run ends (and can be resumed). A response that one lost is drawn
-    by the others meanwhile. At the start it is 10 seconds."""
+    by the others meanwhile. At the start of a new run it is 10 seconds."""
     sampler_token_env: str | None = None
     """Environment variable with a token that is sent to the servers (vLLM's --api-key)."""
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from heedful.data.lines import Growth, check_packed, is_packed, numbered_lines, read_whole
 from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
-from heedful.hub import MODELSCOPE, local_dataset
+from heedful.hub import MODELSCOPE, local_dataset, sum_rows
 
 CANONICAL_NAMES = (
     "text",
@@ -286,8 +286,8 @@ def _hub_rows(path: str, *, streaming: bool) -> Iterator[Row]:
     place = local_dataset(MODELSCOPE + name) if hub == "ModelScope" else name
     try:
         dataset = datasets.load_dataset(place, split=split, streaming=streaming and "[" not in split)
-        for number, row in enumerate(dataset, 1):
-            yield f"{path}: row {number}", dict(row)
+        for number, row in enumerate(sum_rows(path, dataset), 1):
+            yield f"{path}: row {number}", row
     except Exception as error:  # datasets raises its own, huggingface_hub's, requests', pyarrow's and OSError
         raise DataError(
             f"{path}: the {hub} data set {name!r}, split {split!r}, could not be loaded: "

@@ -59,6 +59,8 @@ class FunctionProcess(Elsewhere):
         self.timeout = limits.function_timeout
         self._worker = _Worker(spec, limits)
         self.__signature__ = self._worker.start()
+        self.files = self._worker.files
+        """The files of code that its own file has imported; those of installed packages are not among them."""
 
     def __call__(self, **arguments: Any) -> list[OneScore | Problem]:
         """Call the function. Raises CallError if it raises, takes too long or does not survive, and ResultError."""
@@ -86,6 +88,8 @@ class _Worker:
     """The other end of `heedful.rewards.worker`."""
 
     _channel: socket.socket
+    files: tuple[str, ...]
+    """What the function's file has imported, as `heedful.rewards.worker.imported_files` tells it."""
 
     def __init__(self, spec: str, limits: RewardOptions) -> None:
         self.spec, self.limits = spec, limits
@@ -119,6 +123,7 @@ class _Worker:
         if "refused" in answer:
             self.end()
             raise {"ConfigError": ConfigError, "RewardError": RewardError}[answer["refused"]](answer["because"])
+        self.files = tuple(answer["files"])
         return inspect.Signature(
             [
                 inspect.Parameter(

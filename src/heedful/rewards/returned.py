@@ -39,6 +39,10 @@ class Elsewhere(ABC):
     def stop(self) -> None:
         """End a call that another thread waits for."""
 
+    def has_answered_before(self) -> None:
+        """Know that it has worked in this run, before it was cut short: if it does not answer now, it is waited for."""
+        return
+
 
 class OfRanks:
     """A reward function whose calls several ranks share: each computes some of the scores, and all have them.

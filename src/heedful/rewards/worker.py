@@ -18,8 +18,10 @@ import pickle
 import random
 import select
 import signal
+import site
 import socket
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable
@@ -37,6 +39,8 @@ OUT_OF_MEMORY = 255
 """The guard's exit status if it ended the worker because of its memory."""
 BY_SIGNAL = 128
 """Added to the number of the signal that ended the worker."""
+NAMED = "heedful_reward:"
+"""What the name of a module begins with that is a reward's own file."""
 SECONDS = 0.1
 """Between two looks of the guard at the worker."""
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
@@ -151,7 +155,7 @@ def _work(channel: socket.socket) -> None:
     except HeedfulError as error:
         send(channel, json.dumps({"refused": type(error).__name__, "because": str(error)}).encode())
         return
-    send(channel, json.dumps({"parameters": parameters}).encode())
+    send(channel, json.dumps({"parameters": parameters, "files": imported_files()}).encode())
     while True:
         try:
             request = receive(channel)
@@ -206,7 +210,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"--rewards: {spec} does not name a function; use python:FILE.py:FUNCTION")
     if not path.is_file():
         raise ConfigError(f"--rewards: the file {file} of {spec} does not exist")
-    module_spec = importlib.util.spec_from_file_location(f"heedful_reward:{path.resolve()}", path)
+    module_spec = importlib.util.spec_from_file_location(f"{NAMED}{path.resolve()}", path)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"--rewards: {file} is not a Python file; use python:FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(module_spec)
@@ -220,6 +224,17 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"--rewards: {file} has no function {name!r}; it has {', '.join(functions) or 'none'}")
     function: Callable[..., Any] = getattr(module, name)
     return function
+
+
+def imported_files() -> list[str]:
+    """The files of the modules that this process has imported, but for Python's own, installed packages, heedful, and the
+    files that rewards name."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).resolve().parents[1])}
+    roots = [Path(folder).resolve() for folder in installed]
+    modules = {name: module for name, module in sys.modules.copy().items() if not name.startswith(NAMED)}
+    files = {Path(file).resolve() for module in modules.values() if (file := getattr(module, "__file__", None))}
+    return sorted(str(file) for file in files if not any(file.is_relative_to(root) for root in roots))
 
 
 # Both ends ------------------------------------------------------------------------------------------------------------

@@ -135,6 +135,14 @@ class Checkpoints:
         later = [path for path in self.candidates() if int(path.name.partition("-")[2]) > step]
         return [_renamed(path, f"later-{path.name}") for path in later]
 
+    def set_model_aside(self, name: str) -> list[str]:
+        """Set a model of the run, best or final, aside as later-NAME. Returns a line about it, if there is one."""
+        model = self.folder.parent / name
+        if not model.is_dir():
+            return []
+        aside = model.rename(_free(self.folder / f"later-{name}"))
+        return [f"set aside, as it is of a later step: {aside}"]
+
     def candidates(self) -> list[Path]:
         """All that is named like a checkpoint, newest first: by the step, not by the time, which clocks set back."""
         if not self.folder.is_dir():
@@ -177,9 +185,13 @@ def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
 
 def _renamed(path: Path, name: str) -> Path:
     """Rename within a folder; of equal names the later gets a number."""
-    new, number = path.with_name(name), 1
+    return path.rename(_free(path.with_name(name)))
+
+
+def _free(path: Path) -> Path:
+    """A path at which there is nothing: this one, or one with a number."""
+    new, number = path, 1
     while new.exists() or new.is_symlink():
         number += 1
-        new = path.with_name(f"{name}-{number}")
-    path.rename(new)
+        new = path.with_name(f"{path.name}-{number}")
     return new

@@ -7,24 +7,35 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from heedful import redact
 from heedful.checkpoints.adapters import adapter_chain
+from heedful.checkpoints.save import VALUE_HEAD
 from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError
 from heedful.files import to_json
-from heedful.hub import downloaded_model, hub_revision
+from heedful.hub import dataset_sum, downloaded_model, hub_revision
 from heedful.kernels.device import resolve_device, resolve_dtype
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 
 MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 """What the names of a model's files end with."""
+IN_PYTHON = "what rewards are functions given in Python"
+"""The name of those as data of a run."""
 SOURCES = {"data": "data", "models": "models", "revisions": "models"}
 """What a run is made from, as `environment` has it, and what --allow-change calls it."""
+
+
+class Given(NamedTuple):
+    """Something that a run is made from and that is no file."""
+
+    name: str
+    content: str
+    """What it is, in words that differ if it does."""
 
 
 def with_bases(model: str) -> list[str]:
@@ -33,8 +44,10 @@ def with_bases(model: str) -> list[str]:
     return list(dict.fromkeys([str(model), *map(str, adapters), base]))
 
 
-def environment(command: str, config: RunOptions, *, data: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
-    """Versions, revision, hardware, seed, and content hashes of data files and parent models."""
+def environment(
+    command: str, config: RunOptions, *, data: Sequence[str | Given], models: Sequence[str]
+) -> dict[str, Any]:
+    """Versions, revision, hardware, seed, and content hashes of data and parent models."""
     revisions = {name: revision for name in models if (revision := hub_revision(name))}
     models = [downloaded_model(name) for name in models]
     device = resolve_device(config.device)
@@ -51,12 +64,20 @@ def environment(command: str, config: RunOptions, *, data: Sequence[str], models
         "device": device.type,
         "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
         "arguments": redact.command(),
-        "data": {path: _sha256([Path(path)]) for path in data if Path(path).is_file()},
+        "data": {name: content for one in data for name, content in _content(one)},
         "revisions": revisions,
         "models": {
             path: _model_digest(Path(path)) for model in models for path in with_bases(model) if Path(path).is_dir()
         },
     }
+
+
+def _content(data: str | Given) -> list[tuple[str, str]]:
+    """The name of data and what is compared of it; nothing for what has neither a file nor rows."""
+    if isinstance(data, Given):
+        return [data]
+    content = _sha256([Path(data)]) if Path(data).is_file() else dataset_sum(data)
+    return [] if content is None else [(data, content)]
 
 
 def sums(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -66,9 +87,10 @@ def sums(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _model_digest(folder: Path) -> str:
-    """A sum of all that a model is read from: weights, configurations, tokenizer, templates, code."""
+    """A sum of all that a model is read from: weights, its value head, configurations, tokenizer, templates, code."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_FILES)
-    return digest([[path.name, _sha256([path])] for path in files])
+    files += [path for path in [folder / VALUE_HEAD] if path.is_file()]
+    return digest([[path.relative_to(folder).as_posix(), _sha256([path])] for path in files])
 
 
 def digest(content: Any) -> str:
@@ -127,9 +149,11 @@ def same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Seq
         before, now = old.get(kind, {}), new.get(kind, {})
         changed = sorted(name for name in before if name in now and before[name] != now[name])
         if changed and setting not in allowed:
+            was, now_is = before[changed[0]], now[changed[0]]
+            differ = f" ({was}; now {now_is})" if changed[0] == IN_PYTHON else ""
             raise ConfigError(
-                f"{changed[0]} is not what it was when the run began, so the run does not go on with it; bring the former "
-                f"one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
+                f"{changed[0]} is not what it was when the run began{differ}, so the run does not go on with it; bring the "
+                f"former one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
             )
     for name in ("device", "dtype"):  # what auto meant
         was, now = old.get(name), new.get(name)

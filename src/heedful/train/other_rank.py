@@ -10,6 +10,8 @@ from heedful.configs.options import RunOptions
 from heedful.errors import CheckpointError
 from heedful.parallel import ranks
 from heedful.train.checkpoints import RESUME, Checkpoint, Writes
+from heedful.train.environment import Given
+from heedful.train.patience import Patience
 from heedful.train.run_folder import RunFolder
 from heedful.train.state_file import read_state
 
@@ -24,9 +26,10 @@ class ReadOnlyFolder:
     notes: list[str] = field(default_factory=list)
     last_checkpoint: Path | None = None
 
-    def go_on(self) -> None:
+    def go_on(self, patience: Patience, objective: str) -> list[str]:  # noqa: ARG002  the interface has it
         """Rank 0 does it."""
         self.checkpoint = None  # its tensors are in the learner now
+        return []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Rank 0 does it."""
@@ -65,7 +68,7 @@ class ReadOnlyFolder:
 
 
 def open_folder(
-    config: RunOptions, command: str, *, data: Sequence[str], models: Sequence[str], about: Mapping[str, Any]
+    config: RunOptions, command: str, *, data: Sequence[str | Given], models: Sequence[str], about: Mapping[str, Any]
 ) -> RunFolder | ReadOnlyFolder:
     """The run's folder, which rank 0 opens; what it raises is raised on every rank. The arguments are those of `RunFolder`.
 

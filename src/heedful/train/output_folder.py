@@ -18,6 +18,7 @@ from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train import skips
+from heedful.train.checkpoints import NAME
 from heedful.train.environment import with_bases
 
 MARKER = "run.json"
@@ -57,6 +58,7 @@ FREE = (
     "reward_retry_minutes",
     "reward_token_env",
     "rollouts",
+    "sampler_retry_minutes",
     "shard",
     "replicas",
     "sync_every",
@@ -307,8 +309,9 @@ def holds_models(output: Path) -> bool:
 
 
 def bytes_of_models(output: Path) -> int:
-    """What the checkpoints, best/ and final/ of a run take of the disk."""
-    folders = [output / name for name in MODELS] + list((output / "checkpoints").glob("step-*"))
+    """What the checkpoints, best/ and final/ of a run take of the disk; not what is set aside, which no new one replaces."""
+    found = (output / "checkpoints").glob("step-*")
+    folders = [output / name for name in MODELS] + [path for path in found if NAME.fullmatch(path.name)]
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,7 +1,7 @@
 """When to stop: the best evaluation so far, and how many came after it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -23,6 +23,11 @@ class Patience:
         else:
             self.without_improvement += 1
         return improved
+
+    def would_improve(self, values: Iterable[float]) -> bool:
+        """True if one of some further evaluations is the best so far."""
+        finite = (value for value in values if math.isfinite(value))
+        return any(self.best is None or self.sign * value > self.sign * self.best for value in finite)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "best_step": self.best_step, "without_improvement": self.without_improvement}

@@ -31,6 +31,7 @@ from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import Saves, Writes, write_parts_of
 from heedful.train.disk_space import check_space
+from heedful.train.environment import Given
 from heedful.train.other_rank import open_folder
 from heedful.train.patience import Patience
 from heedful.train.same_run import check_same_weights
@@ -71,7 +72,7 @@ class Run:
         parents: the models that the run starts from; their hashes are written down.
         facts: what is known before the run and belongs in its summary, such as counts of records.
         notes: further lines to show at the start.
-        more_data: files that the run reads besides ``data`` and ``eval_data``.
+        more_data: what the run is made from besides ``data`` and ``eval_data``, mostly files.
         can_evaluate: whether anything is held out.
 
     Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
@@ -91,7 +92,7 @@ class Run:
         parents: Sequence[str],
         facts: Mapping[str, Any],
         notes: Sequence[str] = (),
-        more_data: Sequence[str] = (),
+        more_data: Sequence[str | Given] = (),
         can_evaluate: bool,
     ) -> None:
         if config.patience and not can_evaluate:
@@ -112,8 +113,8 @@ class Run:
         self._seconds_before = 0.0
         self._stops = Stops(waits=ranks.size() > 1)
         ranks.by_first(lambda: check_space(config, learner))
-        data = [path for path in (config.data, config.eval_data, *more_data) if path]
         self._display = Display(algorithm, total_steps, shown)
+        data = [one for one in (config.data, config.eval_data, *more_data) if one]
         about = {"total_steps": total_steps, "objective": objective}
         self._folder = open_folder(config, algorithm, data=data, models=parents, about=about)  # now there is a run
         self._trackers = Trackers(config, self._folder.path)
@@ -156,9 +157,8 @@ class Run:
             raise CheckpointError(
                 f"{self._folder.path}: its checkpoint does not fit this run: {error}; start anew with --overwrite"
             ) from error
-        noted = len(self._folder.notes)
-        self._folder.go_on()
-        self._opening += self._folder.notes[noted:]
+        self._opening += self._folder.go_on(self._patience, self.objective)
+        self._patience.best = ranks.share(self._patience.best)
         if run["made_from"] != self._folder.made_from:
             self._patience.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")

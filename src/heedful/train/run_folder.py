@@ -20,7 +20,7 @@ from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
 from heedful.lock import LOCK, FolderLock
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
-from heedful.train.environment import SOURCES, digest, environment, same_sources
+from heedful.train.environment import SOURCES, Given, digest, environment, same_sources
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
     LOGS,
@@ -40,6 +40,11 @@ from heedful.train.output_folder import (
     real_path,
     settings_of,
 )
+from heedful.train.patience import Patience
+
+NO_LOCKS = (
+    "the file system of --output has no locks, so nothing keeps a second process out of the folder: start one at a time"
+)
 
 
 class RunFolder:
@@ -51,7 +56,8 @@ class RunFolder:
     Args:
         config: the run's settings.
         command: the trainer's name.
-        data: files that the run is made from; their hashes are written down, and an unfinished run goes on only with these.
+        data: what the run is made from, mostly files; their hashes are written down, and an unfinished run goes on only with
+            these.
         models: models that it is made from, likewise.
         about: what else to write down of the run, for those who list it.
 
@@ -63,7 +69,7 @@ class RunFolder:
         config: RunOptions,
         command: str,
         *,
-        data: Sequence[str],
+        data: Sequence[str | Given],
         models: Sequence[str],
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -91,6 +97,8 @@ class RunFolder:
                 if isinstance(error, HeedfulError):
                     raise
                 raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
+            if self._lock is not None and not self._lock.keeps_others_out:
+                self.notes.append(NO_LOCKS)
             if plan.resumes:
                 self._find_checkpoint()
             if self.checkpoint is None:
@@ -140,7 +148,8 @@ class RunFolder:
         self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER, "run")["run"], config.keep)
         before = _read(self.path / "environment.json", "versions")
         self.notes += same_sources(before, facts, allowed=config.allow_change)
-        if config.resume not in ("auto", "never"):
+        self._goes_back = config.resume not in ("auto", "never")
+        if self._goes_back:
             path = Path(config.resume)
             try:
                 self.checkpoint = self._checkpoints.read(path)
@@ -151,6 +160,7 @@ class RunFolder:
         else:
             self.checkpoint, bad = self._checkpoints.newest()
             self.notes += bad
+            self._goes_back = bool(bad)
             if self.checkpoint is None and (bad or holds_models(self.path)):
                 reason = "; ".join(bad) or "it was cut short before its first checkpoint"
                 raise CheckpointError(
@@ -161,19 +171,45 @@ class RunFolder:
         if self.checkpoint is None:  # it was killed before it had anything to keep
             clear(self.path)
 
-    def go_on(self) -> None:
-        """Bring the folder back to where the checkpoint was, whose state has been loaded."""
+    def go_on(self, patience: Patience, objective: str) -> list[str]:
+        """Bring the folder back to where the checkpoint was, whose state has been loaded. Returns what there is to say.
+
+        If that is not the newest that there was, best/ and final/ of later steps are set aside, and best/ is chosen anew: the
+        one that the checkpoint knows of is gone. After a mere kill the run comes to the same ones again.
+
+        Args:
+            patience: what the checkpoint knows of best/.
+            objective: the metric by which that was chosen.
+        """
         assert self.checkpoint is not None
         check_logs(self.path, self.checkpoint.state["logs"])  # from here on the folder changes
-        self.notes += [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
+        notes = [f"set aside: {later}" for later in self._checkpoints.go_back_to(self.checkpoint.step)]
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in MODELS:
             recover(self.path / name)
+        if self._goes_back:
+            notes += self._set_aside_later_models(patience, objective)
+        if not (self.path / "best").is_dir():  # set aside now, or when the run went on before
+            patience.best = None
         self._write_settings()
-        self.notes += cut_logs(self.path, self.checkpoint.state["logs"])
+        notes += cut_logs(self.path, self.checkpoint.state["logs"])
         time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
         self._open_logs()
         self.checkpoint = None  # its tensors are in the learner now
+        return notes
+
+    def _set_aside_later_models(self, patience: Patience, objective: str) -> list[str]:
+        """Set best/ and final/ aside if they are of later steps than the checkpoint, by what the metrics say of those."""
+        assert self.checkpoint is not None
+        with (self.path / "metrics.jsonl").open("rb") as file:
+            file.seek(self.checkpoint.state["logs"]["metrics.jsonl"])
+            later = lines_of(file.read())
+        notes = []
+        if any(line["step"] > self.checkpoint.step for line in later):
+            notes += self._checkpoints.set_model_aside("final")
+        if patience.would_improve(line[objective] for line in later if objective in line):
+            notes += self._checkpoints.set_model_aside("best")
+        return notes
 
     def _begin(self, command: str, about: Mapping[str, Any]) -> None:
         """Write what is known before the first step."""
@@ -296,6 +332,15 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     return content
 
 
+def lines_of(content: bytes) -> list[dict[str, Any]]:
+    """The lines of metrics; one that was cut short is left out."""
+    lines = []
+    for line in content.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict) and "step" in line]
+
+
 def check_logs(run: Path, sizes: Mapping[str, int]) -> None:
     """Check that the logs of a run can be cut back to sizes they had. Raises CheckpointError."""
     for name, size in sizes.items():
@@ -319,7 +364,8 @@ def cut_logs(run: Path, sizes: Mapping[str, int]) -> list[str]:
     for name, size in sizes.items():
         path = run / name
         if not _has(path, size):
-            said.append(f"{path} is missing or was changed: TensorBoard will not show the earlier steps")
+            lost = "TensorBoard will not show the earlier steps" if path.parent != run else "its earlier lines are lost"
+            said.append(f"{path} is missing or was changed: {lost}")
             continue
         os.truncate(path, size)
     for path in [*(run / "tensorboard").glob("events.*"), *(run / name for name in NOT_ALWAYS)]:

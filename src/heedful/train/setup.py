@@ -24,25 +24,26 @@ from heedful.parallel import ranks
 from heedful.parallel.own import own_device
 from heedful.tracking.trackers import check_trackers
 from heedful.train.division import divides, loading_device
-from heedful.train.output_folder import check_output
+from heedful.train.output_folder import Plan, check_output
 from heedful.train.same_run import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""
 
 
-def check_start(config: Config) -> None:
+def check_start(config: Config) -> Plan:
     """Check what can be checked before anything is loaded: the output folder, and the trackers. Ranks meet first.
 
-    Raises ConfigError; see also `join_ranks`.
+    Returns what becomes of a run that is already in the output folder. Raises ConfigError; see also `join_ranks`.
     """
     join_ranks(config)
 
-    def check() -> None:
-        check_output(config)
+    def check() -> Plan:
+        plan = check_output(config)
         check_trackers(config)
+        return plan
 
-    ranks.by_first(check)
+    return ranks.by_first(check)
 
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:

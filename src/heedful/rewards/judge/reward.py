@@ -64,6 +64,9 @@ class JudgeReward(Measured, Elsewhere, OfGroups):
     def stop(self) -> None:
         self._background.stop()
 
+    def has_answered_before(self) -> None:
+        self.api.endpoint.has_answered = True
+
     async def _judge(self, cases: Sequence[Case]) -> list[OneScore | Problem]:
         groups = list(self._groups(cases))
         lacking = [next((name for name, value in group[0].columns.items() if value is None), None) for group in groups]

@@ -23,14 +23,14 @@ from heedful.models.policy import Policy
 from heedful.parallel import ranks
 from heedful.parallel.sharding import gathered_on_first
 from heedful.sampling.rollouts import Rollouts
-from heedful.sampling.vllm.dispatch import FIRST_WAIT, Dispatch, check, together
+from heedful.sampling.vllm.dispatch import FIRST_WAIT, LONGEST_WAIT, Dispatch, check, together
 from heedful.sampling.vllm.nccl import Senders
 from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, Server
 from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
 
 T = TypeVar("T")
 FIRST_PATIENCE = 10.0
-"""Seconds for which servers are waited for at the start: an address may be wrong."""
+"""Seconds for which servers are waited for at the start of a new run: an address may be wrong."""
 LONGEST_IDLE = 2.0
 """Seconds that a connection is kept for the next request. vLLM closes one after 5, maybe just as a request is sent on it."""
 LAST_SECONDS = 10.0
@@ -102,17 +102,20 @@ class Servers:
         thread.start()
         self._close = weakref.finalize(self, _end, self._loop, thread, client)
 
-    def connect(self, policy: Policy, *, longest: int) -> None:
+    def connect(self, policy: Policy, *, longest: int, is_known: bool = False) -> None:
         """Check that every server is there and fits the policy. Raises SamplerError, ConfigError.
 
         Args:
             policy: what will be sampled from.
             longest: the most tokens of a prompt and its response.
+            is_known: whether they have served this run before; then they are waited for as in the middle of it.
         """
+        most = 60 * self.config.sampler_retry_minutes
+        patience = most if is_known else min(FIRST_PATIENCE, most)
         check_adapters(policy.lm)
 
         async def look() -> None:
-            await together(self._look(server, policy, longest) for server in self.servers)
+            await together(self._look(server, policy, longest, patience) for server in self.servers)
 
         self._do(look())
         kinds = {server.about["dtype"] for server in self.servers}
@@ -245,10 +248,10 @@ class Servers:
         except GoneError:
             server.held = None  # it is looked at again before it draws
 
-    async def _look(self, server: Server, policy: Policy, longest: int) -> None:
+    async def _look(self, server: Server, policy: Policy, longest: int, patience: float) -> None:
         """Check one server. Raises SamplerError, ConfigError."""
         loop = asyncio.get_running_loop()
-        deadline, wait = loop.time() + min(FIRST_PATIENCE, 60 * self.config.sampler_retry_minutes), FIRST_WAIT
+        deadline, wait = loop.time() + patience, FIRST_WAIT
         while True:
             try:
                 await server.ask_version()
@@ -257,11 +260,11 @@ class Servers:
             except GoneError as problem:
                 if loop.time() + wait > deadline:
                     raise server.error(
-                        f"cannot be reached: {problem}; tried for {FIRST_PATIENCE:g} s. Is it running, is that its address? "
+                        f"cannot be reached: {problem}; tried for {patience:g} s. Is it running, is that its address? "
                         "A server takes a minute or more to start"
                     ) from problem
             await asyncio.sleep(wait)
-            wait *= 2
+            wait = min(2 * wait, LONGEST_WAIT)
 
     def _start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -278,11 +281,22 @@ class Servers:
             raise
 
 
-def connect(config: RolloutConfig, policy: Policy, *, stop_ids: Sequence[int], pad_id: int, longest: int) -> Servers:
-    """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError."""
+def connect(
+    config: RolloutConfig,
+    policy: Policy,
+    *,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    longest: int,
+    is_known: bool = False,
+) -> Servers:
+    """The servers that the settings name, once they are known to fit the policy. Raises SamplerError, ConfigError.
+
+    ``is_known``: they have served this run before.
+    """
     servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
     try:
-        ranks.by_first(lambda: servers.connect(policy, longest=longest))
+        ranks.by_first(lambda: servers.connect(policy, longest=longest, is_known=is_known))
     except BaseException:
         servers.close()
         raise

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards import Reward
 from heedful.rewards.judge.start import is_judge
+from heedful.train.environment import Given
 
 OFF_POLICY = (
     "--top-k and --top-p shape what is sampled, not the policy's log-probs: training becomes off-policy; --importance "
@@ -27,7 +28,7 @@ class About(TypedDict):
 
     facts: dict[str, Any]
     parents: list[str]
-    more_data: list[str]
+    more_data: list[str | Given]
     notes: list[str]
 
 

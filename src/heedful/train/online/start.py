@@ -33,6 +33,8 @@ from heedful.train.online.about import About, notes_of, parents_of
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
+from heedful.train.online.given import files_of, given_in_python
+from heedful.train.online.going_on import expect_answers, resumable, with_the_same_servers
 from heedful.train.online.learner import Learner, Prompts
 from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
@@ -67,7 +69,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     Raises ConfigError, DataError, CheckpointError, RewardError.
     """
     config, wanted = _wanted_rewards(config, rewards)
-    check_start(config)
+    goes_on = with_the_same_servers(check_start(config))
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
@@ -94,11 +96,14 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     if critic is not None:
         disable_dropout(critic)
         critic.grad_scaler = policy.grad_scaler  # one optimizer, one scaler
-    sampler = _sampler(config, renderer, policy, longest)
+    with resumable(goes_on):
+        sampler = _sampler(config, renderer, policy, longest, is_known=goes_on)
     divide(config, device, policy, reference, critic)
     functions = _load_rewards(wanted, policy, config)
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
     divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
+    if goes_on:
+        expect_answers([*functions, *judges])
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
     if critic_options is not None:
         check_same_text(critic_options, functions, train[:100], renderer)
@@ -107,12 +112,14 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         [(policy.lm, config.learning_rate), (policy.value_head, value_rate), (critic, value_rate)], config
     )
     average = WeightAverage(policy, config.ema_decay) if config.ema_decay else None
-    score_norm = _score_norm(
-        config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
-    )
+    with resumable(goes_on):
+        score_norm = _score_norm(
+            config, reference or policy, train, rewards=functions, sampler=sampler, generator=generator
+        )
     if critic is not None and critic_options is not None:
         start_from_scores(critic, functions, score_norm, critic_options)
-    _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config)
+    with resumable(goes_on):
+        _try_rewards([functions, judges], policy, train[:2] + held_out[:2], sampler, config)
     learner = Learner(
         config=config,
         policy=policy,
@@ -133,19 +140,21 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         skips=Skips(config.output, config.max_skipped_steps),
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
-    return Started(config, learner, held_out, _about(learner, counts))
+    return Started(config, learner, held_out, _about(learner, counts, wanted))
 
 
-def _about(learner: Learner[RolloutConfig], counts: Counts) -> About:
-    """What the run says of itself; ``counts`` are of its records."""
+def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str | Reward | RewardFunction]) -> About:
+    """What the run says of itself; ``counts`` are of its records, ``wanted`` the rewards as they were given."""
     config = learner.config
     facts: dict[str, Any] = {"rewards": [reward.name for reward in learner.rewards], "data": counts}
     facts |= {"score_norm": learner.score_norm.state_dict()}
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
+    named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
+    scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
-        parents=parents_of(config, [*learner.rewards, *learner.judges]),
-        more_data=[str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None],
+        parents=parents_of(config, scorers),
+        more_data=[*named, *files_of(scorers), given_in_python(wanted)],
         notes=notes_of(config),
     )
 
@@ -215,13 +224,23 @@ def _where(policy: Policy, config: RolloutConfig) -> Machine:
     }
 
 
-def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int) -> Sampler:
-    """What draws responses, with its servers if the settings name some. ``longest``: tokens of the longest text."""
+def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest: int, *, is_known: bool) -> Sampler:
+    """What draws responses, with its servers if the settings name some.
+
+    Args:
+        config: the settings.
+        renderer: of prompts and responses.
+        policy: what is sampled from.
+        longest: tokens of the longest text.
+        is_known: whether the servers have served this run before, so that they are waited for.
+    """
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
     sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
     if not config.sampler:
         return sampler
-    servers = connect(config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest)
+    servers = connect(
+        config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
+    )
     return replace(sampler, servers=servers)
 
 
