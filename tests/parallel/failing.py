@@ -1,6 +1,9 @@
 """A rank that does what its argument says after the first message; run in several ranks by test_failing_ranks.py.
 
 failing.py SECONDS WHAT_RANK_0_DOES WHAT_RANK_1_DOES ...
+
+With LIKE_NCCL set, the end of a group waits for all ranks, as NCCL's does, and a thread looks after the others; "block" is a
+rank whose main thread stands in a sum that is never completed.
 """
 
 import os
@@ -10,14 +13,19 @@ import time
 from datetime import timedelta
 
 import torch
+import torch.distributed
 
 from heedful import cli
 from heedful.errors import DataError, Terminated
-from heedful.parallel import ranks
+from heedful.parallel import ranks, watch
 
 
 def run(seconds, *does):
     ranks.join(torch.device("cpu"), timedelta(seconds=float(seconds)))
+    if "LIKE_NCCL" in os.environ:
+        torch.distributed.destroy_process_group = lambda: time.sleep(3600)
+        watch.LOOK, watch.PATIENCE = 0.05, 10
+        ranks.watch_others()
     assert ranks.total(1.0) == len(does)
     match does[ranks.rank()]:
         case "raise":
@@ -26,7 +34,7 @@ def run(seconds, *does):
             raise ValueError("a mistake of our own")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "hang":
+        case "hang" | "block":
             time.sleep(3600)
         case "terminate":
             raise Terminated(signal.SIGTERM)
