@@ -41,8 +41,7 @@ class _World:
     rank = 0
     size = 1
     is_alone = False
-    watch: Watch | None = None
-    """Looks after the other ranks if sums go by NCCL, which does not say that one is lost."""
+    watch: Watch | None = None  # if sums go by NCCL, which does not say that a rank is lost
 
 
 def launched() -> bool:
@@ -107,11 +106,9 @@ def join(device: torch.device, timeout: timedelta) -> None:
 
 def watch_others() -> None:
     """Have a thread look whether the others are there, for sums by NCCL, which do not say so; see `watch`."""
-    from heedful.parallel import roll_call
-    from heedful.parallel.watch import Watch
+    from heedful.parallel.watch import start
 
-    _World.watch = Watch(roll_call.another_connection(), _World.rank, _World.size)
-    _World.watch.start()
+    _World.watch = start(_World.rank, _World.size)
 
 
 def leave() -> None:
@@ -128,8 +125,7 @@ def leave() -> None:
 def give_up(error: BaseException) -> None:
     """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing.
 
-    By Gloo, the collectives of the others with this rank fail from now on. NCCL's groups stay as they are: their end is a
-    collective itself, for which this rank would wait in vain. They end with the process; see `ends_at_once`.
+    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not in a collective.
     """
     if _World.size > 1:
         from heedful.parallel import roll_call
@@ -141,7 +137,7 @@ def give_up(error: BaseException) -> None:
 
 
 def ends_at_once() -> bool:
-    """True if this process, after an error, must end without the usual clearing up, in which NCCL would wait for others."""
+    """True if this process, after an error, must end without the usual clearing up, where NCCL would wait for others."""
     return _World.watch is not None
 
 
@@ -397,7 +393,7 @@ def complete() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of Gloo and NCCL, DistError among them
-        if is_out_of_memory(error):  # here, where weights are put together: all ranks are there
+        if is_out_of_memory(error):
             raise
         from heedful.parallel import roll_call
 

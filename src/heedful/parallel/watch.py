@@ -123,6 +123,13 @@ class Watch(threading.Thread):
             return None
 
 
+def start(rank: int, size: int) -> Watch:
+    """Watch the other ranks from now on."""
+    watch = Watch(roll_call.another_connection(), rank, size)
+    watch.start()
+    return watch
+
+
 def _where_the_main_thread_is() -> tuple[int, int] | None:
     """Its innermost frame, and the instruction there; None if it has ended."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
