@@ -67,9 +67,8 @@ class SamplerOptions(Settings):
                 raise ConfigError("--sampler-folder belongs to --sampler-weights folder; leave out one of the two")
         if self.sampler_weights == "nccl" and self.sampler_sleep:
             raise ConfigError(
-                "--sampler-weights nccl does not go with --sampler-sleep: a server sleeps if it is on the trainer's GPU, which "
-                "NCCL cannot send to itself, and one that sleeps takes no weights; use --sampler-weights folder, or leave out "
-                "--sampler-sleep"
+                "--sampler-weights nccl does not go with --sampler-sleep: a server that sleeps is on the trainer's GPU, and "
+                "NCCL sends nothing from a GPU to itself; use --sampler-weights folder, or leave out --sampler-sleep"
             )
         if self.sampler_token_env is not None and (not self.sampler_token_env or "=" in self.sampler_token_env):
             raise ConfigError(

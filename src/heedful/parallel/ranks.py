@@ -125,7 +125,7 @@ def leave() -> None:
 def give_up(error: BaseException) -> None:
     """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing.
 
-    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not in a collective.
+    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not together.
     """
     if _World.size > 1:
         from heedful.parallel import roll_call
