@@ -9,15 +9,25 @@ rank whose main thread stands in a sum that is never completed.
 import os
 import signal
 import sys
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from heedful import cli
 from heedful.errors import DataError, Terminated
 from heedful.parallel import ranks, watch
+from heedful.parallel.sharded_files import write_parts
+from heedful.parallel.sharding import make_mesh
+
+
+def divided():
+    """A tensor of which each rank has a part."""
+    return distribute_tensor(torch.arange(8.0), make_mesh(torch.device("cpu")), [Shard(0)])
 
 
 def run(seconds, *does):
@@ -27,7 +37,11 @@ def run(seconds, *does):
         watch.LOOK, watch.PATIENCE = 0.05, 10
         ranks.watch_others()
     assert ranks.total(1.0) == len(does)
+    parts = {"w": divided()} if "save" in does else {}
     match does[ranks.rank()]:
+        case "save":
+            with tempfile.TemporaryDirectory() as folder:
+                write_parts(Path(folder), parts)
         case "raise":
             raise DataError("坏的 line 3")
         case "break":

@@ -70,6 +70,14 @@ def test_a_mistake_of_our_own_beside_gpus_has_its_traceback(launch, finished):
 
 
 @pytest.mark.exhaustive
+def test_a_rank_that_is_killed_while_others_write_their_parts_is_named(ended):
+    (first, second), _ = ended(600, "save", "kill")
+    assert first[0] == 4
+    assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
+    assert second == (-9, [])
+
+
+@pytest.mark.exhaustive
 def test_without_the_first_rank_another_speaks(ended):
     """Rank 0 served the store, so the others know only that it is gone."""
     (first, *others), _ = ended(600, "kill", "go on", "go on")
