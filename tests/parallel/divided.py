@@ -18,6 +18,7 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.save import save_policy
 from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
@@ -32,6 +33,7 @@ from heedful.parallel.sharding import (
     divided_like,
     gathered,
     gathered_on_first,
+    held,
     is_divided,
     is_sharded,
     make_mesh,
@@ -39,6 +41,7 @@ from heedful.parallel.sharding import (
     whole_tensor,
 )
 from heedful.sampling.generate import sample
+from heedful.sampling.vllm import servers
 from heedful.train import compact_adamw
 from heedful.train.division import divide
 from heedful.train.online.average import WeightAverage
@@ -403,7 +406,32 @@ def message_of(work):
         return str(error)
 
 
+def for_servers():
+    """How often whole weights are put together and written down: before the first batch, and after a step; on all ranks."""
+    model, put_together = policy(), []
+    shard(model, make_mesh(CPU))
+
+    def counted(module):
+        put_together.append(1)
+        return gathered_on_first(module)
+
+    config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
+    to = servers.Servers(config, stop_ids=[1], pad_id=0)
+    to.folder, servers.gathered_on_first = FOLDER / "for servers", counted
+    to._start = lambda drawing: drawing.close()
+    found = []
+    for changes in (False, False, True, False):
+        if changes and ranks.rank() == 1:  # a part that only this rank has
+            with torch.no_grad():
+                held(next(model.lm.parameters())).add_(1.0)
+        to.begin(model, [[5, 6]], torch.Generator())
+        found.append([len(put_together), len(list(to.folder.glob("v-*")))])
+    to.close()
+    return ranks.gather(found)
+
+
 EVERY = {
+    "for servers": for_servers,
     "tied, with a value head": lambda: compared(policy),
     "untied": lambda: compared(lambda: policy("qwen3")),
     "adapters": lambda: compared(lambda: policy("llama", lora=True)),

@@ -39,7 +39,7 @@ SELDOM = (
     "bfloat16, encoder",
 )
 OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "whole for a time")
-OTHERS += ("whole for a time, bfloat16", "copies", "average", "states", "states, bfloat16")
+OTHERS += ("for servers", "whole for a time, bfloat16", "copies", "average", "states", "states, bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,13 @@ def two(launched):
 @pytest.fixture(scope="module")
 def seldom(launched):
     return launched(SELDOM)
+
+
+def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_then(two):
+    """Each rank looks at its own parts, and all decide the same; [times put together, times written] after each batch."""
+    for first, second in (found["for servers"] for found in two):
+        assert [times for times, _ in first] == [times for times, _ in second] == [1, 1, 2, 2]
+        assert [written for _, written in first] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
