@@ -162,6 +162,8 @@ class Server:
         asked = json.loads(await request.body())
         if not hasattr(self.worker, asked["method"]):
             return JSONResponse({"error": f"no method {asked['method']}"}, 500)
+        if self.asleep and asked["method"] in ("heedful_load", "heedful_checksum"):  # its weights are not on the GPU
+            return JSONResponse({"error": "asleep"}, 500)
         self.seen["loads"] += asked["method"] == "heedful_load"
         try:
             result = getattr(self.worker, asked["method"])(**asked["kwargs"])

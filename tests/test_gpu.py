@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from heedful.checkpoints.load import load_causal_lm, load_policy
@@ -22,6 +23,8 @@ from heedful.kernels.device import resolve_device
 from heedful.kernels.layout import positions
 from heedful.kernels.packing import can_pack
 from heedful.models.policy import Policy, freeze
+from heedful.parallel.sharded_files import Parts, write_parts
+from heedful.parallel.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
 from heedful.planning.memory import CUDA_CONTEXT, plan
 from heedful.planning.work import Lengths, work_of
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
@@ -76,8 +79,15 @@ def test_recorded_sampling_is_sampling(tmp_path, dtype):
 
     def sampled(cuda_graphs):
         options = SamplingOptions(max_new_tokens=50, temperature=0.0, cuda_graphs=cuda_graphs)
-        settings = {"stop_ids": stops, "pad_id": 0, "generator": torch.Generator(), "micro_batch_size": 10}
-        return sample(policy, RAGGED, options, **settings)
+        return sample(
+            policy,
+            RAGGED,
+            options,
+            stop_ids=stops,
+            pad_id=0,
+            generator=torch.Generator(),
+            micro_batch=MicroBatch(10),
+        )
 
     responses = []
     for _ in range(2):
@@ -270,11 +280,47 @@ def test_moments_in_main_memory_give_the_steps_of_the_gpu():
         assert ours.state[q]["exp_avg"].device.type == "cpu"
 
 
+def test_one_rank_divides_by_nccl(tmp_path):
+    """All that a divided model does, in a world of one rank: passes, clipping, moments in main memory, gathering, files.
+
+    It says that NCCL takes these calls, not that several ranks agree.
+    """
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, initializer_range=0.1)
+    device = torch.device("cuda")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole, divided = (
+            load_policy(str(tmp_path / "m"), device=device, compute_dtype=torch.float32) for _ in range(2)
+        )
+        shard(divided, make_mesh(device))
+        ids = torch.arange(10, 42, device=device).view(2, 16)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        settings = SFTConfig(model="m", data="d", output="o", optimizer_device="cpu")
+        norms = []
+        for policy in (whole, divided):
+            optimizer = make_optimizer([(policy, 1e-3)], settings)
+            policy(ids, mask, mask[:, 8:]).logprobs.mean().backward()
+            norms.append(clip_gradients([p for p in policy.parameters() if p.grad is not None], 0.1))
+            optimizer.step()
+            assert {held(state["exp_avg"]).device.type for state in optimizer.state.values()} == {"cpu"}
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        write_parts(tmp_path / "parts", {name: p.detach() for name, p in divided.lm.named_parameters()})
+        parts, copy = Parts(tmp_path / "parts"), dict(gathered(divided).lm.named_parameters())
+        for name, parameter in whole.lm.named_parameters():
+            assert is_divided(divided.lm.get_parameter(name))
+            torch.testing.assert_close(copy[name], parameter, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(parts.stored(name).read(), parameter.detach().cpu(), rtol=1e-5, atol=1e-6)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_run_far_too_large_is_refused_before_it_begins(tmp_path, monkeypatch):
     """The free memory is taken to be next to nothing; without the check the same run goes through."""
     make_tiny_model("qwen3", tmp_path / "m", hidden_size=64)
     texts = write(tmp_path / "sft.jsonl", [{"prompt": f"问{i}", "completion": "好"} for i in range(8)])
-    config = SFTConfig(model=str(tmp_path / "m"), data=texts, output=tmp_path / "run", max_steps=1, device="cuda")
+    config = SFTConfig(
+        model=str(tmp_path / "m"), data=texts, output=tmp_path / "run", max_steps=1, batch_size=4, device="cuda"
+    )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
     with pytest.raises(ConfigError, match="--no-memory-check"):

@@ -17,7 +17,10 @@ names=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export HEAD=${names%%$'\n'*} NODES=$SLURM_NNODES PORT=$((20000 + SLURM_JOB_ID % 20000))
 asked=0 status=0
 trap 'asked=1; kill -TERM "$task"' TERM
-srun --kill-on-bad-exit=1 bash -c 'NODE=$SLURM_NODEID exec bash "$0" "$@"' "${LAUNCH:-recipes/launch}/two-nodes.sh" "$@" &
+# When one machine's task fails, the others' ranks end by themselves and may save: they have five minutes. srun takes over no
+# number of processors from sbatch.
+srun --kill-on-bad-exit=0 --wait=300 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+  bash -c 'NODE=$SLURM_NODEID exec bash "$0" "$@"' "${LAUNCH:-recipes/launch}/two-nodes.sh" "$@" &
 task=$!
 wait "$task" || status=$?
 while kill -0 "$task" 2>/dev/null; do # the trap has ended the first wait

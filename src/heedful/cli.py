@@ -1,5 +1,6 @@
 """The command line: parse and call, no logic. ``heedful --help`` loads neither torch nor transformers."""
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -8,6 +9,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -23,6 +25,8 @@ instruction that takes only 13 ns on Intel's servers since Sapphire Rapids: ther
 soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
+SECONDS_TO_CLEAR_UP = 10.0
+"""For what is done at the end of a process, if it must not wait for other ranks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _outcome(words, is_program=arguments is None)
+    except Exception:
+        if arguments is None and _is_rank():
+            _end_at_once(1, has_traceback=True)
+        raise
+    if status and arguments is None and _is_rank():
+        _end_at_once(status)
+    return status
+
+
+def _outcome(words: list[str], *, is_program: bool) -> int:
+    """Run a command, say why it failed if it did, and return its exit status. A mistake of our own is raised."""
     with _terminable():
         try:
             try:
                 remember_command(words)
-                return _run(words, is_program=arguments is None)
+                return _run(words, is_program=is_program)
             finally:
                 remember_command([])
                 sys.stdout.flush()  # at exit, writing what is left into a closed pipe would be a traceback
@@ -83,6 +100,23 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
         _say(f"rank {os.environ.get('RANK')}: {message}" if os.environ.get("RANK") != "0" else message)
     roll_call.end()
     return status
+
+
+def _end_at_once(status: int, *, has_traceback: bool = False) -> None:
+    """End the process of a rank that fails beside others on GPUs; see `heedful.parallel.ranks.ends_at_once`."""
+    from heedful.parallel import ranks
+
+    if not ranks.ends_at_once():
+        return
+    if has_traceback:
+        traceback.print_exc()
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # temporary folders, processes of rewards
+    last.start()
+    last.join(SECONDS_TO_CLEAR_UP)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _is_unread() -> bool:

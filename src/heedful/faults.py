@@ -31,6 +31,7 @@ POINTS = {
     "evaluation": "an evaluation is measured, not written",
     "evaluated": "an evaluation is written, and best/ with it",
     "save.files": "a model or checkpoint is in its temporary folder, maybe not on the disk",
+    "save.parts": "the state of a run is there, but for what ranks have written of a divided one beside it",
     "save.state": "the state of a run is in the temporary folder",
     "save.manifest": "the manifest is in the temporary folder",
     "save.synced": "all of it is on the disk, under its temporary name",

@@ -2,12 +2,15 @@
 
 import copy
 import json
+import shutil
 import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +21,7 @@ from heedful.checkpoints.load_reward_model import load_reward_model
 from heedful.checkpoints.lora import add_adapters
 from heedful.checkpoints.save import save_policy
 from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
@@ -32,6 +36,7 @@ from heedful.parallel.sharding import (
     divided_like,
     gathered,
     gathered_on_first,
+    held,
     is_divided,
     is_sharded,
     make_mesh,
@@ -39,7 +44,8 @@ from heedful.parallel.sharding import (
     whole_tensor,
 )
 from heedful.sampling.generate import sample
-from heedful.train import compact_adamw
+from heedful.sampling.vllm import servers
+from heedful.train import compact_adamw, same_run
 from heedful.train.division import divide
 from heedful.train.online.average import WeightAverage
 from heedful.train.optimization import make_optimizer, optimizer_step
@@ -403,7 +409,58 @@ def message_of(work):
         return str(error)
 
 
+def patience():
+    """Seconds for which ranks of a row and of a column wait for one another."""
+    mesh = make_mesh(CPU, 2, timedelta(minutes=7))
+    return [group._get_backend(CPU).options._timeout.total_seconds() for group in mesh.get_all_groups()]
+
+
+def differs():
+    """What is said of a rank with another version of a library, and of one whose code differs by a line."""
+    here, told = Path(same_run.__file__), []
+    other = FOLDER / f"heedful-{ranks.rank()}"
+    shutil.copytree(here.parents[1], other)
+    for plant in ("versions", "code"):
+        with pytest.MonkeyPatch.context() as patched:
+            if ranks.rank() == 1 and plant == "versions":
+                patched.setattr(same_run, "version", lambda name: "0.1" if name == "torch" else version(name))
+            elif plant == "code":
+                patched.setattr(same_run, "__file__", str(other / "train" / here.name))
+                if ranks.rank() == 1:
+                    with (other / "errors.py").open("a", encoding="utf-8") as file:
+                        file.write("# another line\n")
+            told.append(message_of(lambda: ranks.check_same(same_run._facts(CONFIG), same_run.REMEDY)))
+    return told
+
+
+def for_servers():
+    """How often whole weights are put together and written down: before the first batch, and after a step; on all ranks."""
+    model, put_together = policy(), []
+    shard(model, make_mesh(CPU))
+
+    def counted(module):
+        put_together.append(1)
+        return gathered_on_first(module)
+
+    config = GRPOConfig(model="m", data="d", output="o", sampler=("vllm:http://127.0.0.1:9",))
+    to = servers.Servers(config, stop_ids=[1], pad_id=0)
+    to.folder, servers.gathered_on_first = FOLDER / "for servers", counted
+    to._start = lambda drawing: drawing.close()
+    found = []
+    for changes in (False, False, True, False):
+        if changes and ranks.rank() == 1:  # a part that only this rank has
+            with torch.no_grad():
+                held(next(model.lm.parameters())).add_(1.0)
+        to.begin(model, [[5, 6]], torch.Generator())
+        found.append([len(put_together), len(list(to.folder.glob("v-*")))])
+    to.close()
+    return ranks.gather(found)
+
+
 EVERY = {
+    "for servers": for_servers,
+    "patience": patience,
+    "differs": differs,
     "tied, with a value head": lambda: compared(policy),
     "untied": lambda: compared(lambda: policy("qwen3")),
     "adapters": lambda: compared(lambda: policy("llama", lora=True)),

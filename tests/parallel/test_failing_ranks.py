@@ -11,9 +11,9 @@ LIMIT = 90
 def ended(launch):
     """Exit status of each rank and what it said, and the seconds until the last had ended; what hangs is left out."""
 
-    def of(seconds, *does):
+    def of(seconds, *does, **variables):
         started = time.monotonic()
-        processes = launch(len(does), "failing.py", seconds, *does)
+        processes = launch(len(does), "failing.py", seconds, *does, **variables)
         found = []
         try:
             for process, what in zip(processes, does, strict=True):
@@ -41,6 +41,40 @@ def test_a_rank_that_is_killed_is_named(ended):
     assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
     assert second == (-9, [])
     assert seconds < LIMIT
+
+
+def test_a_rank_that_waits_for_the_gpu_hears_of_an_error(ended):
+    """NCCL raises nothing in the others, and the end of its groups is a sum itself, for which nobody may wait."""
+    (first, second, third), seconds = ended(600, "block", "raise", "block", LIKE_NCCL="1")
+    assert first == (2, ["heedful: RankError: rank 1 of 3: DataError: 坏的 line 3"])
+    assert second == third == (2, [])
+    assert seconds < LIMIT
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_waits_for_the_gpu_hears_of_a_death(ended):
+    """Each looks at the one before it, and tells the rest."""
+    (first, second, third), _ = ended(600, "block", "block", "kill", LIKE_NCCL="1")
+    assert first == (4, ["heedful: RankError: rank 2 of 3 has died (its process is gone)"])
+    assert second == (4, [])
+    assert third == (-9, [])
+
+
+@pytest.mark.exhaustive
+def test_a_mistake_of_our_own_beside_gpus_has_its_traceback(launch, finished):
+    """Also where the process must end at once."""
+    statuses, said = finished(launch(2, "failing.py", 600, "block", "break", LIKE_NCCL="1"), timeout=LIMIT)
+    assert statuses == [1, 1]
+    assert said[1].count("ValueError: a mistake of our own") == 1
+    assert "Traceback" in said[1]
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_is_killed_while_others_write_their_parts_is_named(ended):
+    (first, second), _ = ended(600, "save", "kill")
+    assert first[0] == 4
+    assert "heedful: RankError: rank 1 of 2 has died (" in first[1][0]
+    assert second == (-9, [])
 
 
 @pytest.mark.exhaustive

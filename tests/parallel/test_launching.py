@@ -36,7 +36,10 @@ if name == "scontrol":
         with open(os.environ["SEEN"], "a", encoding="utf-8") as file:
             print("requeue", file=file)
 if name == "srun":  # a task on each machine
-    tasks = [subprocess.Popen(arguments[1:], env=os.environ | {{"SLURM_NODEID": str(i)}}) for i in range(2)]
+    flags = arguments[: arguments.index("bash")]
+    if "--cpus-per-task=64" not in flags or "--kill-on-bad-exit=0" not in flags or "--wait=300" not in flags:
+        sys.exit("srun would give each task one processor, or kill ranks that save")
+    tasks = [subprocess.Popen(arguments[len(flags) :], env=os.environ | {{"SLURM_NODEID": str(i)}}) for i in range(2)]
     signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
     sys.exit(max(abs(task.wait()) for task in tasks))
 """
@@ -97,6 +100,7 @@ def test_two_machines(cluster, node):
 
 def test_slurm_starts_a_task_per_machine_and_queues_again_what_was_asked_to_end(cluster):
     variables = {"SLURM_JOB_NODELIST": "x[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "41234"}
+    variables["SLURM_CPUS_PER_TASK"] = "64"
     status, told = cluster("slurm.sh", *WORDS, **variables)
     found = sorted((as_torchrun_reads(arguments) for arguments in told), key=lambda one: one.node_rank)
     assert status == 0
@@ -109,6 +113,7 @@ def test_slurm_starts_a_task_per_machine_and_queues_again_what_was_asked_to_end(
     assert (status, len(told)) == (2, 2)  # a mistake is not queued again
     options = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", (LAUNCH / "slurm.sh").read_text("utf-8"), re.MULTILINE)
     assert dict(options)["ntasks-per-node"] == "1"
+    assert dict(options)["cpus-per-task"] == "64"
     assert dict(options)["signal"] == "B:TERM@300"  # to the script, which passes it on
 
 

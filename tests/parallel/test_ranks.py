@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful.errors import RankError
 from heedful.parallel import ranks
 
 
@@ -23,6 +24,14 @@ def test_one_process_is_everything():
     assert (ranks.any_of(True), ranks.any_of(False), ranks.largest(-2.5)) == (True, False, -2.5)
     ranks.check_same({"code": "a"}, {"code": ""})
     ranks.leave()
+
+
+def test_memory_that_runs_out_in_a_sum_is_no_lost_rank():
+    """torch's error is a RuntimeError, as those of lost connections are."""
+    with pytest.raises(torch.OutOfMemoryError), ranks.complete():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    with pytest.raises(RankError), ranks.complete():
+        raise RuntimeError("Connection closed by peer")
 
 
 def test_a_division_worked_out_by_hand():

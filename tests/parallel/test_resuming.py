@@ -70,18 +70,28 @@ def test_on_other_numbers_of_ranks(go, whole, comparing, tmp_path, case, sizes):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("shard", ["none", "full"])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_rank_that_is_killed_loses_nothing(go, whole, comparing, tmp_path, point):
+def test_a_rank_that_is_killed_loses_nothing(go, whole, comparing, tmp_path, point, shard):
     """By kill -9 at each fault point, on rank 1 if it comes there; checkpoints are saved every step."""
     case, rank = "ppo-reward", 0 if point in BY_THE_FIRST else 1
     if point == "run.aside":  # a run that is replaced
         shutil.copytree(whole(case), tmp_path / case)
     replaces = point == "run.aside"
-    statuses = go(2, tmp_path, case, f"{point}:kill", rank=rank, save_every=1, overwrite=replaces)
+    statuses = go(2, tmp_path, case, f"{point}:kill", rank=rank, save_every=1, overwrite=replaces, shard=shard)
     assert statuses[rank] == -9, "the point was not visited"
     assert statuses[1 - rank] != 0 or point in NOBODY_WAITS
     if point == "run.aside":
         assert (tmp_path / case).exists() is False
     if not (tmp_path / case / "summary.json").exists():
-        go(2, tmp_path, case, save_every=1, overwrite=replaces)  # the run that was to be replaced has its name again
+        go(2, tmp_path, case, save_every=1, overwrite=replaces, shard=shard)  # one that was replaced has its name again
     check(comparing, whole(case), tmp_path / case)
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_dies_in_the_passes_of_a_divided_value_head_is_named(launch, finished, inputs, tmp_path):
+    """They are not made in a `Room`, which names those that other passes lose."""
+    per_rank, variables = {1: {"HEEDFUL_FAULTS": "update.stepped:kill"}}, {"CHANGES": json.dumps({"shard": "full"})}
+    statuses, said = finished(launch(2, "training.py", inputs(), tmp_path, "ppo", per_rank=per_rank, **variables))
+    assert statuses == [1, -9]  # training.py is no command
+    assert "heedful.errors.RankError: rank 1 of 2 has died" in said[0]

@@ -39,7 +39,16 @@ SELDOM = (
     "bfloat16, encoder",
 )
 OTHERS = ("bfloat16, rows divided", "noise", "averaged", "refused", "memory", "whole for a time")
-OTHERS += ("whole for a time, bfloat16", "copies", "average", "states", "states, bfloat16")
+OTHERS += (
+    "differs",
+    "patience",
+    "for servers",
+    "whole for a time, bfloat16",
+    "copies",
+    "average",
+    "states",
+    "states, bfloat16",
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +71,13 @@ def two(launched):
 @pytest.fixture(scope="module")
 def seldom(launched):
     return launched(SELDOM)
+
+
+def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_then(two):
+    """Each rank looks at its own parts, and all decide the same; [times put together, times written] after each batch."""
+    for first, second in (found["for servers"] for found in two):
+        assert [times for times, _ in first] == [times for times, _ in second] == [1, 1, 2, 2]
+        assert [written for _, written in first] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +343,21 @@ def test_groups_of_ranks_and_models_that_do_not_divide_are_refused(two):
             "--shard full: GPT2LMHeadModel is a mixture whose experts are modules of their own, and which of them learn "
             "differs from rank to rank; leave out --shard",
         ]
+
+
+def test_groups_of_ranks_wait_as_long_as_the_settings_say(two):
+    """The world's timeout is not that of its rows and columns: torch gives them its own, 30 minutes."""
+    assert [found["patience"] for found in two] == [[420.0, 420.0]] * 2
+
+
+def test_ranks_with_another_version_or_other_code_are_refused(two):
+    for found in two:
+        versions, code = found["differs"]
+        assert versions.startswith("rank 1 differs from rank 0 in versions: heedful ")
+        assert " torch 0.1 " in versions
+        assert versions.endswith("; install the same versions on every machine")
+        assert code.startswith("rank 1 differs from rank 0 in code: ")
+        assert code.endswith("; install the same heedful on every machine")
 
 
 def test_gradients_that_are_averaged_would_be_noticed(two):

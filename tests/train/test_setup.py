@@ -12,8 +12,10 @@ from heedful.checkpoints.source import resolve
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.ppo import PPOConfig
+from heedful.configs.scoring import RewardOptions
 from heedful.data.collate import collate
-from heedful.rewards.resolve import load_model_reward
+from heedful.parallel import ranks
+from heedful.rewards.resolve import load_model_reward, load_rewards
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.setup import load_reference, load_trained
 from heedful.types import MicroBatch
@@ -87,6 +89,37 @@ def test_a_reference_is_rounded_as_a_policy_in_bfloat16_is(tmp_path, architectur
     )
     assert torch.equal(ours, theirs)
     assert ours.any()
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 4}, {"weights_dtype": "bfloat16"}], ids=str)
+def test_a_divided_reference_on_a_gpu_is_where_the_policy_starts(tmp_path, monkeypatch, changes):
+    """Both wait in main memory for their parts to go to the GPU, and are rounded as that has them: the first KL is 0."""
+    make_tiny_model("qwen3", tmp_path / "m", hidden_size=32, num_layers=2)
+    config = PPOConfig(
+        model=str(tmp_path / "m"), data="x", output=tmp_path / "o", rewards=("rule:digits",), shard="full", **changes
+    )
+    monkeypatch.setattr(ranks._World, "size", 2)  # nothing is sent: they are only loaded
+    source, gpu = resolve(config.model), torch.device("cuda")
+    policy = load_trained(config, source, gpu, torch.bfloat16)
+    reference = load_reference(config, source, policy, gpu)
+    assert {str(p.device) for p in reference.lm.parameters()} == {"cpu"}
+    monkeypatch.undo()
+    batch = collate([[5, 6, 7], [8]], [[9, 10, 11], [12]], pad_id=0)
+    ours, theirs = (
+        token_outputs(m, batch, temperature=1.0, micro_batch=MicroBatch(2)).logprobs for m in (reference, policy)
+    )
+    assert torch.equal(ours, theirs)
+    assert ours.any()
+
+
+def test_reward_models_that_wait_for_a_gpu_are_stored_as_it_has_them(tmp_path):
+    make_tiny_model("qwen3", tmp_path / "base", hidden_size=32, num_layers=2)
+    tokenizer = load_tokenizer(str(tmp_path / "base"))
+    save_reward_model(load_reward_model(str(tmp_path / "base"), tokenizer, seed=0, **HALF), tokenizer, tmp_path / "m")
+    wanted = [f"model:{tmp_path / 'm'}"]
+    for stored in (torch.float32, torch.bfloat16):
+        (reward,) = load_rewards(wanted, RewardOptions(), micro_batch=MicroBatch(2), stored=stored, **HALF).rewards
+        assert reward.function.model.classifier.get_input_embeddings().weight.dtype == stored
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "deberta-v2"])

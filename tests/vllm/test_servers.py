@@ -288,7 +288,11 @@ def test_a_server_sleeps_while_it_does_not_sample(server, connected, policy, dra
     servers = connected(first, policy=policy, sampler_sleep=True)
     assert_same(draw(servers), expected)
     assert_same(draw(servers), expected)
-    assert first.seen()["orders"] == ["/wake_up", "/sleep"] * 2
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)
+    assert draw(servers).sampler_logprobs is not None, "it wakes before it is given new weights"
+    seen = first.seen()
+    assert (seen["orders"], seen["loads"]) == (["/wake_up", "/sleep"] * 3, 2)
     first.set_faults(about={"can_sleep": False})
     with pytest.raises(SamplerError, match="cannot sleep; start it with --sleep"):
         connected(first, policy=policy, sampler_sleep=True)

@@ -28,7 +28,7 @@ class SamplerOptions(Settings):
     one on a shared file system if a server is on another machine or in a container."""
     sampler_sleep: bool = False
     """Servers sleep, and leave their GPU's memory to the trainer, except while they sample. For servers on the trainer's GPU,
-    started with heedful serve-policy --sleep."""
+    started with heedful serve-policy --sleep, which get their weights through a folder."""
     sampler_concurrency: Annotated[int, POSITIVE] = 128
     """Most responses in flight at a time to each server."""
     sampler_timeout: Annotated[float, POSITIVE] = 600.0
@@ -65,6 +65,11 @@ class SamplerOptions(Settings):
             object.__setattr__(self, "sampler_folder", Path(self.sampler_folder))
             if self.sampler_weights == "nccl":
                 raise ConfigError("--sampler-folder belongs to --sampler-weights folder; leave out one of the two")
+        if self.sampler_weights == "nccl" and self.sampler_sleep:
+            raise ConfigError(
+                "--sampler-weights nccl does not go with --sampler-sleep: a server that sleeps is on the trainer's GPU, and "
+                "NCCL sends nothing from a GPU to itself; use --sampler-weights folder, or leave out --sampler-sleep"
+            )
         if self.sampler_token_env is not None and (not self.sampler_token_env or "=" in self.sampler_token_env):
             raise ConfigError(
                 f"--sampler-token-env must be the name of an environment variable, got {self.sampler_token_env!r}"

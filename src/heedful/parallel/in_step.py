@@ -36,6 +36,16 @@ def check_present(error: Exception) -> None:
         raise roll_call.lost(error) from error
 
 
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Around passes through divided models that are not made in a `Room`: RankError if another rank leaves in their midst."""
+    try:
+        yield
+    except Exception as error:
+        check_present(error)
+        raise
+
+
 def all_stop(error: BaseException) -> bool:
     """Say that this rank stops by an error, and wait a little: True if all others stop by the same, and can act together.
 

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heedful.errors import ConfigError, HeedfulError
+from heedful.errors import ConfigError, HeedfulError, is_out_of_memory
 
 if TYPE_CHECKING:  # torch is imported when there are other ranks to talk to
     import torch
     from torch import Tensor
+
+    from heedful.parallel.watch import Watch
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -39,6 +41,7 @@ class _World:
     rank = 0
     size = 1
     is_alone = False
+    watch: Watch | None = None  # if sums go by NCCL, which does not say that a rank is lost
 
 
 def launched() -> bool:
@@ -95,26 +98,47 @@ def join(device: torch.device, timeout: timedelta) -> None:
     with complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
     _World.rank, _World.size = here, count
+    if device.type == "cuda":
+        watch_others()
     if here:
         fall_silent()
 
 
+def watch_others() -> None:
+    """Have a thread look whether the others are there, for sums by NCCL, which do not say so; see `watch`."""
+    from heedful.parallel.watch import start
+
+    _World.watch = start(_World.rank, _World.size)
+
+
 def leave() -> None:
-    """Let go of the other ranks, whose collectives with this one fail from now on. Its number stays."""
+    """Let go of the other ranks after a run that ended well. Its number stays. All call it: NCCL ends together."""
     if _World.size > 1:
         import torch.distributed as dist
 
+        if _World.watch is not None:
+            _World.watch.stop()
         _World.size = 1
         dist.destroy_process_group()
 
 
 def give_up(error: BaseException) -> None:
-    """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing."""
+    """Leave a run that this rank ends by an error, so that the others end too and know why. A second time does nothing.
+
+    By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not together.
+    """
     if _World.size > 1:
         from heedful.parallel import roll_call
 
         roll_call.report(error)
-        leave()
+        if _World.watch is None:
+            leave()
+        _World.size = 1
+
+
+def ends_at_once() -> bool:
+    """True if this process, after an error, must end without the usual clearing up, where NCCL would wait for others."""
+    return _World.watch is not None
 
 
 def number(name: str) -> int:
@@ -365,10 +389,12 @@ def _all_reduce(tensor: Tensor, *, largest: bool = False) -> None:
 
 @contextlib.contextmanager
 def complete() -> Iterator[None]:
-    """A collective, which is completed, or raises RankError."""
+    """A collective, which is completed, or raises RankError; or torch's own error if memory runs out on this rank."""
     try:
         yield
     except RuntimeError as error:  # of Gloo and NCCL, DistError among them
+        if is_out_of_memory(error):
+            raise
         from heedful.parallel import roll_call
 
         raise roll_call.lost(error) from error

@@ -92,6 +92,20 @@ def report(error: BaseException | None) -> None:
     if error is not None:
         said["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     _put(f"left/{_Store.rank}", said)
+    if error is not None:
+        text = f"rank {_Store.rank} of {_Store.size}: {said['error']}"
+        _put("failed", {"rank": _Store.rank, "text": text, "status": status})
+
+
+def another_connection() -> dist.Store:
+    """The store, for another thread."""
+    assert _Store.store is not None
+    return _Store.store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+
+
+def go_on_with(store: dist.Store, *, silent: int) -> None:
+    """Use another connection from now on, as the main thread may wait in the first; ``silent`` is a rank that is lost."""
+    _Store.store, _Store.silent = store, _Store.silent | {silent}
 
 
 def lost(error: Exception) -> RankError:

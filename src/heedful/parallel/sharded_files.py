@@ -17,17 +17,19 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from heedful.errors import CheckpointError
+from heedful.parallel.ranks import complete
 from heedful.parallel.sharding import divided_like
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write divided tensors into a folder that all ranks see. All ranks call it, each with its parts.
 
-    Raises OSError on every rank if one of them could not write.
+    Raises OSError on every rank if one of them could not write, and RankError if one is lost.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        with complete():
+            dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except dcp.CheckpointException as error:  # of some ranks, told to all
         number, (first, _) = min(error.failures.items())
         raise OSError(

@@ -10,12 +10,14 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -40,8 +42,10 @@ class _Divided(NamedTuple):
 _DIVIDED: WeakKeyDictionary[nn.Module, _Divided] = WeakKeyDictionary()
 
 
-def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
+def make_mesh(device: torch.device, replicas: int = 1, timeout: timedelta | None = None) -> DeviceMesh:
     """The ranks as FSDP2 sees them: all in a row, or ``replicas`` rows, each of which holds the whole model.
+
+    ``timeout`` is how long ranks of a row or column wait for one another; None is torch's own choice.
 
     Raises ConfigError if the number of ranks is not a multiple of ``replicas``.
     """
@@ -49,7 +53,11 @@ def make_mesh(device: torch.device, replicas: int = 1) -> DeviceMesh:
     check_replicas(replicas, ranks)
     if replicas == 1:
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    if timeout is not None:
+        for group in mesh.get_all_groups():
+            _set_pg_timeout(timeout, group)
+    return mesh
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, sync_every: SyncEvery = "step") -> None:

@@ -120,13 +120,16 @@ def load_rewards(
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
+    stored: torch.dtype | None = None,
 ) -> Ensemble:
     """Load rewards and give them the weights and the combination of ``options``.
 
     The other arguments are those of `resolve_rewards`. Raises ConfigError, CheckpointError or RewardError.
     """
     check_wanted(wanted, options)
-    rewards = resolve_rewards(wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
+    rewards = resolve_rewards(
+        wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
+    )
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
@@ -143,10 +146,13 @@ def load_judges(
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
+    stored: torch.dtype | None = None,
 ) -> Ensemble:
     """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
     try:
-        judges = resolve_rewards(wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch)
+        judges = resolve_rewards(
+            wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
+        )
     except (ConfigError, RewardError) as error:
         raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
     return Ensemble(tuple(judges), max_failed=options.max_failed_rewards)
@@ -159,6 +165,7 @@ def resolve_rewards(
     device: torch.device,
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch = MICRO_BATCH,
+    stored: torch.dtype | None = None,
 ) -> list[Reward]:
     """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
@@ -168,6 +175,7 @@ def resolve_rewards(
         device: where reward models run.
         compute_dtype: the precision of reward models.
         micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
+        stored: dtype of the matrices of reward models; None is what suits ``device``.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -200,7 +208,7 @@ def resolve_rewards(
             else:
                 source = resolve(rest, limits)
                 function = load_model_reward(
-                    source, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch
+                    source, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
                 )
             named = Reward(reward, function)
         else:
@@ -228,7 +236,12 @@ def check_reward_string(reward: str) -> None:
 
 
 def load_model_reward(
-    model: str | Source, *, device: torch.device, compute_dtype: torch.dtype, micro_batch: MicroBatch
+    model: str | Source,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch: MicroBatch,
+    stored: torch.dtype | None = None,
 ) -> ModelReward:
     """Load a reward model, frozen, with its own tokenizer.
 
@@ -237,13 +250,14 @@ def load_model_reward(
         device: where the model runs.
         compute_dtype: the precision of its matrix products.
         micro_batch: the most rows and tokens that it reads at a time.
+        stored: dtype of its matrices; None is what suits ``device``.
 
     Raises CheckpointError.
     """
     tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names
         tokenizer = load_tokenizer(model, chat_template="plain")
-    stored = frozen_dtype(device, compute_dtype)
+    stored = frozen_dtype(device, compute_dtype) if stored is None else stored
     scorer = load_reward_model(model, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
     freeze(scorer)
     if device.type == "cpu":

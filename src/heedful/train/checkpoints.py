@@ -81,6 +81,7 @@ class Checkpoints:
         with complete_or_absent(self.path(step)) as folder:
             model.save(folder)
             write_state(folder / RESUME, state)
+            hit("save.parts")
             if holds_divided(state):
                 parts_of(self.folder.parent, step).rename(folder / RESUME / DIVIDED)
             hit("save.state")

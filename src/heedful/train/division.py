@@ -1,5 +1,7 @@
 """The models of a run, divided among its ranks (--shard full)."""
 
+from datetime import timedelta
+
 import torch
 
 from heedful.checkpoints.lora import expert_parameters
@@ -46,7 +48,7 @@ def divide(config: ShardOptions, device: torch.device, *models: Policy | ValueMo
             "--shard full: this GPU computes in float16, whose scaled gradients are untried on divided weights; add --dtype "
             "float32"
         )
-    mesh = make_mesh(device, config.replicas)
+    mesh = make_mesh(device, config.replicas, timedelta(minutes=getattr(config, "distributed_timeout_minutes", 30)))
     for model in models:
         if model is not None:
             _find_out(model)

@@ -116,7 +116,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     room = Room()
     if config.needs_reference:
         is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
-        reference = load_reference(config, source, policy) if is_apart else policy
+        reference = load_reference(config, source, policy, device) if is_apart else policy
         divide(config, device, reference)
         train, held_out = (
             with_reference(reference, pairs, renderer.pad_id, config.micro_batch, room) for pairs in (train, held_out)

@@ -116,7 +116,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     policy = load_trained(config, source, device, dtype)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
-    reference = load_reference(config, source, policy) if is_apart else policy
+    reference = load_reference(config, source, policy, device) if is_apart else policy
     divide(config, device, reference)
     room = Room()
     train, held_out = (

@@ -131,25 +131,29 @@ def _transformer(module: Policy | ValueModel | RewardModel) -> PreTrainedModel:
     return module.trunk if isinstance(module, ValueModel) else module.classifier
 
 
-def load_reference(config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy) -> Policy:
+def load_reference(
+    config: RolloutConfig | DPOConfig | KTOConfig, source: Source, policy: Policy, device: torch.device | None = None
+) -> Policy:
     """The frozen reference: another model, the policy's loaded once more, or, with LoRA, its very weights.
 
     For the last, the policy has no adapters yet: those it gets are not on the reference. A policy that is to be divided among
     ranks shares no weights, so then the model is loaded once more. Loaded once more, it is rounded as the policy is
-    (``weights_dtype``), so it gives the log-probs that the policy starts with.
+    (``weights_dtype``, frozen matrices under adapters), so it gives the log-probs that the policy starts with.
+
+    ``device`` is where the run computes; None is where the policy is, which for one that is to be divided is not the same.
     """
     if config.reference is None and config.lora_rank and not divides(config):
         reference = same_weights(policy)
         reference.value_head = None
     else:
-        device = reference_device(config, policy.device)
+        device = reference_device(config, device or policy.device)
         dtype = policy.compute_dtype  # the KL before the first update is 0
         is_rounded = config.reference is None and config.weights_dtype == "bfloat16"
         experts = float32_experts(config) if config.lora_rank or is_rounded else "all-linear"  # as the policy's are
         smaller = four_bit(config, device, dtype) if device.type == "cuda" else None
         reference = load_policy(
             resolve(config.reference, config) if config.reference else source,
-            device=device,
+            device=loading_device(config, device),
             compute_dtype=dtype,
             four_bit=smaller,
             stored=torch.bfloat16 if is_rounded else frozen_dtype(device, dtype),

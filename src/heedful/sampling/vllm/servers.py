@@ -21,7 +21,7 @@ from heedful.data.collate import collate
 from heedful.errors import ConfigError, SamplerError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
-from heedful.parallel.sharding import gathered_on_first
+from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.vllm.dispatch import FIRST_WAIT, LONGEST_WAIT, Dispatch, check, together
 from heedful.sampling.vllm.nccl import Senders
@@ -69,6 +69,7 @@ class Servers:
         self.retries = 0
         self.dtype = torch.float32
         self._seen = ""
+        """The fingerprint of the weights of the last batch; of whole models, rank 0's."""
         self._weights: Weights | None = None
         fixed = config.response_length != "stop"
         sampling = {
@@ -146,13 +147,15 @@ class Servers:
                 config.min_new_tokens, config.max_new_tokens + 1, (len(prompts),), generator=generator
             ).tolist()
         asked = [Request(list(p), most, seed) for p, most, seed in zip(prompts, lengths, seeds, strict=True)]
-        pending, whole = Pending([list(p) for p in prompts]), gathered_on_first(policy)
+        pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
+        is_kept = is_sharded(policy) and seen == self._seen  # the servers' folder has them: nothing is put together
+        whole = None if is_kept else gathered_on_first(policy)
 
         def start() -> None:
-            assert whole is not None
-            pending.drawn = self._start(self._draw(self._current(whole), asked))
+            pending.drawn = self._start(self._draw(self._current(whole, seen), asked))
 
         ranks.by_first(start)
+        self._seen = seen
         return pending
 
     def finish(self, pending: Pending, device: torch.device) -> Rollouts:
@@ -185,11 +188,14 @@ class Servers:
         """End all that is on its way."""
         self._close()
 
-    def _current(self, policy: Policy) -> Weights:
-        """The policy's weights, written down or sent, unless they are the ones of the last batch."""
-        seen = fingerprint(policy.lm)
+    def _current(self, policy: Policy | None, seen: str) -> Weights:
+        """The policy's weights, written down or sent, unless they are the ones of the last batch.
+
+        ``seen`` is their fingerprint; without a policy it is that of the last batch.
+        """
         if seen == self._seen and self._weights is not None and (self.folder or self._all_hold(self._weights)):
             return self._weights
+        assert policy is not None
         self.number += 1
         version = f"{self.run}-{self.number}"
         if self.senders is not None:
@@ -198,7 +204,6 @@ class Servers:
             assert self.folder is not None
             folder = self.folder / f"v-{self.number:06d}"
             self._weights = Weights(version, write_weights(policy.lm, self.dtype, folder), folder)
-        self._seen = seen
         return self._weights
 
     def _all_hold(self, weights: Weights) -> bool:

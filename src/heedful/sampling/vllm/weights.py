@@ -13,6 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from heedful.errors import SamplerError
+from heedful.models.policy import Policy
+from heedful.parallel import ranks
+from heedful.parallel.sharding import held, is_sharded
 from heedful.sampling.vllm.extension.heedful_vllm import added, checksum
 
 
@@ -29,9 +32,15 @@ class Weights:
 
 
 @torch.no_grad()
-def fingerprint(lm: PreTrainedModel) -> str:
-    """A checksum of a model's parameters as they are, which tells whether they have changed."""
-    return checksum(lm.parameters())
+def fingerprint(policy: Policy) -> str:
+    """Checksums of a policy's parameters as they are, which tell whether they have changed. All ranks call it.
+
+    Of one that is divided among ranks each adds up its own parts, and all get the same answer. Of another, rank 0 does,
+    and the others get nothing.
+    """
+    if not is_sharded(policy):
+        return checksum(policy.lm.parameters()) if ranks.is_first() else ""
+    return " ".join(ranks.gather(checksum(held(parameter) for parameter in policy.lm.parameters())))
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_s
 from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_prompts
 from heedful.errors import ConfigError, RewardError
+from heedful.kernels.device import frozen_dtype
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
@@ -51,6 +52,7 @@ class Machine(TypedDict):
     device: torch.device
     compute_dtype: torch.dtype
     micro_batch: MicroBatch
+    stored: torch.dtype
 
 
 class Started(NamedTuple, Generic[C]):
@@ -87,7 +89,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
     has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
-    reference = load_reference(config, source, policy) if config.loads_reference else None
+    reference = load_reference(config, source, policy, device) if config.loads_reference else None
     critic = None
     if critic_options is not None:
         critic = load_critic(critic_options, policy, device=device, compute_dtype=dtype)
@@ -216,11 +218,15 @@ def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Polic
 
 
 def _where(policy: Policy, config: RolloutConfig) -> Machine:
-    """Device, precision and micro-batches of reward models."""
+    """Device, precision and micro-batches of reward models.
+
+    Those that are to be divided wait in main memory, and are stored as the policy's device, where their parts go, has them.
+    """
     return {
         "device": loading_device(config, policy.device),
         "compute_dtype": policy.compute_dtype,
         "micro_batch": config.micro_batch,
+        "stored": frozen_dtype(policy.device, policy.compute_dtype),
     }
 
 

@@ -17,6 +17,7 @@ from heedful.models.policy import TokenOutputs
 from heedful.models.value_head import ValueHead
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
+from heedful.parallel.in_step import together
 from heedful.parallel.sharding import Passes, passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
@@ -132,12 +133,13 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
         minibatch, before = experience.select(rows), dict(sums.totals)
         num_actions = action_mask(minibatch.batch.response_mask, config).sum()
         first = states[rows[:1]], minibatch.batch.response_mask[:1]
-        for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), _through_head(head, *first)):
-            mask = batch.response_mask
-            values = scatter(head(states[rows[part]], mask), mask)
-            loss, metrics = value_loss(values, minibatch.select(part), config, num_actions)
-            sums.add(metrics)
-            loss.backward()
+        with together():
+            for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), _through_head(head, *first)):
+                mask = batch.response_mask
+                values = scatter(head(states[rows[part]], mask), mask)
+                loss, metrics = value_loss(values, minibatch.select(part), config, num_actions)
+                sums.add(metrics)
+                loss.backward()
         sums.add_ranks()
         sources = experience.sources(rows)
         taken.append(take_step(learner, [head], sums, before=before, update=len(taken) + 1, sources=sources))
