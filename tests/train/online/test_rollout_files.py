@@ -123,18 +123,19 @@ def test_names_that_are_not_utf8_are_escaped(config, prompts, length, tmp_path):
 def test_a_step_whose_file_could_not_be_written_is_done_again(config, length, tmp_path, kind):
     """Something stands in its place; without it the run goes on, and has every file."""
     obstacle = tmp_path / "run" / "rollouts" / "step-000002.parquet"
+    in_the_way = [True]
 
     def stumbles(completions):
-        if (tmp_path / "run" / "rollouts" / "step-000001.parquet").exists():
+        if in_the_way[0] and (tmp_path / "run" / "rollouts" / "step-000001.parquet").exists():
             obstacle.mkdir(exist_ok=True)
         return length(completions)
 
-    stumbles.__name__ = "length"
     settings = config(kind, steps=3, save_every=1, rollouts="all", eval_fraction=0.0)
     with pytest.raises(IsADirectoryError):
         TRAINERS[kind](settings, [stumbles])
     obstacle.rmdir()
-    TRAINERS[kind](settings, [length])
+    in_the_way[0] = False
+    TRAINERS[kind](settings, [stumbles])
     assert [row["step"] for row in rows_of(settings.output)] == [1] * 8 + [2] * 8 + [3] * 8
 
 
