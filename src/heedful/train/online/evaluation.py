@@ -47,7 +47,7 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
                 rollouts.batch,
                 temperature=config.temperature,
                 micro_batch=config.scoring_micro_batch,
-                room=learner.room,
+                room=learner.sampler.room,
             ).logprobs
             for model in models
         ]

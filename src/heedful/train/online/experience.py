@@ -113,7 +113,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     mask, actions = batch.response_mask, action_mask(batch.response_mask, config)
     values = None if old is None else old.values
     if learner.critic is not None:
-        values = token_values(learner.critic, batch, micro_batch=config.scoring_micro_batch, room=learner.room)
+        values = token_values(learner.critic, batch, micro_batch=config.scoring_micro_batch, room=learner.sampler.room)
 
     kl_coef, kind = (learner.kl.coef if config.kl_in == "reward" else 0.0), config.kl_estimate
     placed = core.spread_scores(scored.shaped, scored.given.tokens, mask, std=scored.norm.std)

@@ -94,7 +94,8 @@ class Learner(Generic[C_co]):
     ahead: "Ahead | None" = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
     room: Room = field(default_factory=Room)
-    """What memory has room for, but for sampling and reward models, which have their own."""
+    """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward
+    models have their own."""
 
     @property
     def micro_batch(self) -> MicroBatch:

@@ -187,7 +187,7 @@ def _read_the_rest(
             batch.select(rest),
             temperature=config.temperature,
             micro_batch=config.scoring_micro_batch,
-            room=learner.room,
+            room=learner.sampler.room,
             with_entropy=True,
         )
         sums.add_whole(_measured(outputs, scored, rest))

@@ -74,7 +74,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             batch,
             temperature=config.temperature,
             micro_batch=config.scoring_micro_batch,
-            room=learner.room,
+            room=learner.sampler.room,
             with_entropy=True,
             with_states=learner.policy.value_head is not None,
         )
@@ -85,7 +85,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
             batch,
             temperature=config.temperature,
             micro_batch=config.scoring_micro_batch,
-            room=learner.room,
+            room=learner.sampler.room,
         ).logprobs
     shaped = shape(torch.tensor(given.totals, device=mask.device), rollouts, norm, config)
     kl = (shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask))
