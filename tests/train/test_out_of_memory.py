@@ -332,6 +332,16 @@ def test_every_pass_of_a_step_goes_on_with_fewer_rows(online, name, capsys):
     assert said.count("out of memory with 8 rows at a time") <= 2, "said once for sampling and once for the rest"
 
 
+def test_passes_without_gradients_halve_what_is_sampled_and_read_at_a_time(online):
+    """What is learned from at a time keeps more in memory, and less of it at a time: it may fit all the same."""
+    _, learner, _, _ = online("ppo", rollout_micro_batch_size=8)
+    with memory_of(50, learner.policy, learner.reference) as out:
+        collect(learner, next(learner.prompts))
+    assert out
+    assert learner.sampler.room.found.rows < 8
+    assert learner.room.found is None
+
+
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_generation_with_fewer_rows_gives_the_same_responses(online, error):
     _, learner, _, _ = online("ppo", rollout_micro_batch_size=8)
