@@ -228,7 +228,9 @@ def test_a_hundred_kills_at_random_times(train, tmp_path):
         kills += os.WIFSIGNALED(status)
         assert len(list((tmp_path / "cut").glob("checkpoints/*"))) <= 40, "disk use is bounded"
     if not finished(tmp_path / "cut"):
-        in_child(lambda: train("ppo shared", "cut", steps=12))  # which is refused if the finished run of before comes back
+        in_child(
+            lambda: train("ppo shared", "cut", steps=12)
+        )  # which is refused if the finished run of before comes back
     assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
     print(f"{kills} kills, {compared + 1} runs compared")
 
