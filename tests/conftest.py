@@ -28,6 +28,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
+# A shell lets jobs in its background ignore Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The same examples on every run, and no database in the working tree.
 settings.register_profile("heedful", deadline=None, database=None, derandomize=True, max_examples=40)
 settings.load_profile("heedful")
