@@ -11,23 +11,14 @@ from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import HALF
 from heedful.parallel import ranks
 from heedful.planning.advice import what_fits
+from heedful.planning.divided import DIVIDED
 from heedful.planning.memory import CUDA_CONTEXT, GB
 from heedful.planning.report import advice
 from heedful.planning.work import Lengths, ShapeOf, Trainer, plan_of
 
 MARGIN = 1.1
 """A run is refused if its plan is above this times the free memory: a plan may be a tenth off."""
-SURE = (
-    "policy, frozen",
-    "policy, trained",
-    "critic, frozen",
-    "critic, trained",
-    "reference",
-    "reward models",
-    "moving average",
-    "moments of the optimizer",
-    "gradients",
-)
+SURE = {*DIVIDED, "gradients"}
 """What an optimizer step holds whatever the texts are."""
 
 
