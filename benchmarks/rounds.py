@@ -378,6 +378,7 @@ def report(rows: Rows) -> None:
         cells = [f"{row[name]:.3f}" for name in ("accuracy", "sft_gold", "gold", "win_rate")]
         print(f"| {row['agreement']} | {row['seed']} | {row['records']} | {' | '.join(cells)} |")
     for name, value in (
+        ("preferences so far, ties left out", lambda row: row["records"]),
         ("gold score", lambda row: row["judge_over_first"]["score_mean"]),
         ("gold win rate over the round before", lambda row: row["judge_over_previous"]["win_rate"]),
         ("gold win rate over SFT", lambda row: row["judge_over_first"]["win_rate"]),
@@ -394,17 +395,20 @@ def report(rows: Rows) -> None:
             found = [{**row, name: value(row)} for row in rows.find(kind="loop", arm=arm, round=number)]
             if found:
                 label = f"round {number} of three" if arm == "three" else "one round"
-                print(f"| {label}, {found[0]['labels']} labels | {_cells(found, seeds, name)} |")
+                print(f"| {label}, {found[0]['labels']} labels wanted | {_cells(found, seeds, name)} |")
 
 
 def _cells(found: Sequence[Row], seeds: Sequence[int], name: str) -> str:
-    by_seed = {row["seed"]: row[name] for row in found}
-    cells = [f"{by_seed[seed]:.3f}" if seed in by_seed else "" for seed in seeds]
+    by_seed = {row["seed"]: row[name] if isinstance(row[name], int) else f"{row[name]:.3f}" for row in found}
+    cells = [f"{by_seed.get(seed, '')}" for seed in seeds]
     return " | ".join([*cells, _mean(found, name)])
 
 
 def _mean(found: Sequence[Row], name: str) -> str:
-    return f"{statistics.mean(row[name] for row in found):.3f}" if found else ""
+    if not found:
+        return ""
+    mean = statistics.mean(row[name] for row in found)
+    return f"{mean:.0f}" if isinstance(found[0][name], int) else f"{mean:.3f}"
 
 
 def main() -> None:

@@ -1,7 +1,12 @@
 """What a round asks about: items with their columns and choice, and never a pair that was asked about before."""
 
+from pathlib import Path
+
+import pytest
+
+from heedful.configs.rounds import RoundConfig
 from heedful.rounds.active import Choice, Pair
-from heedful.rounds.asking import _new_pairs, compared, item_of
+from heedful.rounds.asking import _new_pairs, compared, how_many, item_of
 
 ROW = {
     "prompt": "猫？",
@@ -28,3 +33,21 @@ def test_no_pair_is_asked_about_twice():
         earlier = compared(item_of(ROW, Choice(0, asked, "random", None), 1))
         assert _new_pairs(ROW, earlier) == [pair for pair in every if pair != Pair(0, 2)]
         assert _new_pairs(ROW | {"prompt": "狗？"}, earlier) == every
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompts", "said"),
+    [
+        (300, 300, None),
+        (195, 300, "For more in the next round: --pool 1.6 (answers to more prompts), a higher --answers"),
+        (195, 250, "For more in the next round: more prompts, a higher --answers"),  # all prompts there are
+    ],
+)
+def test_a_round_that_asks_about_fewer_pairs_says_so(asked, prompts, said):
+    message = how_many(RoundConfig(project=Path("项目"), labels=300), asked, prompts)
+    assert message.startswith(f"{asked} pairs are ready to be labelled")
+    if said is None:
+        assert message == "300 pairs are ready to be labelled"
+    else:
+        assert f"fewer than --labels 300: the 4 answers to each of {prompts} prompts" in message
+        assert said in message

@@ -21,7 +21,7 @@ from heedful.label.records import Labelled
 from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
 from heedful.rewards.resolve import check_reward_string
-from heedful.rounds.asking import ask, refuse_few_prompts
+from heedful.rounds.asking import ask, how_many, refuse_few_prompts
 from heedful.rounds.judging import load_judge, scores_of_items
 from heedful.rounds.measuring import evaluate
 from heedful.rounds.notes import Note, RoundNotes, folder_of, read_round, read_state, write_state
@@ -63,7 +63,8 @@ def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
         since = time.perf_counter()
         with Project.open(config.project) as project:
             notes.note("sample", ask(config, project, notes, _models_before(config, notes)), since=since)
-        say(f"{notes.steps['sample']['asked']} pairs are ready to be labelled")
+        sampled = notes.steps["sample"]
+        say(how_many(config, sampled["asked"], sampled["prompts"]))
     if notes.step == "label":
         since = time.perf_counter()
         numbers = notes.counted()
