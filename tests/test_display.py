@@ -93,7 +93,8 @@ def test_errors_and_answers_command_no_terminal(tiny, tmp_path):
     assert "\\x" in done.stdout.decode()
 
 
-@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_run_goes_on_when_nobody_reads_it_any_more(tiny, tmp_path, unbuffered):
     """As in ``heedful sft ... 2>&1 | head -1``."""
     data = tmp_path / "数据.jsonl"

@@ -47,7 +47,11 @@ def in_ranks(forked_heedful, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param({"shard": "full"}, marks=pytest.mark.exhaustive), {"async_steps": 1, **CORRECTED}],
+    [
+        pytest.param({}, marks=pytest.mark.exhaustive),
+        pytest.param({"shard": "full"}, marks=pytest.mark.exhaustive),
+        {"async_steps": 1, **CORRECTED},
+    ],
     ids=["whole", "divided", "ahead"],
 )
 def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp_path, changes):

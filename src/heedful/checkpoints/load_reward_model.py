@@ -85,10 +85,7 @@ def load_reward_model(
     if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
     elif padding_id(classifier) is None:
-        if tokenizer.pad_token_id is None and seed is None:
-            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
-        # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding
-        ensure_distinct_pad(tokenizer, classifier)
+        _name_padding(tokenizer, classifier, name, learns=seed is not None)
     facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
     reads = "turn-end" if head_missing else facts.reads or _template_or_turn(tokenizer)
@@ -102,6 +99,16 @@ def load_reward_model(
     use_fast_products(classifier, device, compute_dtype)
     use_lean_norms(classifier, device)
     return loaded.to(device)
+
+
+def _name_padding(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel, name: str, *, learns: bool) -> None:
+    """Settle which token is padding for a model whose config.json names none. Raises CheckpointError if nothing names one.
+
+    transformers then reads a text at its very end, so the end-of-sequence token must not count as padding.
+    """
+    if tokenizer.pad_token_id is None and not learns:
+        raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+    ensure_distinct_pad(tokenizer, classifier)
 
 
 def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:

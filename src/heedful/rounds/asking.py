@@ -74,22 +74,21 @@ def ask(config: RoundConfig, project: Project, notes: RoundNotes, models: Sequen
     }
 
 
-def how_many(config: RoundConfig, asked: int, prompts: int) -> str:
+def how_many(config: RoundConfig, sampled: Note) -> str:
     """How many pairs a round asks about; if they are fewer than --labels, also why, and what would give more.
 
     Args:
         config: the round's settings.
-        asked: the number of pairs.
-        prompts: to how many prompts answers were sampled.
+        sampled: what `ask` returned.
     """
+    asked = sampled["asked"]
     if asked >= config.labels:
         return f"{asked} pairs are ready to be labelled"
-    sampled = math.ceil(config.pool * config.labels)
-    pool = f"--pool {math.ceil(10 * config.pool * config.labels / asked) / 10:g} (answers to more prompts), "
     return (
         f"{asked} pairs are ready to be labelled, fewer than --labels {config.labels}: the {config.answers} answers to each "
-        f"of {prompts} prompts give no more pairs that differ and are new. For more in the next round: "
-        f"{pool if prompts == sampled else 'more prompts, '}a higher --answers or --temperature"
+        f"of {sampled['prompts']} prompts give no more pairs that differ and are new. For more in the next round: "
+        f"--pool {math.ceil(10 * config.pool * config.labels / asked) / 10:g} (or more prompts, if these are all), a higher "
+        "--answers or --temperature"
     )
 
 

@@ -63,8 +63,7 @@ def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
         since = time.perf_counter()
         with Project.open(config.project) as project:
             notes.note("sample", ask(config, project, notes, _models_before(config, notes)), since=since)
-        sampled = notes.steps["sample"]
-        say(how_many(config, sampled["asked"], sampled["prompts"]))
+        say(how_many(config, notes.steps["sample"]))
     if notes.step == "label":
         since = time.perf_counter()
         numbers = notes.counted()
