@@ -18,7 +18,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 import heedful.core
 
-ROOMS = {"head_logprobs": "kernels"}
+ROOMS = {"head_logprobs": "kernels", "rotary": "kernels"}
 """Where a module is, if not in core; its tests are in the folder of the same name."""
 CORE = Path(heedful.core.__file__).parent
 TESTS = {
@@ -682,6 +682,33 @@ MUTANTS = [
         ),
     ),
     *in_module(
+        "rotary",
+        (
+            "turned the other way",
+            "y1.addcmul_(second, s1, value=-1)",
+            "y1.addcmul_(second, s1)",
+            "::test_golden_a_quarter_of_a_turn",
+        ),
+        (
+            "the gradient turns on",
+            "-torch.cat((s2, s1), dim=-1)",
+            "torch.cat((s2, s1), dim=-1)",
+            "::test_golden_gradients_turn_back",
+        ),
+        (
+            "the sine's halves stay in their places",
+            "-torch.cat((s2, s1), dim=-1)",
+            "-sin",
+            "::test_gradients_are_those_of_the_formula",
+        ),
+        (
+            "one half turns by the other's angle",
+            "y2.addcmul_(first, s2)",
+            "y2.addcmul_(first, s1)",
+            "::test_gradients_are_those_of_the_formula",
+        ),
+    ),
+    *in_module(
         "head_logprobs",
         (
             "the temperature is forgotten",
@@ -716,14 +743,14 @@ MUTANTS = [
         ),
         (
             "the gradient of masked vocabulary is NaN",
-            "(_finite(logp) + entropy",
-            "(logp + entropy",
+            "else _finite(logp)  # kept",
+            "else logp  # kept",
             "::test_golden_masked_vocabulary",
         ),
         (
             "the entropy's gradient misses the entropy",
-            "_finite(logp) + entropy)",
-            "_finite(logp))",
+            "(finite + entropy)",
+            "finite",
             "::test_golden_gradient_of_the_entropy",
         ),
         (
@@ -791,6 +818,18 @@ MUTANTS = [
             "compute_dtype or hidden.dtype",
             "hidden.dtype",
             "::test_half_precision_products_and_float32_beyond",
+        ),
+        (
+            "kept log-probs are taken for logits",
+            "x = kept if are_logprobs else _scaled(kept, options)",
+            "x = _scaled(kept, options)",
+            "::test_identity_it_is_token_logprobs_and_entropy_of_the_logits",
+        ),
+        (
+            "log-probs are kept that a cap's slope cannot be made of",
+            "return options.cap is None and ",
+            "return ",
+            "::test_gradcheck",
         ),
         (
             "log-probs in half precision",

@@ -98,8 +98,10 @@ def test_golden_gradient_of_the_entropy():
     close(for_bias, [-slope, slope])
 
 
-def test_golden_masked_vocabulary():
+@pytest.mark.parametrize("kept", [2**24, 0])
+def test_golden_masked_vocabulary(monkeypatch, kept):
     """A bias of -inf leaves two equal tokens: log 2. No gradient is NaN, and what is masked has none."""
+    monkeypatch.setattr(MODULE, "KEPT", kept)
     bias = f64([0.0, -math.inf, 0.0]).requires_grad_()
     weight = torch.zeros(3, 1).double().requires_grad_()
     logprobs, h = head_logprobs(ONE, weight, torch.tensor([0]), bias=bias, with_entropy=True)

@@ -11,7 +11,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from heedful.checkpoints.load import load_policy
-from heedful.kernels.norms import rms_norm, use_lean_norms
+from heedful.kernels.norms import SMALLEST_ROW, rms_norm, use_lean_norms
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def test_golden_epsilon_is_below_the_root():
     torch.testing.assert_close(rms_norm(rows, weight, 1.0), rows / 2)
 
 
-@pytest.mark.parametrize("shape", [(5,), (0, 5), (3, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(5,), (0, 5), (3, 5), (2, 3, 4, 5), (0, 130), (3, 130), (2, 2, 130)])
 @pytest.mark.parametrize(("learns_x", "learns_weight"), [(True, True), (True, False), (False, True)])
 def test_gradients_are_those_of_the_formula(shape, learns_x, learns_weight):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=learns_x)
@@ -55,6 +55,18 @@ def test_gradients_are_those_of_the_formula(shape, learns_x, learns_weight):
     inputs = [one for one in (x, weight) if one.requires_grad]
     own = torch.autograd.grad(rms_norm(x, weight, 1e-3), inputs, upstream)
     torch.testing.assert_close(own, torch.autograd.grad(plain(x, weight, 1e-3), inputs, upstream))
+
+
+@pytest.mark.parametrize("size", [SMALLEST_ROW - 1, SMALLEST_ROW])
+def test_wide_rows_learn_by_the_kernel_of_a_layer_norm(size):
+    """It centres what it normalises, which an RMS norm does not: here the mean of w g is far from 0."""
+    x = (torch.randn(6, size, dtype=torch.float64) + 3).requires_grad_()
+    weight, upstream = torch.rand(size, dtype=torch.float64).requires_grad_(), torch.rand(6, size, dtype=torch.float64)
+    with torch.profiler.profile() as profile:
+        own = torch.autograd.grad(rms_norm(x, weight, 1e-3), (x, weight), upstream)
+    names = {event.name for event in profile.events()}
+    assert ("aten::native_layer_norm_backward" in names) == (size >= SMALLEST_ROW)
+    torch.testing.assert_close(own, torch.autograd.grad(plain(x, weight, 1e-3), (x, weight), upstream))
 
 
 def test_numbers_do_not_depend_on_whether_something_learns():

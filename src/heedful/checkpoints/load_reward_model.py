@@ -15,6 +15,7 @@ from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
+from heedful.kernels.rotary import use_lean_rotations
 from heedful.kernels.stored import store_matrices
 from heedful.models.reward_model import HEADS, RewardModel, padding_id, score_head
 from heedful.types import Reading
@@ -98,6 +99,7 @@ def load_reward_model(
     store_matrices(classifier, stored, but=score_head(classifier), experts=experts_but(classifier, float32_experts))
     use_fast_products(classifier, device, compute_dtype)
     use_lean_norms(classifier, device)
+    use_lean_rotations(classifier, device)
     return loaded.to(device)
 
 

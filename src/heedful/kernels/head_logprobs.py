@@ -84,13 +84,14 @@ class _HeadLogprobs(torch.autograd.Function):
         dtype = options.compute_dtype
         states, matrix, shift = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         is_kept = any(ctx.needs_input_grad) and ids.shape[0] * weight.shape[0] <= KEPT
-        kept = []
+        kept, are_logprobs = [], is_kept and _keeps_logprobs(states, options)
         logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
         entropy = torch.zeros_like(logprobs)
         for chunk in _chunks(ids, weight.shape[0]):
             logits = linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
-                logp = _scaled(logits[block], options).log_softmax(-1)
+                place = logits[block] if are_logprobs else None
+                logp = torch.log_softmax(_scaled(logits[block], options), -1, out=place)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
                 if options.with_entropy:
                     entropy[chunk][block] = -logp.exp().mul_(_finite(logp)).sum(-1)
@@ -112,6 +113,7 @@ class _HeadLogprobs(torch.autograd.Function):
             for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
         ]
         d_hidden, d_weight, d_bias = like
+        are_logprobs = bool(kept) and _keeps_logprobs(states, ctx.options)
         for i, chunk in enumerate(_chunks(ids, matrix.shape[0])):
             logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
@@ -124,6 +126,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     None if of_entropy is None else (of_entropy[chunk][block] / temperature).unsqueeze(-1),
                     entropy[chunk][block].unsqueeze(-1),
                     ctx.options,
+                    are_logprobs=are_logprobs,
                 )
             if d_hidden is not None:
                 d_hidden[chunk] = product(d_logits, matrix)
@@ -133,6 +136,11 @@ class _HeadLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
         return d_hidden, d_weight, d_bias, None, None
+
+
+def _keeps_logprobs(states: Tensor, options: _Options) -> bool:
+    """Whether log-probs take the place of kept logits: it saves a CPU a softmax, and only float32 has room for them."""
+    return options.cap is None and states.device.type == "cpu" and torch.finfo(states.dtype).bits >= 32
 
 
 def _chunks(ids: Tensor, vocab: int) -> list[slice]:
@@ -158,19 +166,32 @@ def _scaled(logits: Tensor, options: _Options) -> Tensor:
 
 
 def _write_gradient(  # noqa: PLR0917  one number per token each, and all of them are needed
-    place: Tensor, logits: Tensor, ids: Tensor, g: Tensor, g_entropy: Tensor | None, entropy: Tensor, options: _Options
+    place: Tensor,
+    kept: Tensor,
+    ids: Tensor,
+    g: Tensor,
+    g_entropy: Tensor | None,
+    entropy: Tensor,
+    options: _Options,
+    *,
+    are_logprobs: bool,
 ) -> None:
-    """Write the gradient of a block of logits into its place, in as few passes over it as there are."""
-    x = _scaled(logits, options)
-    if g_entropy is None:
-        d = torch.softmax(x, -1, out=place) if place.dtype == x.dtype else x.softmax(-1)
-        d.mul_(-g)
+    """Write the gradient of a block of logits into its place, in as few passes over it as there are.
+
+    ``kept`` are its logits, or its log-probs.
+    """
+    x = kept if are_logprobs else _scaled(kept, options)
+    if g_entropy is not None:
+        logp = x if are_logprobs else x.log_softmax(-1)
+        finite = logp if are_logprobs else _finite(logp)  # kept ones have been made finite for the entropy
+        d = logp.exp().mul_((finite + entropy).mul_(g_entropy).add_(g)).neg_()
+    elif are_logprobs:
+        d = torch.exp(x, out=place).mul_(-g)
     else:
-        logp = x.log_softmax(-1)
-        d = logp.exp().mul_((_finite(logp) + entropy).mul_(g_entropy).add_(g)).neg_()
+        d = (torch.softmax(x, -1, out=place) if place.dtype == x.dtype else x.softmax(-1)).mul_(-g)
     d.scatter_add_(-1, ids, g)
     if options.cap is not None:
-        d = d * _slope(logits, options.cap)
+        d = d * _slope(kept, options.cap)
     if d is not place:
         place.copy_(d)
 

@@ -33,7 +33,8 @@ def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor) ->
     if is_worth_packing(lengths) and can_pack(trunk):
         return packed_states(trunk, ids[mask], lengths)
     rows, real = padding_behind(ids, mask, longest=max(lengths))
-    return hidden_states(trunk, rows)[real]
+    states = hidden_states(trunk, rows)
+    return states.flatten(0, 1) if min(lengths) == max(lengths) else states[real]
 
 
 def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
