@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from heedful.errors import is_out_of_memory
 from heedful.kernels.attention import Segments
+from heedful.kernels.last_mlp import read_states
 from heedful.kernels.layout import hidden_states, padding_behind
 from heedful.kernels.row_filling import filling
 
@@ -18,23 +19,24 @@ more than the padding."""
 _CAN_PACK: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor) -> Tensor:
+def token_states(trunk: PreTrainedModel, ids: Tensor, attention_mask: Tensor, read: Tensor | None = None) -> Tensor:
     """Last hidden states ``[tokens, hidden]`` of a batch's real tokens, row after row, computed without a cache.
 
     Args:
         trunk: the model without its head.
         ids: token ids ``[batch, time]``, padded on either side.
         attention_mask: True (or 1) at real tokens.
+        read: True at the real tokens whose states are wanted, ``[tokens]``; None wants all.
 
     The rows are packed if padding would be large and the trunk allows it, else padded behind.
     """
     mask = attention_mask.bool()
     lengths = mask.sum(dim=1).tolist()
     if is_worth_packing(lengths) and can_pack(trunk):
-        return packed_states(trunk, ids[mask], lengths)
+        return packed_states(trunk, ids[mask], lengths, read)
     rows, real = padding_behind(ids, mask, longest=max(lengths))
-    states = hidden_states(trunk, rows)
-    return states.flatten(0, 1) if min(lengths) == max(lengths) else states[real]
+    places = real.flatten().nonzero().squeeze(1)
+    return read_states(trunk, rows, places if read is None else places[read])
 
 
 def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
@@ -49,26 +51,33 @@ def response_tokens(attention_mask: Tensor, response_mask: Tensor) -> Tensor:
     return responses[attention_mask.bool()]
 
 
+def before_each(tokens: Tensor) -> Tensor:
+    """Which tokens stand before those that are marked: ``[tokens]``."""
+    return nn.functional.pad(tokens[1:], (0, 1))
+
+
 def is_worth_packing(lengths: Sequence[int]) -> bool:
     """Whether texts of these lengths would need much padding as rows. None of them may be empty."""
     return min(lengths) > 0 and sum(lengths) <= MOST_REAL * max(lengths) * len(lengths)
 
 
-def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+def packed_states(trunk: PreTrainedModel, ids: Tensor, lengths: Sequence[int], read: Tensor | None = None) -> Tensor:
     """Last hidden states ``[tokens, hidden]`` of texts that follow one another.
 
     Args:
         trunk: the model without its head; see `can_pack`.
         ids: token ids of all texts, ``[tokens]``.
         lengths: number of tokens of each text.
+        read: True at the tokens whose states are wanted; None wants all.
     """
+    places = (torch.ones_like(ids, dtype=torch.bool) if read is None else read).nonzero().squeeze(1)
     weights = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
     missing, longest = filling(len(ids), ids.device, weights=weights), max(lengths)
     if missing == 0:
-        return _states(trunk, ids, Segments(lengths, ids.device))
+        return _states(trunk, ids, Segments(lengths, ids.device), places)
     fillers = [min(longest, missing - start) for start in range(0, missing, longest)]
     filled = nn.functional.pad(ids, (0, missing))
-    return _states(trunk, filled, Segments([*lengths, *fillers], ids.device))[: len(ids)]
+    return _states(trunk, filled, Segments([*lengths, *fillers], ids.device), places)
 
 
 def can_pack(trunk: PreTrainedModel) -> bool:
@@ -94,7 +103,7 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     trunk.eval()
     try:
         apart = torch.cat([hidden_states(trunk, part[None])[0] for part in ids.split(segments.lengths)])
-        together = _states(trunk, ids, segments)
+        together = _states(trunk, ids, segments, torch.arange(len(ids), device=ids.device))
     except Exception as error:  # arguments, shapes or kernels that do not exist, and what models assert of their masks
         if is_out_of_memory(error):
             raise
@@ -106,5 +115,5 @@ def _try_packing(trunk: PreTrainedModel) -> bool:
     return segments.uses == config.num_hidden_layers and largest < (3e-2 if is_half else 1e-3)
 
 
-def _states(trunk: PreTrainedModel, ids: Tensor, segments: Segments) -> Tensor:
-    return hidden_states(trunk, ids[None], position_ids=segments.positions[None], segments=segments)[0]
+def _states(trunk: PreTrainedModel, ids: Tensor, segments: Segments, places: Tensor) -> Tensor:
+    return read_states(trunk, ids[None], places, position_ids=segments.positions[None], segments=segments)

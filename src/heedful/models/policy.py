@@ -14,7 +14,7 @@ from heedful import core
 from heedful.kernels.device import HALF, autocast, scale_gradient
 from heedful.kernels.head_logprobs import head_logprobs
 from heedful.kernels.layout import scatter
-from heedful.kernels.packing import response_tokens, token_states
+from heedful.kernels.packing import before_each, response_tokens, token_states
 from heedful.kernels.products import is_plain_linear
 from heedful.kernels.row_filling import filling
 from heedful.kernels.tied_gradient import TiedMatrix
@@ -90,7 +90,7 @@ class Policy(nn.Module):
         """
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype), TiedMatrix(self.lm) as tied:
-            before = token_states(self.lm.base_model, ids, attention_mask)[:-1][responses[1:]]
+            before = token_states(self.lm.base_model, ids, attention_mask, before_each(responses))
             tokens = ids[attention_mask.bool()][responses]
             logprobs, entropy = self._logprobs(before, tokens, tied.weight, temperature, with_entropy)
         values = states = None

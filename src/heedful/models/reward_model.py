@@ -1,7 +1,6 @@
 """Reward models: Hugging Face sequence classifiers with one output, both decoders and encoders."""
 
 import inspect
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError
 from heedful.kernels.device import autocast, scale_gradient
 from heedful.kernels.layout import hidden_states
-from heedful.kernels.packing import can_pack, is_worth_packing, packed_states
+from heedful.kernels.packing import can_pack, token_states
 from heedful.models.context import context_length
 from heedful.types import Reading
 
@@ -75,10 +74,11 @@ class RewardModel(nn.Module):
         with autocast(device, self.compute_dtype):
             texts = [_without_padding(row["input_ids"], padding_id(self.classifier)) for row in rows]
             lengths = [len(text) for text in texts]
-            if is_worth_packing(lengths) and self._can_pack():  # only for decoders, whose rows are ids and nothing else
-                ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
-                ends = torch.tensor(list(itertools.accumulate(lengths)), device=device)
-                logits = self.classifier.score(packed_states(self.classifier.base_model, ids, lengths)[ends - 1])
+            if min(lengths) > 0 and self._can_pack():  # only for decoders, whose rows are ids and nothing else
+                ids, mask = _padded(texts, 0, device), _padded([[1] * n for n in lengths], 0, device).bool()
+                read = torch.zeros(sum(lengths), dtype=torch.bool, device=device)
+                read[torch.tensor(lengths, device=device).cumsum(0) - 1] = True
+                logits = self.classifier.score(token_states(self.classifier.base_model, ids, mask, read))
             else:
                 logits = self._padded_logits(rows)
         return scale_gradient(at_least_float32(logits.squeeze(-1)), self.grad_scaler) - self.offset
@@ -115,20 +115,21 @@ class RewardModel(nn.Module):
         return bool(whole.any()) and torch.allclose(whole, self.classifier.score(states[:, -1]), rtol=1e-2, atol=0)
 
     def _padded_logits(self, rows: Sequence[dict[str, list[int]]]) -> Tensor:
-        device, lengths = self.classifier.device, [len(row["input_ids"]) for row in rows]
-        longest = max(lengths)
-
-        def padded(name: str, value: int) -> Tensor:
-            return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows], device=device)
-
-        arguments: dict[str, Any] = {"input_ids": padded("input_ids", padding_id(self.classifier))}
+        device, texts = self.classifier.device, [row["input_ids"] for row in rows]
+        arguments: dict[str, Any] = {"input_ids": _padded(texts, padding_id(self.classifier), device)}
         if "use_cache" in inspect.signature(self.classifier.forward).parameters:
             arguments["use_cache"] = False
         if "token_type_ids" in rows[0]:
-            arguments["token_type_ids"] = padded("token_type_ids", 0)
-        mask = torch.arange(longest, device=device) < torch.tensor(lengths, device=device).unsqueeze(1)
-        logits: Tensor = self.classifier(attention_mask=mask.long(), **arguments).logits
+            arguments["token_type_ids"] = _padded([row["token_type_ids"] for row in rows], 0, device)
+        mask = _padded([[1] * len(text) for text in texts], 0, device)
+        logits: Tensor = self.classifier(attention_mask=mask, **arguments).logits
         return logits
+
+
+def _padded(rows: Sequence[list[int]], value: int, device: torch.device) -> Tensor:
+    """Rows of numbers as a tensor, with a value behind those that are shorter than the longest."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device=device)
 
 
 def _without_padding(ids: list[int], pad_id: int) -> list[int]:

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from heedful.kernels.device import autocast, scale_gradient
 from heedful.kernels.layout import scatter
-from heedful.kernels.packing import response_tokens, token_states
+from heedful.kernels.packing import before_each, response_tokens, token_states
 from heedful.models.heads import scalar_head
 
 
@@ -32,7 +32,7 @@ class ValueModel(nn.Module):
         """Values ``[batch, time]``, zero outside the mask. The arguments are laid out as in `Policy.forward`."""
         responses = response_tokens(attention_mask, response_mask)
         with autocast(ids.device, self.compute_dtype):
-            before = token_states(self.trunk, ids, attention_mask)[:-1][responses[1:]]
+            before = token_states(self.trunk, ids, attention_mask, before_each(responses))
         values = self.value_head(before.to(self.value_head.weight.dtype)).squeeze(-1)
         return scale_gradient(scatter(values, response_mask), self.grad_scaler)
 
