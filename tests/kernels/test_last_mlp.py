@@ -1,6 +1,7 @@
 """The last layer's MLP for the tokens that are read: the same states and gradients, and where it is left as it is."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -173,5 +174,18 @@ def test_after_an_error_the_mlp_is_as_it_was(trunk):
     with pytest.raises(ZeroDivisionError):
         read_states(trunk, IDS, READ)
     hook.remove()
-    assert "forward" not in vars(mlp)
+    assert last_mlp._READ.get() is None
     assert mlp(torch.zeros(1, 3, 32).double()).shape == (1, 3, 32)
+
+
+def test_threads_and_copies_do_not_meet(trunk):
+    """While one pass leaves tokens out, the model gives all states in another thread, and its copy in this one."""
+    expected = hidden_states(trunk, IDS)
+    read_states(trunk, IDS, READ)
+    copied, mlp = copy.deepcopy(trunk), trunk.layers[-1].mlp
+    with last_mlp._only_for(mlp, READ), ThreadPoolExecutor() as threads:
+        assert not torch.equal(hidden_states(trunk, IDS), expected)
+        assert torch.equal(threads.submit(hidden_states, trunk, IDS).result(), expected)
+        assert torch.equal(hidden_states(copied, IDS), expected)
+    assert torch.equal(read_states(copied, IDS, READ), read_states(trunk, IDS, READ))
+    assert list(trunk.state_dict()) == list(copied.state_dict())

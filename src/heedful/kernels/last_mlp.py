@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,10 @@ from heedful.kernels.row_filling import compiles_each_shape
 MOST_READ = 0.9
 """At most this share of the tokens is read where the others are left out: taking rows apart costs a little too."""
 _IS_LAST: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_LEAN: dict[type[nn.Module], type[nn.Module]] = {}
+"""The class that takes an MLP's place, by the MLP's."""
+_READ: ContextVar[tuple[nn.Module, Tensor, list[int]] | None] = ContextVar("read", default=None)
+"""The MLP that leaves tokens out in a pass that goes on, the places of those that it reads, and how many each pass had."""
 
 
 def read_states(trunk: PreTrainedModel, ids: Tensor, read: Tensor, **options: Any) -> Tensor:
@@ -75,19 +80,28 @@ def _last_mlp(trunk: PreTrainedModel) -> nn.Module | None:
 
 @contextlib.contextmanager
 def _only_for(mlp: nn.Module, read: Tensor) -> Iterator[list[int]]:
-    """While entered, an MLP gives zeros for all tokens but some. Yields a list that grows with each of its passes."""
-    plain, passes = mlp.forward, list[int]()
-
-    def forward(x: Tensor) -> Tensor:
-        passes.append(len(read))
-        rows = x.flatten(0, -2)
-        return torch.zeros_like(rows).index_copy(0, read, plain(take(rows, read))).view_as(x)
-
-    mlp.forward = forward
+    """While entered, and in this thread, an MLP gives zeros for all tokens but some. Yields what it counts its passes in."""
+    passes = list[int]()
+    before = _READ.set((mlp, read, passes))
     try:
         yield passes
     finally:
-        del mlp.forward
+        _READ.reset(before)
+
+
+def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of MLPs that `_only_for` reaches."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        mlp, read, passes = _READ.get() or (None, None, [])
+        if mlp is not self or read is None:
+            plain: Tensor = kind.forward(self, x)
+            return plain
+        passes.append(len(read))
+        rows = x.flatten(0, -2)
+        return torch.zeros_like(rows).index_copy(0, read, kind.forward(self, take(rows, read))).view_as(x)
+
+    return type(f"Lean{kind.__name__}", (kind,), {"forward": forward})
 
 
 def _is_last(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
@@ -99,6 +113,8 @@ def _is_last(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
 
 @torch.no_grad()
 def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
+    if type(mlp) not in _LEAN.values():  # a copy's is one already
+        mlp.__class__ = _LEAN.setdefault(type(mlp), _class_of(type(mlp)))
     ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]], device=next(trunk.parameters()).device)
     read, was_training = torch.tensor([2, 3, 5], device=ids.device), trunk.training
     trunk.eval()
