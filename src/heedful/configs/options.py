@@ -159,8 +159,8 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 
     compile: bool = False
     """Compile the repeated layers (torch.compile) for learning and scoring; sampling is not compiled. On a CPU it made
-    iterations of PPO 1.1 to 1.3 times faster after 30 s of compiling, so it pays after 30 to 50 of them; later runs compile
-    faster, as torch keeps the code."""
+    iterations of PPO 1.0 to 1.3 times faster after 30 s of compiling, so where it pays, it does after 30 to 50 of them; later
+    runs compile faster, as torch keeps the code."""
 
     def check(self) -> None:
         super().check()
