@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 
 from heedful.errors import is_out_of_memory
 from heedful.kernels.layout import hidden_states
+from heedful.kernels.lean import LeanClasses
 from heedful.kernels.row_filling import compiles_each_shape
 
 MOST_READ = 0.9
 """At most this share of the tokens is read where the others are left out: taking rows apart costs a little too."""
 _IS_LAST: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_LEAN: dict[type[nn.Module], type[nn.Module]] = {}
-"""The class that takes an MLP's place, by the MLP's."""
 _READ: ContextVar[tuple[nn.Module, Tensor, list[int]] | None] = ContextVar("read", default=None)
 """The MLP that leaves tokens out in a pass that goes on, the places of those that it reads, and how many each pass had."""
 
@@ -113,8 +112,7 @@ def _is_last(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
 
 @torch.no_grad()
 def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
-    if type(mlp) not in _LEAN.values():  # a copy's is one already
-        mlp.__class__ = _LEAN.setdefault(type(mlp), _class_of(type(mlp)))
+    _MLPS.use(mlp)
     ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]], device=next(trunk.parameters()).device)
     read, was_training = torch.tensor([2, 3, 5], device=ids.device), trunk.training
     trunk.eval()
@@ -129,3 +127,6 @@ def _try_leaving_out(trunk: PreTrainedModel, mlp: nn.Module) -> bool:
     finally:
         trunk.train(was_training)
     return passes == [len(read)] and torch.allclose(part, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
+
+
+_MLPS = LeanClasses(lambda mlp: _class_of(type(mlp)))

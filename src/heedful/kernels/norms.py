@@ -5,13 +5,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.lean import LeanClasses
+
 M = TypeVar("M", bound=nn.Module)
 
 SMALLEST_ROW = 128
 """Numbers of a row from which on torch's kernel for the gradients of a layer norm is the faster way to ours."""
-
-_LEAN: dict[type[nn.Module], type[nn.Module] | None] = {}
-"""The class that takes a norm's place, by the norm's; None if its formula is another."""
 
 
 def use_lean_norms(model: M, device: torch.device) -> M:
@@ -23,11 +22,7 @@ def use_lean_norms(model: M, device: torch.device) -> M:
         model: the model.
         device: where it will be.
     """
-    for module in model.modules() if device.type == "cpu" else ():
-        lean = _lean(module)
-        if lean is not None:
-            module.__class__ = lean
-    return model
+    return _NORMS.use_in(model, device)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _inverse_root(x: Tensor, eps: float) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return x.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -90,14 +85,6 @@ def _as_layer_norm(upstream: Tensor, x: Tensor, weight: Tensor, inverse: Tensor)
     return d_x.add_(centred), d_weight
 
 
-def _lean(norm: nn.Module) -> type[nn.Module] | None:
-    """The class of a norm that learns by `rms_norm`; None for all that is not such a norm."""
-    kind = type(norm)
-    if kind not in _LEAN:
-        _LEAN[kind] = _class_of(kind) if _is_plain(norm) else None
-    return _LEAN[kind]
-
-
 def _is_plain(norm: Any) -> bool:
     """Whether a module is an RMS norm of the formula of `rms_norm`, by its name, its parts, and what it computes."""
     parts = [name for name, _ in norm.named_parameters()]
@@ -126,3 +113,6 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
         return plain
 
     return type(f"Lean{kind.__name__}", (kind,), {"forward": forward})
+
+
+_NORMS = LeanClasses(lambda norm: _class_of(type(norm)) if _is_plain(norm) else None)

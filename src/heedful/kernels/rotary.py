@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.lean import LeanClasses
+
 M = TypeVar("M", bound=nn.Module)
 
 NAME = "apply_rotary_pos_emb"
 """What transformers calls the function in each of its attention layers' files."""
-_LEAN: dict[type[nn.Module], type[nn.Module] | None] = {}
-"""The class that takes an attention layer's place, by the layer's; None if its formula is another."""
 
 
 def use_lean_rotations(model: M, device: torch.device) -> M:
@@ -25,14 +25,7 @@ def use_lean_rotations(model: M, device: torch.device) -> M:
         model: the model.
         device: where it will be.
     """
-    for module in model.modules() if device.type == "cpu" else ():
-        kind = type(module)
-        if kind not in _LEAN:
-            _LEAN[kind] = _class_of(kind)
-        lean = _LEAN[kind]
-        if lean is not None:
-            module.__class__ = lean
-    return model
+    return _LAYERS.use_in(model, device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -40,7 +33,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
         y_i = x_i cos_i - x_{i+n} sin_i,    y_{i+n} = x_{i+n} cos_{i+n} + x_i sin_{i+n},    i < n = size / 2
 
-    The gradients, with upstream g the same with the sine's halves exchanged and its sign turned, are
+    bit for bit as transformers computes it. The gradients, with upstream g, are
 
         dx_i = g_i cos_i + g_{i+n} sin_{i+n},    dx_{i+n} = g_{i+n} cos_{i+n} - g_i sin_i
 
@@ -60,8 +53,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     (first, second), (s1, s2) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
     y = x * cos
     y1, y2 = y.chunk(2, dim=-1)
-    y1.addcmul_(second, s1, value=-1)
-    y2.addcmul_(first, s2)
+    y1.sub_(second * s1)  # not as one operation, which rounds once less than the formula of transformers
+    y2.add_(first * s2)
     return y
 
 
@@ -75,8 +68,12 @@ class _Rotate(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        s1, s2 = sin.chunk(2, dim=-1)
-        return _rotated(upstream, cos, -torch.cat((s2, s1), dim=-1)), None, None
+        (g1, g2), (s1, s2) = upstream.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+        d_x = upstream * cos
+        d1, d2 = d_x.chunk(2, dim=-1)
+        d1.addcmul_(g2, s2)
+        d2.addcmul_(g1, s1, value=-1)
+        return d_x, None, None
 
 
 def _class_of(kind: type[nn.Module]) -> type[nn.Module] | None:
@@ -114,3 +111,6 @@ def _is_plain(function: Callable[..., Any]) -> bool:
         return False
     expected = [rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
     return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(found, expected, strict=True))
+
+
+_LAYERS = LeanClasses(lambda layer: _class_of(type(layer)))
