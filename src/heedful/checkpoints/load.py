@@ -16,6 +16,7 @@ from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.gated_mlp import use_lean_mlps
 from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.rotary import use_lean_rotations
@@ -119,6 +120,7 @@ def load_policy(
     store_matrices(policy.lm, stored, experts=experts_but(policy.lm, float32_experts))
     use_fast_products(policy.lm, device, compute_dtype)
     use_lean_norms(policy.lm, device)
+    use_lean_mlps(policy.lm, device)
     use_lean_rotations(policy.lm, device)
     return policy.to(device)
 
@@ -158,6 +160,7 @@ def load_value_model(
         store_matrices(trunk, stored, experts=experts_but(trunk, float32_experts))
         use_fast_products(trunk, device, compute_dtype)
         use_lean_norms(trunk, device)
+        use_lean_mlps(trunk, device)
         use_lean_rotations(trunk, device)
     return value_model.to(device)
 

@@ -13,6 +13,7 @@ from heedful.checkpoints.text_part import read_weights
 from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
+from heedful.kernels.gated_mlp import use_lean_mlps
 from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.rotary import use_lean_rotations
@@ -99,6 +100,7 @@ def load_reward_model(
     store_matrices(classifier, stored, but=score_head(classifier), experts=experts_but(classifier, float32_experts))
     use_fast_products(classifier, device, compute_dtype)
     use_lean_norms(classifier, device)
+    use_lean_mlps(classifier, device)
     use_lean_rotations(classifier, device)
     return loaded.to(device)
 

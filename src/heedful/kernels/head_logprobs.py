@@ -84,13 +84,13 @@ class _HeadLogprobs(torch.autograd.Function):
         dtype = options.compute_dtype
         states, matrix, shift = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         is_kept = any(ctx.needs_input_grad) and ids.shape[0] * weight.shape[0] <= KEPT
-        kept, are_logprobs = [], is_kept and _keeps_logprobs(states, options)
+        kept, in_place = [], _writes_over(states, options)
         logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
         entropy = torch.zeros_like(logprobs)
         for chunk in _chunks(ids, weight.shape[0]):
             logits = linear(states[chunk], matrix, shift)
             for block in _blocks(logits):
-                place = logits[block] if are_logprobs else None
+                place = logits[block] if in_place else None
                 logp = torch.log_softmax(_scaled(logits[block], options), -1, out=place)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
                 if options.with_entropy:
@@ -113,7 +113,7 @@ class _HeadLogprobs(torch.autograd.Function):
             for x, dtype, wanted in zip((states, matrix, shift), ctx.dtypes, ctx.needs_input_grad, strict=False)
         ]
         d_hidden, d_weight, d_bias = like
-        are_logprobs = bool(kept) and _keeps_logprobs(states, ctx.options)
+        are_logprobs = bool(kept) and _writes_over(states, ctx.options)
         for i, chunk in enumerate(_chunks(ids, matrix.shape[0])):
             logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
@@ -138,8 +138,9 @@ class _HeadLogprobs(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None
 
 
-def _keeps_logprobs(states: Tensor, options: _Options) -> bool:
-    """Whether log-probs take the place of kept logits: it saves a CPU a softmax, and only float32 has room for them."""
+def _writes_over(states: Tensor, options: _Options) -> bool:
+    """Whether log-probs are written over logits: it saves a CPU memory, and a softmax if they are kept for the backward pass.
+    Only float32 has room for them."""
     return options.cap is None and states.device.type == "cpu" and torch.finfo(states.dtype).bits >= 32
 
 
