@@ -1,4 +1,4 @@
-"""The shape of the project, enforced: who may import whom, how large things are, what is public."""
+"""The shape of the project, enforced: who may import whom, what is public."""
 
 import ast
 import re
@@ -100,7 +100,6 @@ TRAINERS = {
     "train_grpo",
     "train_online_dpo",
 }
-FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "shared"}
 
 
 def room_of(path):
@@ -235,21 +234,6 @@ def test_core_is_pure_mathematics(path):
             assert top in {"torch", "jaxtyping", "heedful"} | sys.stdlib_module_names, f"{named(path)} imports {module}"
             assert top != "heedful" or module.startswith("heedful.core"), f"{named(path)} imports {module}"
             assert top not in {"os", "io", "pathlib", "json", "logging"}, f"{named(path)}: core touches no files"
-
-
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_names_say_what_is_inside(path):
-    assert not FORBIDDEN_NAMES & set(path.relative_to(SOURCE).with_suffix("").parts)
-
-
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_files_and_functions_can_be_read_in_one_sitting(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 400, "review: design says around 200 lines, never more than 600"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = node.end_lineno - node.lineno + 1
-            assert lines <= 100, f"{named(path)}:{node.lineno}: {node.name} has {lines} lines"
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
