@@ -149,8 +149,21 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
             raise ConfigError(f"{place}: {key} is not a setting; write {key.removeprefix('no_')}: false")
         if any(flag.key == key for flag in flags):
             raise ConfigError(f"{place}: the key {key!r} is set twice")
+        if key in getattr(config_class, "NESTED", ()) and isinstance(value_node, yaml.SequenceNode):
+            value_node.value = [_flattened(node) for node in value_node.value]
         flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))
     return flags
+
+
+def _flattened(node: yaml.Node) -> yaml.Node:
+    """A mapping in a list as one line of JSON, which is YAML too, for settings whose class says that they are ``NESTED``."""
+    if not isinstance(node, yaml.MappingNode):
+        return node
+    try:
+        content = yaml.BaseLoader("").construct_document(node)
+    except yaml.YAMLError:  # a list as a key, or an alias of what it is in
+        return node
+    return yaml.ScalarNode("tag:yaml.org,2002:str", json.dumps(content, ensure_ascii=False))
 
 
 def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[str, ...]:
@@ -238,7 +251,11 @@ def _names(arguments: Sequence[str]) -> set[str]:
 def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> str:
     """A configuration as YAML that `parse` reads back to an equal one, but for secrets that are left out."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
-    plain = {name: plain_value(value) for name, value in fields.items()}
+    nested = getattr(config, "NESTED", ())
+    plain = {
+        name: [json.loads(one) for one in value] if name in nested else plain_value(value)
+        for name, value in fields.items()
+    }
     plain = redact(plain) if without_secrets else plain
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
     if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from heedful.configs.label import Criterion
 from heedful.errors import DataError
 from heedful.label.records import ITEM_FLAGS, MOST_ANSWERS, RATING_FLAGS, STRENGTHS, TASKS, Item
 
@@ -50,23 +51,55 @@ def _turned(answer: Any, target: list[int], origin: list[int]) -> Any:
         if not isinstance(ranks, list | tuple) or len(ranks) != len(origin):
             raise _wrong("ranks", ranks, f"a list of {len(origin)} ranks")
         turned["ranks"] = [ranks[i] for i in origin]
+    if "criteria" in turned:
+        said = turned["criteria"]
+        if not isinstance(said, list | tuple) or len(said) != len(origin):
+            raise _wrong("criteria", said, f"a list of {len(origin)} objects, one for each answer")
+        turned["criteria"] = [said[i] for i in origin]
     return turned
 
 
-def check_answer(item: Item, answer: Any, *, strength_known: bool = True) -> dict[str, Any]:
+def check_answer(
+    item: Item, answer: Any, *, strength_known: bool = True, criteria: Sequence[Criterion] = ()
+) -> dict[str, Any]:
     """Return an answer, in terms of candidates, with exactly the fields of its task. Raises DataError for anything else.
 
-    ``strength_known=False``: the strength of a preference may be None.
+    ``strength_known=False``: the label was given elsewhere, so the strength of a preference may be None, and what is
+    required of ``criteria`` may be missing. ``criteria`` are those of the project.
     """
     if not isinstance(answer, Mapping):
         raise _wrong("an answer", answer, "an object")
+    asked = criteria if item.task in JUDGED else ()
+    said = _criteria(item, answer.get("criteria"), asked, strength_known)
+    answer = {name: value for name, value in answer.items() if name != "criteria" or not asked}
     fields = FIELDS[item.task]
     if unknown := [name for name in answer if name not in fields]:
         raise DataError(f"the answer to a {item.task} has no field {unknown[0]!r:.80}; it has {', '.join(fields)}")
     if missing := [name for name in fields if name not in answer]:
         raise DataError(f"the answer to a {item.task} lacks {missing[0]!r}; it has {', '.join(fields)}")
     CHECKS[item.task](item, answer, strength_known)
-    return {name: answer[name] for name in fields}
+    return {name: answer[name] for name in fields} | ({} if said is None else {"criteria": said})
+
+
+def _criteria(item: Item, said: Any, asked: Sequence[Criterion], all_required: bool) -> list[dict[str, Any]] | None:
+    """What is said of each answer by the criteria, in their order; None if nothing is asked, or nothing said."""
+    needed = [one.name for one in asked if one.required and all_required]
+    if not asked or (said is None and not needed):
+        return None
+    count = len(item.candidates)
+    if not isinstance(said, list | tuple) or len(said) != count or not all(isinstance(one, Mapping) for one in said):
+        raise _wrong("criteria", said, f"a list of {count} objects, one for each answer")
+    known = {one.name: one for one in asked}
+    for of_answer in said:
+        if missing := [name for name in needed if name not in of_answer]:
+            raise DataError(f"criteria lacks {missing[0]!r} of an answer; each answer needs {', '.join(needed)}")
+        for name, value in of_answer.items():
+            if name not in known:
+                raise DataError(f"there is no criterion {name!r:.80}; the project has {', '.join(known)}")
+            if type(value) is not type(known[name].values[0]) or value not in known[name].values:
+                raise _wrong(f"the criterion {name}", value, f"one of {', '.join(map(str, known[name].values))}")
+    found = [{name: of_answer[name] for name in known if name in of_answer} for of_answer in said]
+    return found if any(found) else None
 
 
 def _preference(item: Item, answer: Mapping[str, Any], strength_known: bool) -> None:

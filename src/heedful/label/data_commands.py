@@ -8,7 +8,7 @@ from heedful.files import write_json
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import Imported, ImportOptions, add, read_items
 from heedful.label.project import Project
-from heedful.label.statistics import read_scores, statistics
+from heedful.label.statistics import project_statistics
 
 EXCERPT = 70
 """Characters of a text in a preview."""
@@ -106,9 +106,7 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
 def show_statistics(config: StatsConfig) -> dict[str, Any]:
     """Print a project's statistics, and write them if asked."""
     with Project.open(config.project, read_only=True) as project:
-        found = statistics(
-            project.labels(), project.people(), scores=read_scores(config.project / "scores.jsonl") or None
-        )
+        found = project_statistics(project)
     for line in report(found):
         print(harmless(line))
     if config.output is not None:
@@ -133,6 +131,16 @@ def report(found: dict[str, Any]) -> list[str]:
             ]
     if not any(found["agreement"].values()):
         lines.append("Agreement: n/a, because no item was labelled by two people")
+    for name, one in found["criteria"].items():
+        said = (
+            f"mean {one['mean']:.2f}"
+            if one["mean"] is not None
+            else ", ".join(f"{k} {n}" for k, n in one["counts"].items())
+        )
+        lines += [
+            f"Criterion {name}: {said} of {_many(one['answers'], 'answer')}; agreement {_share(one['agreement'])}",
+            f"  Krippendorff's alpha {_number(one['alpha_nominal'])} nominal, {_number(one['alpha_ordinal'])} ordinal",
+        ]
     references = ", ".join(f"{100 * one['value']:.1f} %" for one in found["references"])
     lines += [
         f"  published: {references} (docs/labelling-statistics.md)",

@@ -10,7 +10,7 @@ Fields = dict[str, Any]
 
 OURS = (
     "text", "messages", "prompt", "completion", "chosen", "rejected", "margin", "responses", "ranks", "label",
-    "rating", "group_id", "feedback",
+    "rating", "group_id", "feedback", "criteria", "chosen_criteria", "rejected_criteria", "completion_criteria",
 )  # fmt: skip
 """Columns that an export writes itself. Those of an imported record were read; its others go through."""
 MARGINS: Mapping[str, tuple[float, ...]] = {"small": (0.0, 1 / 3, 2 / 3, 1.0), "large": (0.0, 1.0, 2.0, 3.0)}
@@ -41,15 +41,16 @@ def record_of(item: Item, event: Event, margin: str) -> Made:
     fields = {**kept, "prompt": prompt}
     if item.task in ("pair", "chat"):
         answers = _said(answer["responses"]) if item.task == "chat" else item.candidates
-        made = _pair(fields, answers, answer["preferred"], _margin(item, event, margin))
+        made = _pair(fields, answers, answer["preferred"], _margin(item, event, margin), answer.get("criteria"))
     elif item.task == "ranking":
-        made, answers = _ranking(fields, item.candidates, answer["ranks"]), item.candidates
+        made, answers = _ranking(fields, item.candidates, answer["ranks"], answer.get("criteria")), item.candidates
     elif item.task == "correction":
         edited = Candidate(answer["text"])
         made, answers = _pair(fields, (edited, *item.candidates), 0, None), item.candidates
     elif item.task == "rating":
         answers = item.candidates
         rated = {"completion": written(answers[0]), "rating": answer["rating"]}
+        rated |= {"completion_criteria": answer["criteria"][0]} if "criteria" in answer else {}
         made = Made("ratings", {**fields, **rated})
     else:
         made, answers = Made("demonstrations", {**fields, "completion": answer["text"]}), item.candidates
@@ -63,14 +64,19 @@ def pairs_of(fields: Fields, group: str) -> list[Fields]:
     """
     if "ranks" not in fields:
         return [{**fields, "group_id": group}]
-    rest = {k: v for k, v in fields.items() if k not in ("responses", "ranks")}
-    ranked = list(zip(fields["responses"], fields["ranks"], strict=True))
+    rest = {k: v for k, v in fields.items() if k not in ("responses", "ranks", "criteria")}
+    said = fields.get("criteria", [None] * len(fields["ranks"]))
+    ranked = list(zip(fields["responses"], fields["ranks"], said, strict=True))
     return [
-        {**rest, "chosen": better, "rejected": worse, "group_id": group}
-        for better, rank in ranked
-        for worse, other in ranked
+        {**rest, "chosen": better, "rejected": worse, "group_id": group} | _by_criteria(of_better, of_worse)
+        for better, rank, of_better in ranked
+        for worse, other, of_worse in ranked
         if rank < other
     ]
+
+
+def _by_criteria(chosen: Any, rejected: Any) -> Fields:
+    return {} if chosen is None else {"chosen_criteria": chosen, "rejected_criteria": rejected}
 
 
 def labelled_of(fields: Fields) -> Fields | None:
@@ -108,22 +114,28 @@ def _said(responses: Sequence[Mapping[str, Any]]) -> tuple[Candidate, ...]:
     return tuple(Candidate(one["response"], one.get("source")) for one in responses)
 
 
-def _pair(fields: Fields, answers: Sequence[Candidate], preferred: int | None, margin: float | None) -> Made:
+def _pair(
+    fields: Fields, answers: Sequence[Candidate], preferred: int | None, margin: float | None, criteria: Any = None
+) -> Made:
     responses = [written(one) for one in answers]
     if preferred is None:
-        return Made("ties", {**fields, "responses": responses, "ranks": [0, 0]})
+        said = {} if criteria is None else {"criteria": criteria}
+        return Made("ties", {**fields, "responses": responses, "ranks": [0, 0], **said})
     pair = {"chosen": responses[preferred], "rejected": responses[1 - preferred]}
+    if criteria is not None:
+        pair |= _by_criteria(criteria[preferred], criteria[1 - preferred])
     kind = "contradictions" if responses[0] == responses[1] else "preferences"
     return Made(kind, {**fields, **pair} | ({} if margin is None else {"margin": margin}))
 
 
-def _ranking(fields: Fields, answers: Sequence[Candidate], ranks: Sequence[int]) -> Made:
+def _ranking(fields: Fields, answers: Sequence[Candidate], ranks: Sequence[int], criteria: Any) -> Made:
     place = {rank: i for i, rank in enumerate(sorted(set(ranks)))}
     responses, ranks = [written(one) for one in answers], [place[rank] for rank in ranks]
     both = list(zip(responses, ranks, strict=True))
     apart = any(one == other and rank != theirs for one, rank in both for other, theirs in both)
     kind = "contradictions" if apart else "preferences" if len(place) > 1 else "ties"
-    return Made(kind, {**fields, "responses": responses, "ranks": ranks})
+    said = {} if criteria is None else {"criteria": criteria}
+    return Made(kind, {**fields, "responses": responses, "ranks": ranks, **said})
 
 
 def _margin(item: Item, event: Event, margin: str) -> float | None:

@@ -125,7 +125,8 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
     item = state.items[item_id]
     order = screen_order(state, settings, person_id, item, lease.repeat)
     on_screen = sent.token is not None and item.task != "chat"
-    answer = check_answer(item, from_screen(sent.answer, order) if on_screen else sent.answer)
+    given = from_screen(sent.answer, order) if on_screen else sent.answer
+    answer = check_answer(item, given, criteria=settings.criteria_asked)
     if item.task == "chat":
         _check_follows(state.turns(person_id, item_id), answer["messages"])
     content = {

@@ -45,6 +45,8 @@ def read_settings(folder: Path) -> ProjectSettings:
             raise ConfigError(f"{flag.place}: {flag.key} is not a setting of a project; it has {', '.join(hints)}")
         if hints[flag.key] is bool:
             values[flag.key] = not flag.arguments[0].startswith("--no-")
+        elif typing.get_origin(hints[flag.key]) is tuple:
+            values[flag.key] = flag.arguments[1:]
         else:
             values[flag.key] = _value(flag.place, flag.key, hints[flag.key], flag.arguments[0].partition("=")[2])
         places[flag.key] = flag.place

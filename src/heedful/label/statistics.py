@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from heedful.configs.label import Criterion
 from heedful.data.readers import read_records
 from heedful.errors import DataError
 from heedful.label.agreement import (
@@ -27,6 +28,7 @@ from heedful.label.agreement import (
 )
 from heedful.label.export_records import is_imported
 from heedful.label.people import agreement, is_import
+from heedful.label.project import Project
 from heedful.label.published import REFERENCES
 from heedful.label.records import Labelled, Person
 
@@ -40,7 +42,11 @@ Unit = tuple[str, int, int]
 
 
 def statistics(
-    labels: Sequence[Labelled], people: Sequence[Person], *, scores: Mapping[str, Sequence[float]] | None = None
+    labels: Sequence[Labelled],
+    people: Sequence[Person],
+    *,
+    scores: Mapping[str, Sequence[float]] | None = None,
+    criteria: Sequence[Criterion] = (),
 ) -> dict[str, Any]:
     """Return all statistics, ready for JSON. A share is an object of `heedful.label.agreement.Share`; null means n/a.
 
@@ -48,6 +54,7 @@ def statistics(
         labels: those that count, as `heedful.label.project.Project.labels` returns them.
         people: everybody of the project.
         scores: the reward model's score of each candidate, by item (`read_scores`).
+        criteria: those of the project; of what labels say by others, which it had before, there are no statistics.
 
     Raises DataError if an item has not one score for each candidate.
     """
@@ -63,6 +70,7 @@ def statistics(
         "left_out": {"repeats": len(repeats), "screening": len(screening), "imported": len(imported)},
         "references": [dict(reference) for reference in REFERENCES],
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
+        "criteria": {one.name: _criterion(one, first, trusted) for one in criteria},
         "self_consistency": _json(_self_consistency(first + screening, repeats)),
         **_habits(first, habits),
         "by_task": _by_task(first, screening, repeats, habits),
@@ -75,6 +83,12 @@ def statistics(
         ],
         "model": None if scores is None else _model(first, scores),
     }
+
+
+def project_statistics(project: Project) -> dict[str, Any]:
+    """Return the statistics of a project as it is now, with the scores in its folder if there are any."""
+    scores = read_scores(project.folder / "scores.jsonl") or None
+    return statistics(project.labels(), project.people(), scores=scores, criteria=project.settings.criteria_asked)
 
 
 def read_scores(path: Path) -> dict[str, list[float]]:
@@ -179,6 +193,30 @@ def _cohen(units: Iterable[Mapping[str, int]]) -> list[dict[str, Any]]:
         for one, other in combinations(sorted(said), 2):
             pairs[one, other].append((said[one], said[other]))
     return [{"people": list(two), "units": len(p), "kappa": cohen_kappa(p)} for two, p in sorted(pairs.items())]
+
+
+def _criterion(criterion: Criterion, labels: Sequence[Labelled], trusted: Sequence[Labelled]) -> dict[str, Any]:
+    """What people say about answers by one criterion. A unit is an answer; its value the place among the criterion's."""
+    places = {value: place for place, value in enumerate(criterion.values, 1)}
+
+    def say(one: Labelled) -> dict[Unit, int]:
+        said = one.event.content["answer"].get("criteria") or ()
+        values = ((i, of_answer.get(criterion.name)) for i, of_answer in enumerate(said))
+        return {(one.item.item_id, i, i): places[value] for i, value in values if value in places}
+
+    counts = Counter(place for one in labels for place in say(one).values())
+    units = {unit: [*said.values()] for unit, said in _units(trusted, say).items() if len(said) > 1}
+    total = counts.total()
+    is_scale = isinstance(criterion.values[0], int)
+    return {
+        "answers": total,
+        "counts": {str(value): counts[place] for value, place in places.items()},
+        "mean": sum(place * n for place, n in counts.items()) / total if is_scale and total else None,
+        "agreement": _json(share(_by_item((unit, agreements(values)) for unit, values in units.items()))),
+        "alpha_nominal": krippendorff_alpha([*units.values()]),
+        "alpha_ordinal": krippendorff_alpha([*units.values()], "ordinal"),
+        "alpha_interval": krippendorff_alpha([*units.values()], "interval") if is_scale else None,
+    }
 
 
 def _self_consistency(first: Sequence[Labelled], repeats: Sequence[Labelled]) -> Share | None:

@@ -94,10 +94,19 @@ def label_project(
                 continue
             item = assignment.item
             answer = labeller.answer(item, judge(item), repeat=assignment.repeat)
+            answer |= _by_criteria(project, labeller, item)
             nonce = secrets.token_hex(16)  # one that was used before would return that event, also if it was taken back
             project.label(person, item.item_id, answer, nonce=nonce, seconds=0.0)
             done += 1
     return done
+
+
+def _by_criteria(project: Project, labeller: Labeller, item: Item) -> dict[str, Any]:
+    """What the project's criteria ask of each answer, drawn at random: a judge's score says nothing about them."""
+    asked = project.settings.criteria_asked
+    draw = random.Random(f"{labeller.seed} {labeller.name} {item.item_id} criteria")
+    said = [{one.name: draw.choice(one.values) for one in asked} for _ in item.candidates]
+    return {"criteria": said} if asked else {}
 
 
 def _sigmoid(x: float) -> float:

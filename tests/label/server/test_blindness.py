@@ -111,6 +111,7 @@ def test_a_crawl_of_every_response_while_labelling(served, policy, role):
             "answers",
             "draft",
             "instructions",
+            "criteria",
             "lease_until",
             "markdown",
         }

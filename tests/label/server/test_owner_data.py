@@ -38,8 +38,10 @@ class TestStatistics:
         server = served([pair_item(i) for i in range(3)], repeats=0.0)
         reader = server.signed_in("Olga", "owner")
         computed = []
-        real = owner.statistics
-        monkeypatch.setattr(owner, "statistics", lambda *given, **more: computed.append(1) or real(*given, **more))
+        real = owner.project_statistics
+        monkeypatch.setattr(
+            owner, "project_statistics", lambda *given, **more: computed.append(1) or real(*given, **more)
+        )
         assert reader.get("/api/stats").json == reader.get("/api/stats").json
         assert len(computed) == 1
         anna = server.project.add_person("安娜\u2028", "annotator").person_id

@@ -4,11 +4,12 @@ What the browser sees of an item is in `shown_item`, and nothing else: not its s
 not whether it is a repeat or belongs to the screening set.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.messages import read_conversation
-from heedful.label.answers import response_text
+from heedful.label.answers import JUDGED, response_text
 from heedful.label.assignment import Assignment, from_screen
 from heedful.label.records import ITEM_FLAGS, Item, Person
 from heedful.label.server import asked as fields
@@ -173,7 +174,13 @@ def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
         "instructions": {"version": version, "text": text},
         "lease_until": assignment.lease_until,
         "markdown": [markdown_to_html(one) if _is_marked_up(site, one) else None for one in answers],
+        "criteria": shown_criteria(site) if item.task in JUDGED else [],
     }
+
+
+def shown_criteria(site: Site) -> list[Answer]:
+    """What the page asks about each answer."""
+    return [dataclasses.asdict(one) for one in site.project.settings.criteria_asked]
 
 
 def shown_answer(item: Item, index: int) -> Any:

@@ -19,7 +19,7 @@ from heedful.label.server import asked as fields
 from heedful.label.server.asked import Asked, Refused
 from heedful.label.server.replies import Json
 from heedful.label.server.site import Site
-from heedful.label.statistics import read_scores, statistics
+from heedful.label.statistics import project_statistics
 
 Answer = dict[str, Any]
 LONGEST_INSTRUCTIONS = 100_000
@@ -143,7 +143,7 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler ha
     news = project.events(seq)
     if found is None or news or stamp != stamp_then:
         seq = news[-1].seq if news else seq
-        found = statistics(project.labels(), project.people(), scores=read_scores(scores) or None)
+        found = project_statistics(project)
         COMPUTED[project] = (seq, stamp, found)
     return found
 

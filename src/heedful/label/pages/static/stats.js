@@ -28,7 +28,7 @@ function draw(stats) {
       shareTile(stats, t("left_rate"), "left", t("left_rate_note")), shareTile(stats, t("longer_rate"), "longer"), shareTile(stats, t("tie_rate"), "ties"), shareTile(stats, t("both_bad_rate"), "both_bad"),
       shareTile(stats, t("self_consistency"), "self_consistency"), tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
     el("div", { class: "columns" }, agreement(stats), el("section", { class: "card" }, el("h2", {}, t("per_day")), stats.per_day?.length ? bars(t("per_day"), stats.per_day.map((one) => [one.day, one.labels])) : el("p", { class: "hint" }, t("no_labels_yet")))),
-    people(stats.people ?? []), model(stats.model));
+    ...criteria(stats.criteria ?? {}), people(stats.people ?? []), model(stats.model));
 }
 
 function agreement(stats) {
@@ -45,6 +45,14 @@ function agreement(stats) {
   }
   if (tasks.length) card.append(el("p", { class: "hint" }, t("references")), el("ul", { class: "hint references" }, (stats.references ?? []).map((one) => el("li", {}, `${percent(one.value)}: ${known(`reference_${one.name}`) ? t(`reference_${one.name}`) : one.who} (${one.paper})`))));
   return card;
+}
+
+function criteria(found) {
+  const rows = Object.entries(found);
+  if (!rows.length) return [];
+  const counts = (one) => Object.entries(one.counts).map(([value, n]) => `${value}: ${number(n)}`).join(" · ");
+  return [el("section", { class: "card" }, el("h2", {}, t("criteria")), table(t("criteria"), [t("criterion"), t("criterion_counts"), t("column_answers"), t("column_mean"), t("column_equal"), t("alpha_nominal"), t("alpha_ordinal")],
+    rows.map(([name, one]) => el("tr", {}, el("td", { dir: "auto" }, name), el("td", { dir: "auto", class: "hint" }, counts(one)), cell(number(one.answers)), cell(number(one.mean, 2)), shareCell(one.agreement), cell(number(one.alpha_nominal, 2)), cell(number(one.alpha_ordinal, 2)))), 2))];
 }
 
 function people(rows) {

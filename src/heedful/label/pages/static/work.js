@@ -1,6 +1,7 @@
 // The page on which people label: takes an item, shows it, sends what was decided, takes the next.
 import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, prompt } from "./content.js";
+import { criteria } from "./criteria.js";
 import { el, key, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
 import { announce, ask, attempt, leave, offline, projectName, ready, said, showBanner, start, toast } from "./shell.js";
@@ -72,6 +73,7 @@ function show(reply) {
   now = { item, flags: [], before: 0, shown: performance.now() };
   now.comment = el("textarea", { class: "comment", rows: "2", dir: "auto", aria: { label: t("comment") }, placeholder: t("comment_placeholder"), on: { input: () => { fit(now.comment); changed(); } } });
   now.view = TASKS[item.task](item, { changed, request, submit });
+  now.criteria = criteria(item.criteria, item.criteria.length ? [...now.view.body.querySelectorAll(".answer")] : [], { changed, done: () => document.getElementById("question").focus() });
   now.commentBox = el("section", { class: "comment-box", hidden: true }, now.comment);
   now.flagNote = el("span", { class: "flag-note" });
   main.className = `work task-${item.task}`;
@@ -169,7 +171,7 @@ const given = (item) => ({ item: item.id, assignment: item.assignment });
 const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
 
 function draftNow() {
-  const answer = now.view.draft ? now.view.draft() : now.view.answer();
+  const answer = { ...(now.view.draft ? now.view.draft() : now.view.answer()), ...now.criteria.answer() };
   return { answer, comment: now.comment.value, flags: now.flags, seconds: seconds() };
 }
 
@@ -205,18 +207,19 @@ function restore(item) {
   now.comment.value = draft.comment ?? "";
   now.commentBox.hidden = now.comment.value === "";
   now.view.restore(draft.answer ?? draft);
+  now.criteria.restore(draft.answer?.criteria);
 }
 
 /* ---- sending ---- */
 
 async function submit(more = {}) {
   if (now === null || sending) return;
-  const missing = now.view.missing();
+  const missing = now.view.missing() ?? now.criteria.missing();
   if (missing !== null) {
     toast(missing, "warn");
     return;
   }
-  const answer = now.view.answer(more);
+  const answer = { ...now.view.answer(more), ...now.criteria.answer() };
   const { item, view } = now;
   const body = { nonce: nonce(), ...given(item), answer, seconds: seconds(), comment: now.comment.value.trim(), flags: now.flags, version: versionOf(item) };
   const reply = await deliver("/api/label", body);
@@ -365,7 +368,7 @@ function drawProgress(progress) {
 
 function help() {
   const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
-    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"],
+    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"],
     ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
   ask(t("help"), [
@@ -378,7 +381,7 @@ function help() {
 /* ---- keys ---- */
 
 const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?? false;
-const COMMANDS = { u: () => undo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), "?": () => help() };
+const COMMANDS = { u: () => undo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
 
 /** The key as on a Latin keyboard, also with another layout (Cyrillic, say) or caps lock. */
 function latin({ key: name, code }) {
@@ -408,6 +411,11 @@ function onKey(event) {
   }
   const pressed = { key: latin(event), shiftKey: event.shiftKey, altKey: event.altKey };
   if (memory.get("keys") === false && pressed.key.length === 1 && pressed.key !== "?") return;
+  if (now?.criteria.has(active, event.key)) {
+    const meant = event.key === "Escape" ? (document.getElementById("question").focus(), true) : now.criteria.onKey(pressed);
+    if (meant) event.preventDefault();
+    if (meant !== false) return; // null: the browser moves between radio buttons
+  }
   if (now?.view.onKey(pressed)) event.preventDefault();
   else if (!event.altKey && COMMANDS[pressed.key]) {
     event.preventDefault();

@@ -8,11 +8,11 @@ import { answerCards } from "./pair.js";
 
 /** Cuts an answer of many lines off, with a button that shows the rest: nine long ones are read by their beginnings first. */
 function fold(card) {
-  const shown = card.lastElementChild;
+  const shown = card.querySelector(":scope > .text, :scope > .messages");
   shown.classList.add("folded");
   if (shown.scrollHeight <= shown.clientHeight + 1) return shown.classList.remove("folded");
   const all = el("button", { type: "button", class: "quiet small", on: { click: () => { shown.classList.remove("folded"); all.remove(); } } }, t("show_all"));
-  return card.append(all);
+  return shown.after(all);
 }
 
 export function ranking(item, { changed }) {

@@ -1,0 +1,188 @@
+"""Criteria of a project: what people say about each answer besides which is better."""
+
+import json
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.label import ProjectSettings
+from heedful.errors import ConfigError, DataError
+from heedful.label.exporting import export_project
+from heedful.label.identity import item_id
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item
+from heedful.label.statistics import project_statistics
+
+HELPFUL = "{name: helpful, scale: 5, question: 'Does it help?'}"
+HONEST = "{name: 诚实, labels: [no, 部分, 是], required: false}"
+PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
+
+
+def item(task, prompt, *answers, **more):
+    candidates = tuple(map(Candidate, answers))
+    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
+
+
+@pytest.fixture
+def project(tmp_path):
+    settings = ProjectSettings(name="标准", overlap=0, repeats=0, criteria=(HELPFUL, HONEST))
+    with Project.create(tmp_path / "p", settings) as made:
+        made.add_person("张伟", "annotator")
+        made.add_person("Ada", "annotator")
+        yield made
+
+
+def say(project, person, answer, **more):
+    held = project.next_item(person)
+    nonce = f"{len(project.events())}-{person}"
+    return project.label(person, held.item.item_id, answer, nonce=nonce, seconds=1, **more)
+
+
+def test_a_project_is_made_with_criteria_and_reads_them_back(tmp_path):
+    folder = tmp_path / "项目"
+    assert main(["label", "new", str(folder), "--criteria", HELPFUL, HONEST, "--overlap", "0"]) == 0
+    text = (folder / "project.yaml").read_text(encoding="utf-8")
+    assert "- name: 诚实\n  labels:\n  - 'no'\n  - 部分\n  - 是\n  required: false\n" in text
+    with Project.open(folder) as project:
+        helpful, honest = project.settings.criteria_asked
+        assert (helpful.name, helpful.values, helpful.question, helpful.required) == (
+            "helpful",
+            (1, 2, 3, 4, 5),
+            "Does it help?",
+            True,
+        )
+        assert (honest.name, honest.values, honest.required) == ("诚实", ("no", "部分", "是"), False)
+        again = project.settings
+    by_hand = (
+        text[: text.index("criteria:")]
+        + "criteria: [{name: helpful, scale: 5, question: 'Does it help?'}, "
+        + ("{name: 诚实, labels: [no, 部分, 是], required: no}]\n".replace("no}", "false}"))
+    )
+    (folder / "project.yaml").write_text(by_hand, encoding="utf-8")
+    with Project.open(folder) as project:
+        assert project.settings == again
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("[{name: a}]", "needs either scale or labels"),
+        ("[{name: a, scale: 1}]", "scale must be a whole number from 2 to 10, got '1'"),
+        ("[{name: a, scale: 5, labels: [x, y]}]", "needs either scale or labels"),
+        ("[{name: a, labels: [x]}]", "labels must be a list of 2 to 10 labels"),
+        ("[{name: a, labels: [x, x]}]", "has the same label twice"),
+        ("[{name: a, labels: [x, [y]]}]", "labels must be a text of 1 to 60 characters on one line"),
+        ("[{name: '', scale: 5}]", "name must be a text of 1 to 60 characters on one line, got ''"),
+        ("[{name: a, scale: 5, weight: 2}]", "has the key 'weight'; a criterion has name, scale, labels"),
+        ("[{name: a, scale: 5, required: maybe}]", "required must be true or false, got 'maybe'"),
+        ("[{name: 好, scale: 5}, {name: 好, scale: 3}]", "--criteria has '好' twice"),
+        ("[helpful]", "is no mapping; write {name: helpful, scale: 5"),
+        ("[{name: a, scale: !!python/tuple [5]}]", "scale must be a whole number"),
+        ("[{[a]: b}]", "nested"),
+    ],
+)
+def test_criteria_that_cannot_be(project, text, fragment):
+    path = project.folder / "project.yaml"
+    project.close()
+    path.write_text(f"name: 猫\noverlap: 0\ncriteria: {text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        Project.open(project.folder)
+    assert fragment in str(caught.value)
+    assert "project.yaml:3: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("criteria", "fragment"),
+    [
+        (None, "criteria must be a list of 2 objects"),
+        ([{"helpful": 4}], "criteria must be a list of 2 objects"),
+        ([{"helpful": 4}, {}], "criteria lacks 'helpful' of an answer; each answer needs helpful"),
+        ([{"helpful": 4}, {"helpful": 6}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got 6"),
+        ([{"helpful": 4}, {"helpful": True}], "the criterion helpful must be one of 1, 2, 3, 4, 5, got True"),
+        ([{"helpful": 4}, {"helpful": 1, "诚实": 1}], "the criterion 诚实 must be one of no, 部分, 是, got 1"),
+        (
+            [{"helpful": 4}, {"helpful": 1, "honest": "是"}],
+            "there is no criterion 'honest'; the project has helpful, 诚实",
+        ),
+    ],
+)
+def test_what_is_said_is_checked(project, criteria, fragment):
+    project.add_items([item("pair", "问", "甲", "乙")])
+    answer = PAIR if criteria is None else {**PAIR, "criteria": criteria}
+    with pytest.raises(DataError) as caught:
+        say(project, "p2", answer)
+    assert fragment in str(caught.value)
+    assert project.labels() == []
+
+
+def test_a_project_without_criteria_takes_none(tmp_path):
+    with Project.create(tmp_path / "p", ProjectSettings(overlap=0)) as project:
+        project.add_items([item("pair", "问", "甲", "乙")])
+        with pytest.raises(DataError, match="has no field 'criteria'"):
+            say(project, "p1", {**PAIR, "criteria": [{}, {}]})
+
+
+def test_criteria_follow_their_answers_from_the_screen_to_the_export(project):
+    """Given by place on the screen, kept by candidate, exported beside the answer; the undone label comes back as it was."""
+    project.add_items(
+        [item("pair", "问 1", "甲", "乙"), item("ranking", "问 2", "a", "b", "c"), item("rating", "问 3", "x")]
+    )
+    held = project.next_item("p2")
+    by_place = [{"helpful": 5, "诚实": "是"}, {"helpful": 2}]
+    answer = {"preferred": 0, "strength": 3, "both_bad": False, "criteria": by_place}
+    project.label("p2", held.item.item_id, answer, nonce="1", seconds=1, token=held.token)
+    assert project.undo("p2", "2")[1].draft["answer"] == answer
+    held = project.next_item("p2")
+    project.label("p2", held.item.item_id, answer, nonce="3", seconds=1, token=held.token)
+    (label,) = project.labels()
+    assert [label.event.content["answer"]["criteria"][at] for at in held.order] == by_place
+    say(project, "p2", {"ranks": [2, 1, 2], "criteria": [{"helpful": n} for n in (2, 5, 1)]})
+    say(project, "p2", {"rating": 6, "flags": [], "criteria": [{"helpful": 4, "诚实": "no"}]})
+    files = export_project(project).files
+    records = {
+        name: [json.loads(line) for line in content.decode().splitlines()]
+        for name, content in files.items()
+        if name not in ("events.jsonl", "items.jsonl")
+    }
+    both = [one for name, some in records.items() if name.startswith("preferences.") for one in some]
+    pair = next(one for one in both if "chosen" in one)
+    assert (pair["chosen_criteria"], pair["rejected_criteria"]) == tuple(by_place)
+    assert pair["chosen"] == held.item.candidates[held.order[0]].response
+    ranking = next(one for one in both if "ranks" in one)
+    assert ranking["criteria"] == [{"helpful": n} for n in (2, 5, 1)]
+    of_ranking = [
+        (one["chosen"], one["chosen_criteria"], one["rejected"], one["rejected_criteria"])
+        for name, some in records.items()
+        if name.startswith("pairs.")
+        for one in some
+        if one["prompt"] == "问 2"
+    ]
+    assert of_ranking == [("b", {"helpful": 5}, "a", {"helpful": 2}), ("b", {"helpful": 5}, "c", {"helpful": 1})]
+    assert records["ratings.jsonl"][0]["completion_criteria"] == {"helpful": 4, "诚实": "no"}
+
+
+def test_an_optional_criterion_may_be_left_out_and_imported_labels_have_none(project):
+    project.add_items([item("pair", "问", "甲", "乙")])
+    project.add_labels("p3", [(project.items()[0].item_id, PAIR)])
+    assert "criteria" not in project.labels()[0].event.content["answer"]
+
+
+def test_statistics_by_criterion(project, capsys):
+    """Two people, two pairs: helpful is said 5 5, 4 2, 1 1 and 3 3, so three of four answers are equal."""
+    project.add_items([item("pair", f"问 {i}", "甲", "乙", needed=2) for i in range(2)])
+    for person, values in (("p2", ((5, 4), (1, 3))), ("p3", ((5, 2), (1, 3)))):
+        for first, second in values:
+            criteria = [{"helpful": first, "诚实": "是"}, {"helpful": second}]
+            say(project, person, {**PAIR, "criteria": criteria})
+    found = project_statistics(project)["criteria"]
+    assert list(found) == ["helpful", "诚实"]
+    helpful, honest = found["helpful"], found["诚实"]
+    assert (helpful["answers"], helpful["mean"]) == (8, 3.0)
+    assert helpful["counts"] == {"1": 2, "2": 1, "3": 2, "4": 1, "5": 2}
+    assert (helpful["agreement"]["value"], helpful["agreement"]["count"]) == (0.75, 4)
+    assert helpful["alpha_interval"] == pytest.approx(1 - 8 / (288 / 7)), "observed over expected squared differences"
+    assert (honest["answers"], honest["mean"], honest["counts"]) == (4, None, {"no": 0, "部分": 0, "是": 4})
+    assert main(["label", "stats", str(project.folder)]) == 0
+    said = capsys.readouterr().out
+    assert "Criterion helpful: mean 3.00 of 8 answers; agreement 75.0 %" in said
+    assert "Criterion 诚实: no 0, 部分 0, 是 4 of 4 answers; agreement 100.0 %" in said
