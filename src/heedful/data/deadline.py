@@ -19,7 +19,8 @@ class TimeLimit:
 
     Work that ends in time costs a few microseconds. A thread that watches is started when there is work, and ends when there
     is none. It counts time in which the process computes, so one that is stopped for a while, or waits for a busy machine,
-    loses none. A single instruction, such as a product of huge numbers, is not interrupted, but the next one is.
+    loses none. A single instruction, such as a product of huge numbers, is not interrupted, but the next one is;
+    `heedful.data.template_limits` keeps a template's instructions short.
 
     Args:
         seconds: the most that a piece of work may take.

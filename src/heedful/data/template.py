@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from heedful.data.deadline import TimeLimit, TimeUpError
 from heedful.data.messages import as_dict
+from heedful.data.template_limits import LimitError, limited
 from heedful.errors import CheckpointError, DataError
 from heedful.types import THINK, THINK_END, Conversation, Message
 
@@ -49,7 +50,7 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """The variables that the template reads."""
         template = self.tokenizer.get_chat_template(tools=[])
-        environment = _compile_jinja_template(template).environment
+        environment = _compile_jinja_template("").environment
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
     def literal(self, text: str) -> list[int]:
@@ -85,13 +86,17 @@ class ChatTemplate:
             )
         tools = messages[0].tools if messages else ""
         try:
-            with TIME_LIMIT():
+            with TIME_LIMIT(), limited([*map(_parts, messages)]):
                 return self._rendered(messages, marks, json.loads(tools) if tools else None, add_generation_prompt)
         except TimeUpError as error:
             count = f"{len(messages)} message{'s' * (len(messages) != 1)}"
             raise CheckpointError(
                 f"the chat template of {self.name} did not render a conversation of {count} within {TIME_LIMIT.seconds:g} "
                 "seconds: it probably loops; use another --chat-template"
+            ) from error
+        except LimitError as error:
+            raise CheckpointError(
+                f"the chat template of {self.name} computes too much for a conversation: {error}; use another --chat-template"
             ) from error
         except Exception as error:
             raise CheckpointError(f"the chat template refuses this conversation: {error}") from error

@@ -1,0 +1,169 @@
+"""A chat template that computes too much in one operation, or holds too much, is refused at once; others render as before."""
+
+import resource
+import time
+
+import pytest
+from transformers import AutoTokenizer
+
+from heedful.checkpoints.tiny import byte_tokenizer
+from heedful.data.chat import Renderer
+from heedful.data.template_limits import LARGEST
+from heedful.errors import CheckpointError
+from heedful.types import Message
+
+GROWTH = (
+    "{{% set ns = namespace(x={start}) %}}"
+    "{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}{{{{ {use} }}}}"
+)
+X = '{% set x = "a" * 8000000 %}'
+TOO_MUCH = {
+    "the issue's integer": '{% set x = ("f" * (3000000 * messages|length))|int(base=16) %}{{ (x*x*x) % 7 }}',
+    "a squared integer": GROWTH.format(start="3", step="ns.x * ns.x", use="ns.x % 7"),
+    "an integer of bytes": X + '{{ (5).from_bytes(x.encode(), "big") % 7 }}',
+    "an integer's bytes": '{{ (5).to_bytes(10000000000, "big")|length }}',
+    "rounding": "{{ 5|round(-1000000000) }}",
+    "repeated text": '{{ "a" * 10000000000 }}',
+    "repeated text, turned round": '{{ 10000000000 * "a" }}',
+    "a repeated list": "{{ [1] * 10000000000 }}",
+    "ljust": '{{ "x".ljust(10000000000) }}',
+    "rjust, by a name": '{% set f = "x".rjust %}{{ f(10000000000) }}',
+    "rjust, by attr": '{{ ("x"|attr("rjust"))(10000000000) }}',
+    "zfill": '{{ "x".zfill(10000000000) }}',
+    "center": '{{ "x".center(10000000000) }}',
+    "the filter center": '{{ "x"|center(width=10000000000) }}',
+    "many of the filter center": '{{ range(100000)|map("center", 60000)|list|length }}',
+    "percent": '{{ "%1000000000d" % 5 }}',
+    "percent with a star": '{{ "%*d" % (10000000000, 5) }}',
+    "percent with decimals": '{{ "%.1000000000f" % 5 }}',
+    "percent with names": X + '{{ ("%(a)s" * 1000) % {"a": x} }}',
+    "the filter format": '{{ "%1000000000d"|format(5) }}',
+    "format": '{{ "{:1000000000d}".format(5) }}',
+    "format with a width given": '{{ "{:{w}d}".format(5, w=10000000000) }}',
+    "format with one value in many places": X + '{{ ("{0}" * 1000).format(x) }}',
+    "format_map": '{{ "{x:>10000000000}".format_map({"x": 5}) }}',
+    "tabs": '{{ "\\t".expandtabs(10000000000) }}',
+    "translate": '{{ ("a" * 100000).translate({97: "b" * 100000}) }}',
+    "batch": '{{ [1, 2]|batch(1000000000, "x")|list|length }}',
+    "slice": '{{ [1, 2]|slice(1000000000)|list|length }}',
+    "indent": '{{ ("\\n" * 1000000)|indent(100000) }}',
+    "tojson": "{{ [1, 2]|tojson(indent=1000000000) }}",
+    "wordwrap": '{{ ("a " * 99999)|wordwrap(1, wrapstring="b" * 9999999) }}',
+    "urlize": '{{ ("a@" * 8000000)|urlize }}',
+    "sum of lists": "{{ (range(100000)|batch(1)|list)|sum(start=[])|length }}",
+    "a search from the right": X + '{{ (x + x).rfind("b" + x) }}',
+    "strip": X + '{{ x.strip("b" * 8000000 ~ "a") }}',
+    "trim": X + '{{ x|trim("b" * 8000000 ~ "a") }}',
+    "doubled by ~": GROWTH.format(start='"ab"', step="ns.x ~ ns.x", use="ns.x|length"),
+    "doubled by +": GROWTH.format(start='"ab"', step="ns.x + ns.x", use="ns.x|length"),
+    "doubled by output": '{% set ns = namespace(x="ab") %}'
+    "{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+    "replace": GROWTH.format(start='"ab"', step='ns.x.replace("a", ns.x)', use="ns.x|length"),
+    "the filter replace": GROWTH.format(start='"ab"', step='ns.x|replace("a", ns.x)', use="ns.x|length"),
+    "join": GROWTH.format(start='"ab"', step="ns.x.join(ns.x)", use="ns.x|length"),
+    "the filter join": GROWTH.format(start='"ab"', step="ns.x|join(ns.x)", use="ns.x|length"),
+    "lists of lists": GROWTH.format(start='["ab"]', step="[ns.x, ns.x]", use="ns.x|tojson"),
+    "tuples of tuples": GROWTH.format(start='["ab"]', step="(ns.x, ns.x)", use="ns.x"),
+    "dictionaries of dictionaries": GROWTH.format(start='["ab"]', step='{"a": ns.x, "b": ns.x}', use="ns.x|string"),
+    "dict of dict": GROWTH.format(start='["ab"]', step="dict(a=ns.x, b=ns.x)", use="ns.x == 1"),
+    "namespaces of namespaces": GROWTH.format(start='["ab"]', step="namespace(a=ns.x, b=ns.x)", use="ns.x"),
+    "output": '{% for i in range(100000) %}{{ "a" * 1000000 }}{% endfor %}',
+    "much in all": '{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = "a" * 1000000 %}{% endfor %}',
+}  # fmt: skip
+
+
+@pytest.fixture
+def little_memory():
+    """8 GB of address space, so that a template that is not refused cannot take all there is."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def with_template(template):
+    tokenizer = byte_tokenizer()
+    tokenizer.name_or_path, tokenizer.chat_template = "模型", template
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_it_is_refused_at_once(name, little_memory):
+    started = time.thread_time()
+    with pytest.raises(
+        CheckpointError, match=r"the chat template of 模型 computes too much for a conversation: .*--chat-temp"
+    ):
+        Renderer(with_template(TOO_MUCH[name]))
+    assert (
+        time.thread_time() - started < 8
+    )  # most take milliseconds; lists of lists are counted up to a million entries
+
+
+def test_a_command_refuses_it(heedful, tiny, written, tmp_path):
+    """The issue's template, which took 60 s and more; no run is begun."""
+    template = written("大.jinja", TOO_MUCH["the issue's integer"])
+    data = written(
+        "对话.jsonl", [{"messages": [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "好"}]}] * 4
+    )
+    started = time.thread_time()
+    outcome = heedful(
+        "sft", "--model", tiny(), "--data", data, "--output", tmp_path / "运行", "--chat-template", template
+    )
+    assert outcome.status == 2, outcome.err
+    assert "the filter int makes an integer of more than 4096 bits; use another --chat-template" in outcome.message
+    assert "Traceback" not in outcome.err
+    assert time.thread_time() - started < 10
+    assert not (tmp_path / "运行").exists()
+
+
+MANY_FEATURES = """
+{%- macro shown(message, sep='|') -%}{{ message.role ~ sep ~ message['content']|trim }}{{ caller() if caller }}
+{%- endmacro -%}
+{%- set ns = namespace(n=0, texts=[], last=messages[-1].content) -%}
+{%- for message in messages -%}
+{%- if loop.index0 == 1 %}{% continue %}{% endif -%}
+{%- set ns.n = ns.n + 1 -%}{%- set ns.texts = ns.texts + [message.content|upper, {'角色': message.role}, ('a', ns.n)] -%}
+{{ shown(message) }}{{ loop.cycle('甲', '乙') }}{{ '%s: %03d %(a)s' | replace('%(a)s', '') | format(message.role, ns.n) }}
+{{- '{0:>8}|{x}'.format(message.role, x=ns.n) }}{{ '<' * 3 }}{{ 7 // 2 - 3 * 1.5 }}{{ (ns.n + 2) % 3 }}
+{%- endfor -%}
+{{ ns.texts|tojson }}{{ ns.texts|tojson(indent=2) }}{{ messages|tojson(separators=(',', ':')) }}{{ ns.texts }}
+{{ messages|map(attribute='role')|join(', ') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}
+{{ ', '.join(messages|map(attribute='content')) }}{{ [[1], [2]]|sum(start=[]) }}
+{{ [1, 2]|sum }}{{ 'a b'.split()|reverse|list }}
+{{ 'x'.center(9) }}{{ 'y'|center(9) }}{{ 'ab\\ncd'|indent(2) }}{{ 3.14159|round(2) }}{{ '12'|int + 1 }}{{ 'ff'|int(base=16) }}
+{%- set block %}{% generation %}{{ bos_token }}{{ ns.last }}{% endgeneration %}{% endset -%}{{ block|length }}{{ nothing }}
+{{ messages[0].content.rsplit('o', 1) }}{{ 'abc'.strip('ac').rjust(4) }}{{ 'a'.encode().hex() }}{{ messages[1:]|length }}
+{%- call shown(messages[0], sep='=') %}呼{% endcall %}{{ '<b>'|e }}{{ (1, 2) in [(1, 2)] }}{{ dict(a=1).items()|list }}
+"""
+
+
+def test_within_the_limits_it_is_the_rendering_of_transformers():
+    tokenizer = with_template(MANY_FEATURES)
+    turns = [("user", " 你好 o o \n"), ("assistant", "好"), ("user", "再问 <b>&amp; {0} %s")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    renderer = Renderer(byte_tokenizer())
+    renderer.template.tokenizer = tokenizer
+    assert "角色" in expected
+    assert "呼" in expected
+    conversation = tuple(Message(role, content) for role, content in turns)
+    assert renderer.template.text(conversation, {}, add_generation_prompt=True) == expected
+
+
+def test_what_others_render_in_the_same_process_has_no_limits(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny("qwen3"))
+    assert Renderer(tokenizer).prompt_ids((Message("user", "a"),))
+    tokenizer.chat_template = f'{{{{ ("a" * {LARGEST + 1})|length }}}}{{{{ ("f" * 2000)|int(base=16) % 7 }}}}'
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False).startswith(
+        str(LARGEST + 1)
+    )
+
+
+@pytest.mark.exhaustive
+def test_a_long_conversation_may_be_copied_a_few_times():
+    """A book of three times the largest value that a short conversation may have."""
+    tokenizer = with_template("{{ (messages[0].content * 2)|trim|replace('x', 'yy')|length }}")
+    renderer = Renderer(byte_tokenizer())
+    renderer.template.tokenizer = tokenizer
+    rendered = renderer.template.text((Message("user", "书x" * (LARGEST * 3 // 2)),), {}, add_generation_prompt=True)
+    assert rendered == str(LARGEST * 3 // 2 * 6)
