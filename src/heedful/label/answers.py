@@ -23,6 +23,11 @@ JUDGED = ("pair", "ranking", "rating")
 """Tasks whose answers can be compared between people: only they overlap, come as hidden repeats, and screen people."""
 
 
+def may_overlap(item: Item) -> bool:
+    """True if an item may be among those that several people label."""
+    return item.task in JUDGED and not item.screening
+
+
 def from_screen(answer: Any, order: Sequence[int]) -> Any:
     """Return an answer with places on the screen replaced by candidates. Raises DataError if it names no place.
 

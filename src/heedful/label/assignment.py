@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
-from heedful.label.answers import JUDGED, from_screen, to_screen
+from heedful.label.answers import JUDGED, from_screen, may_overlap, to_screen
 from heedful.label.identity import draw, order_of
 from heedful.label.records import Assignment, Item, Person
 from heedful.label.state import State
@@ -186,12 +186,9 @@ def chosen_to_overlap(state: State, settings: ProjectSettings, items: list[Item]
 
     So many that of all items of the project the share is exact: ``round(overlap * items)``. The draw is by hash.
     """
-    judged = [item for item in (*state.items.values(), *items) if _may_overlap(item)]
-    wanted = round(settings.overlap * len(judged)) - sum(item.needed > 1 for item in judged)
-    new = [item.item_id for item in items if _may_overlap(item) and item.needed == 1]
+    judged = [item for item in items if may_overlap(item)]
+    wanted = round(settings.overlap * (state.judged + len(judged)))
+    wanted -= state.overlapping + sum(item.needed > 1 for item in judged)
+    new = [item.item_id for item in judged if item.needed == 1]
     new.sort(key=lambda item_id: draw(settings.seed, "overlap", item_id))
     return set(new[: max(0, wanted)])
-
-
-def _may_overlap(item: Item) -> bool:
-    return item.task in JUDGED and not item.screening

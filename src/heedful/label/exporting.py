@@ -145,7 +145,7 @@ def export(
             left_out["ratings in the middle"] += good_or_bad is None
             records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
     records["items"] = [item_record(item) for item in items]
-    records["events"] = [asdict(event) for event in events]
+    records["events"] = [vars(event) for event in events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
     return Export(files, _manifest(files, left_out, options) | {"notes": notes})
@@ -227,7 +227,7 @@ def _prompt(one: Labelled) -> Prompt:
 
 
 def _lines(records: Sequence[Fields]) -> bytes:
-    return "".join(to_json(record) + "\n" for record in records).encode()
+    return b"".join(f"{to_json(record)}\n".encode() for record in records)
 
 
 def _manifest(files: Mapping[str, bytes], left_out: Mapping[str, int], options: ExportOptions) -> dict[str, Any]:

@@ -53,20 +53,24 @@ class Sent:
     """The token of the assignment that a page shows; None if there is no page."""
 
 
-def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequence[Item]) -> int:
-    """Add those items whose ids are not there, and return how many. Raises DataError, and adds none, for a wrong one."""
-    new: dict[str, Item] = {}
+def checked_items(items: Sequence[Item]) -> list[Item]:
+    """Return items, each id once. Raises DataError for one that cannot be shown or written down."""
+    found: dict[str, Item] = {}
     for item in items:
         check_item(item)
-        if item.item_id not in transaction.state.items:
-            new.setdefault(item.item_id, item)
+        to_line(item_content(item))
+        found.setdefault(item.item_id, item)
+    return list(found.values())
+
+
+def add_items(transaction: Transaction, settings: ProjectSettings, items: Sequence[Item]) -> int:
+    """Add those of `checked_items` whose ids are not there, and return how many."""
+    new = {item.item_id: item for item in items if item.item_id not in transaction.state.items}
     overlapping = chosen_to_overlap(transaction.state, settings, list(new.values()))
     new |= {one: dataclasses.replace(new[one], needed=settings.overlap_people) for one in overlapping}
-    contents = [item_content(item) for item in new.values()]
-    to_line(contents)
-    for content in contents:
-        transaction.add("item", None, content)
-    return len(contents)
+    for item in new.values():
+        transaction.add("item", None, item_content(item))
+    return len(new)
 
 
 def next_item(
@@ -150,13 +154,11 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
     return event
 
 
-def add_labels(transaction: Transaction, person_id: str, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
-    """Record labels that were given elsewhere, and return how many. Raises DataError, and adds none, for a wrong one."""
-    state = transaction.state
-    find_person(state, person_id)
+def label_contents(items: Mapping[str, Item], answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one."""
     contents: dict[str, dict[str, Any]] = {}
     for item_id, answer in answers:
-        item = _find_item(state, item_id)
+        item = _find_item(items, item_id)
         if item.task == "chat":
             raise DataError(f"item {item_id} is a chat; labels of chats cannot be added from elsewhere")
         content = {
@@ -169,12 +171,19 @@ def add_labels(transaction: Transaction, person_id: str, answers: Sequence[tuple
             "flags": [],
             "repeat": False,
         }
-        if person_id not in state.answers.get(item_id, {}):
-            contents.setdefault(item_id, content)
-    to_line(contents)
-    for content in contents.values():
+        to_line(content)
+        contents.setdefault(item_id, content)
+    return list(contents.values())
+
+
+def add_labels(transaction: Transaction, person_id: str, contents: Sequence[Mapping[str, Any]]) -> int:
+    """Record those of `label_contents` whose items have no label of that person's, and return how many."""
+    find_person(transaction.state, person_id)
+    answers = transaction.state.answers
+    new = [content for content in contents if person_id not in answers.get(content["item"], {})]
+    for content in new:
         transaction.add("label", person_id, content)
-    return len(contents)
+    return len(new)
 
 
 def skip(
@@ -261,8 +270,8 @@ def _until(transaction: Transaction, settings: ProjectSettings) -> float:
     return transaction.now + 60 * settings.lease_minutes
 
 
-def _find_item(state: State, item_id: str) -> Item:
-    item = state.items.get(item_id)
+def _find_item(items: Mapping[str, Item], item_id: str) -> Item:
+    item = items.get(item_id)
     if item is None:
         raise DataError(f"there is no item {item_id!r:.80} in this project")
     return item
@@ -288,7 +297,7 @@ def _sent_before(state: State, person_id: str, nonce: str, kind: str, item_id: s
 
 def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: str | None) -> Lease:
     person = _labelling_person(transaction.state, person_id)
-    _find_item(transaction.state, item_id)
+    _find_item(transaction.state.items, item_id)
     lease = transaction.desk.lease(person_id)
     if lease is None or lease.item_id != item_id or token not in (None, lease.token):
         raise NotHeldError(

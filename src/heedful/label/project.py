@@ -5,9 +5,10 @@ All methods are synchronous and may be called from any thread; those that change
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError
@@ -26,6 +27,14 @@ from heedful.label.store import Store, Transaction, iso
 from heedful.lock import FolderLock
 
 __all__ = ["Assignment", "Labelled", "NotHeldError", "Project"]
+
+AT_A_TIME = 100
+"""Items or labels that are added in one transaction: a few hundredths of a second."""
+T = TypeVar("T")
+
+
+def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[at : at + AT_A_TIME] for at in range(0, max(1, len(values)), AT_A_TIME))
 
 
 class Project:
@@ -101,8 +110,15 @@ class Project:
         Of all pairs, rankings and ratings together, exactly ``round(overlap * count)`` need several people; which ones of the
         new items do is drawn by a hash. Items that ask for several by themselves (``needed``) keep that and count. Raises
         DataError, and adds none, if one of them is not complete.
+
+        Many items are added `AT_A_TIME`, so that people who label meanwhile do not wait. If the program ends in between, some
+        are there; adding the same items again adds the others.
         """
-        return self._store.do(lambda t: labelling.add_items(t, self.settings, items))
+        checked = labelling.checked_items(items)
+        return sum(
+            self._store.do(partial(labelling.add_items, settings=self.settings, items=some))
+            for some in _some_at_a_time(checked)
+        )
 
     def items(self) -> list[Item]:
         """Return all items, in the order in which they were added."""
@@ -193,10 +209,14 @@ class Project:
         """Record labels that were given elsewhere, as ``(item id, answer)``, and return how many were new.
 
         Nobody has to hold their items. A person's second answer to an item is not added. Raises DataError, and adds none, if
-        an answer is not one that its task takes; chats cannot be added.
+        an answer is not one that its task takes; chats cannot be added. Many are added `AT_A_TIME`, as `add_items` does.
         """
-
-        return self._store.do(lambda t: labelling.add_labels(t, person_id, answers))
+        items = {item.item_id: item for item in self.items()}
+        contents = labelling.label_contents(items, answers)
+        return sum(
+            self._store.do(partial(labelling.add_labels, person_id=person_id, contents=some))
+            for some in _some_at_a_time(contents)
+        )
 
     def skip(
         self, person_id: str, item_id: str, reason: str, flags: Sequence[str], nonce: str, *, token: str | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.errors import DataError
+from heedful.label.answers import may_overlap
 from heedful.label.records import Candidate, Event, Item, Labelled, Person
 
 NOT_COUNTED = ("held-out", "refused")
@@ -58,6 +59,10 @@ class State:
         """How many labels that count each person gave on each day, such as 2026-03-01; those of all days have the day ""."""
         self.answers: dict[str, dict[str, Event]] = {}
         """Labels by item and person, without repeats and without turns of a chat but the last one."""
+        self.judged = 0
+        """How many items may overlap."""
+        self.overlapping = 0
+        """How many of them several people label."""
         self.left: list[int] = []
         """Positions of items that are not done, in their order."""
         self._position: dict[str, int] = {}
@@ -96,6 +101,8 @@ class State:
         self._order.append(item)
         self.items[item.item_id] = item
         self.tasks.add(item.task)
+        self.judged += may_overlap(item)
+        self.overlapping += may_overlap(item) and item.needed > 1
         if item.screening:
             self.screening.append(item)
         else:

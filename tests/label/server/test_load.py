@@ -3,6 +3,7 @@
 The server is the real command in a process of its own. What it acknowledged is what has to be there.
 """
 
+import io
 import json
 import random
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections import Counter
 from contextlib import closing
 from http.client import HTTPException
@@ -59,6 +61,8 @@ class Labeller(threading.Thread):
         self.most = most
         self.counts = Counter()
         self.seconds = []
+        self.nexts = []
+        """When each next item was asked for, and when it was there."""
         self.statuses = Counter()
         self.acknowledged = {}
         """Event id of each label that the server has said to have, and was not asked to take back, by nonce."""
@@ -76,6 +80,8 @@ class Labeller(threading.Thread):
         began = time.perf_counter()
         answer = self.client.get(path) if method == "GET" else self.client.post(path, body)
         self.seconds.append(time.perf_counter() - began)
+        if path == "/api/next":
+            self.nexts.append((began, time.perf_counter()))
         self.statuses[answer.status] += 1
         assert answer.status == 200, (answer.status, path, answer.bytes)
         return answer.json
@@ -205,6 +211,89 @@ def test_fifty_people_forty_labels(tmp_path, new_client, pair_item):
     assert found["labels"] == 2000
     assert found["p95"] < 200
     assert found["p99"] < 1000
+
+
+def file_of(count, name, words=12):
+    """The text of a file with ``count`` pairs."""
+    lines = (
+        {
+            "prompt": f"{name} 题目 {i}",
+            "responses": [f"甲 {i} " + "好的 answer " * words, f"乙 {i} " + "不行 answer " * words],
+        }
+        for i in range(count)
+    )
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def timed(work):
+    began = time.perf_counter()
+    answer = work()
+    assert answer.status == 200, answer.bytes
+    return answer, (began, time.perf_counter())
+
+
+def while_four_label(folder, new_client, pair_item, *, there, imported):
+    """Four people label while an owner imports a file, looks at an export, and downloads it. Returns all that was timed."""
+    with Project.create(folder, ProjectSettings(repeats=0.0, overlap=0.2, seed=8)) as project:
+        project.add_items([pair_item(i) for i in range(there)])
+        tokens = [project.invite(project.add_person(f"人 {i}", "annotator").person_id) for i in range(4)]
+        from_file = project.add_person("import", "annotator", "removed").person_id
+        answer = {"preferred": 0, "strength": None, "both_bad": False}
+        project.add_labels(from_file, [(item.item_id, answer) for item in project.items()[there // 2 :]])
+    server = Command(folder)
+    try:
+        owner = new_client(server.port)
+        assert owner.join(server.token).status == 200
+        owner.connection.sock.settimeout(300)
+        labellers = []
+        for i, token in enumerate(tokens):
+            labellers.append(Labeller(new_client(server.port), i, think=0.5))
+            assert labellers[-1].client.join(token).status == 200
+        body = json.dumps({"text": file_of(imported, "数据", 60), "name": "数据.jsonl"}, ensure_ascii=False).encode()
+        for one in labellers:
+            one.start()
+        time.sleep(0.5)
+        spans = {}
+        added, spans["import"] = timed(lambda: owner.post("/api/import", body))
+        assert added.json["added"] == imported
+        _, spans["preview"] = timed(lambda: owner.get("/api/export?preview=1"))
+        _, spans["same preview"] = timed(lambda: owner.get("/api/export?preview=1"))
+        packed, spans["export"] = timed(lambda: owner.get("/api/export"))
+        with zipfile.ZipFile(io.BytesIO(packed.bytes)) as archive:
+            assert archive.read("items.jsonl").count(b"\n") == there + imported
+        time.sleep(1)
+        for one in labellers:
+            one.most = 0
+        for one in labellers:
+            one.join()
+    finally:
+        assert server.end() == 0
+    assert [one.trouble for one in labellers if one.trouble] == []
+    nexts = [times for one in labellers for times in one.nexts]
+    found = {}
+    for name, (begin, end) in spans.items():
+        waits = [after - before for before, after in nexts if after >= begin and before <= end]
+        found[name] = {"seconds": end - begin, "asked": len(waits), **percentiles(waits or [0.0])}
+    with Project.open(folder) as project:
+        kept = {one.event.event_id for one in project.labels()}
+        assert {event for one in labellers for event in one.acknowledged.values()} <= kept
+        assert len(project.items()) == there + imported
+    return found
+
+
+def test_people_label_while_an_owner_imports_and_exports(tmp_path, new_client, pair_item):
+    """The small one: nothing is lost; speed is not asked for here."""
+    found = while_four_label(tmp_path / "项目", new_client, pair_item, there=60, imported=500)
+    assert set(found) == {"import", "preview", "same preview", "export"}
+
+
+@pytest.mark.exhaustive
+def test_an_import_of_30_000_records_and_exports_keep_nobody_waiting(tmp_path, new_client, pair_item):
+    found = while_four_label(tmp_path / "项目", new_client, pair_item, there=20_000, imported=30_000)
+    print(json.dumps(found))
+    for name, times in found.items():
+        assert times["p99"] < 1000, (name, times)
+    assert found["import"]["asked"] > 20
 
 
 def sign_in(new_client, port, person, token, cookies):

@@ -17,6 +17,7 @@ from heedful.label.records import TASKS, Person, Role, Standing, Task
 from heedful.label.rounds_page import rounds_of
 from heedful.label.server import asked as fields
 from heedful.label.server.asked import Asked, Refused
+from heedful.label.server.heavy import heavy
 from heedful.label.server.replies import Json
 from heedful.label.server.site import Site
 from heedful.label.statistics import project_statistics
@@ -28,6 +29,8 @@ LONGEST_FILE_NAME = 1000
 Stamp = tuple[int, int] | None
 COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKeyDictionary()
 """The last statistics of each open project, with the number of its last event and when its scores.jsonl was written."""
+PREVIEWED: WeakKeyDictionary[Project, tuple[int, dict[ExportOptions, Mapping[str, Any]]]] = WeakKeyDictionary()
+"""What exports of each open project have, by their options, with the number of its last event."""
 
 
 def people(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
@@ -95,14 +98,16 @@ def import_text(site: Site, asked: Asked) -> Answer:
     ending = fields.one_of(body, "format", FORMATS, FORMATS[0])
     named = re.split(r"[/\\]", fields.text(body, "name", most=LONGEST_FILE_NAME, least=0, default=""))[-1]
     shown = partial(_with_name, ours=f"import{ending}", theirs=named or f"import{ending}")
-    try:
-        imported = read_items_text(fields.text(body, "text", most=LONGEST_IMPORT), ending, options)
-    except DataError as error:
-        raise DataError(shown(str(error))) from None
     with_labels = fields.switch(body, "labels")
-    added = (
-        {"items": 0, "labels": 0, "against": 0} if is_preview else add(site.project, imported, with_labels=with_labels)
-    )
+    text = fields.text(body, "text", most=LONGEST_IMPORT)
+    with heavy():
+        try:
+            imported = read_items_text(text, ending, options)
+        except DataError as error:
+            raise DataError(shown(str(error))) from None
+        added = {"items": 0, "labels": 0, "against": 0}
+        if not is_preview:
+            added = add(site.project, imported, with_labels=with_labels)
     found = imported.preview()
     found["errors"] = [shown(error) for error in found["errors"]]
     return found | {"added": added["items"], "labels_added": added["labels"], "labels_against": added["against"]}
@@ -126,12 +131,25 @@ def export(site: Site, asked: Asked) -> Response:
         flagged=cast(Any, fields.one_of(query, "flagged", ("keep", "leave-out"), "keep")),
         without=tuple(_person(site, one).person_id for one in query.get("without", "").split(",") if one),
     )
-    exported = export_project(site.project, options)
-    if "preview" in query:
-        return Json(exported.manifest)
+    with heavy():
+        if "preview" in query:
+            return Json(_manifest(site.project, options))
+        packed = export_project(site.project, options).zipped()
     site.audit.note("exported", person=asked.caller.person_id, address=asked.address)
     headers = {"Content-Disposition": 'attachment; filename="labels.zip"'}
-    return Response(exported.zipped(), media_type="application/zip", headers=headers)
+    return Response(packed, media_type="application/zip", headers=headers)
+
+
+def _manifest(project: Project, options: ExportOptions) -> Mapping[str, Any]:
+    """What an export has, computed once for the same events and options."""
+    seq = len(project.events())
+    then, known = PREVIEWED.get(project, (0, {}))
+    if then != seq:
+        known = {}
+        PREVIEWED[project] = seq, known
+    if options not in known:
+        known[options] = export_project(project, options).manifest
+    return known[options]
 
 
 def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
@@ -143,7 +161,8 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler ha
     news = project.events(seq)
     if found is None or news or stamp != stamp_then:
         seq = news[-1].seq if news else seq
-        found = project_statistics(project)
+        with heavy():
+            found = project_statistics(project)
         COMPUTED[project] = (seq, stamp, found)
     return found
 

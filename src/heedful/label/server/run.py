@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import resource
 import socket
@@ -71,6 +72,7 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
             closing = None if config.until_done is None else Closing(project, config.until_done)
             site = Site(project, access, audit, Turns(), worker, buffer, closing)
             app = Application(site, all_rules())
+            gc.freeze()  # what was loaded stays: searching it for unreachable objects would stop everybody
             listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
             link = f"{address}/join#{project.invite(_owner(project).person_id)}"
             announce(f"{project.settings.name}: sign in as the owner, once, with {link}")

@@ -19,9 +19,16 @@ function draw(people) {
     choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"])),
   people.length && el("details", { class: "changes" }, el("summary", {}, t("export_without")), people.map((one) => el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "without", value: one.person }), el("span", { dir: "auto" }, one.name)))));
   main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_export")), el("span", { class: "hint" }, t("export_hint"))), form, el("div", { id: "result", class: "preview" }));
+  let wanted = 0, drawn = Promise.resolve();
   show();
 
-  async function show() {
+  /** Draws what the form says last: what it said while an answer was awaited is not asked for. */
+  function show() {
+    const mine = ++wanted;
+    drawn = drawn.then(() => mine === wanted && preview());
+  }
+
+  async function preview() {
     const { eval_fraction: share, margin, flagged } = form.elements;
     const query = new URLSearchParams({ eval_fraction: share.value, margin: margin.value, flagged: flagged.value });
     const without = new FormData(form).getAll("without");
