@@ -83,7 +83,8 @@ def refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
 def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
     """Let the padding token's embedding learn, in place.
 
-    transformers freezes it, and it is often also the end-of-sequence token.
+    transformers freezes it, and it is often also the end-of-sequence token. (A row that nobody trained is another matter:
+    `heedful.kernels.untrained_rows`.)
     """
     model.get_input_embeddings().padding_idx = None
     return model

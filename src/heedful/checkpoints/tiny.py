@@ -128,6 +128,8 @@ def make_tiny_model(
         else:
             model = AutoModelForCausalLM.from_config(config)
             model.generation_config.eos_token_id = [1, SPECIALS.index(TURN_END)]
+        # transformers starts the padding token's row at zero, but a random model samples that token as often as others
+        torch.nn.init.normal_(model.get_input_embeddings().weight.data[config.pad_token_id], std=initializer_range)
     with complete_or_absent(Path(folder)) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

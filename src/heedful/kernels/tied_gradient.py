@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.kernels.stored import in_float32
+from heedful.kernels.untrained_rows import UntrainedRows
 
 
 class TiedMatrix:
@@ -37,11 +38,14 @@ class TiedMatrix:
             return None
         if embedding.padding_idx is not None or embedding.max_norm is not None or embedding.scale_grad_by_freq:
             return None
-        hooks = list(embedding._forward_hooks.values())
-        if embedding.sparse or any(hook not in (self._read, in_float32) for hook in hooks):  # it may change the rows
-            return None
+        hooks = [hook for hook in embedding._forward_hooks.values() if hook != self._read]
+        if embedding.sparse or not all(hook is in_float32 or isinstance(hook, UntrainedRows) for hook in hooks):
+            return None  # a hook may change the rows
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
-        return rows.float() if in_float32 in hooks else rows
+        for hook in hooks:
+            changed = hook(embedding, inputs, rows)
+            rows = rows if changed is None else changed
+        return rows
 
 
 class _TiedRows(torch.autograd.Function):

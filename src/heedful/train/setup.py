@@ -16,6 +16,7 @@ from heedful.errors import ConfigError
 from heedful.kernels.compiled import check_compiler, compile_layers
 from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.sampling_copy import halve_frozen, same_weights
+from heedful.kernels.untrained_rows import hold_untrained_rows
 from heedful.models.heads import checkpoint_layers
 from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel
@@ -107,12 +108,14 @@ def load_trained(
 
 
 def prepare(module: Policy | ValueModel | RewardModel, config: Config, *, base: str, dropout: float = 0.0) -> None:
-    """Prepare a model for training: adapters, gradient checkpointing, compilation, gradient scaler, as the options say.
+    """Prepare a model for training: untrained rows of its embedding (`hold_untrained_rows`), and what the options ask for:
+    adapters, gradient checkpointing, compilation, gradient scaler.
 
     ``base`` is where it was loaded from. transformers recomputes layers in training mode only, so the module is put into it.
     Raises ConfigError.
     """
     model = _transformer(module)
+    hold_untrained_rows(model, base)
     if config.lora_rank:
         add_adapters(model, config, base=base, seed=config.seed, dropout=dropout)
     if config.gradient_checkpointing:
