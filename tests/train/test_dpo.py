@@ -185,7 +185,10 @@ def test_losses_without_a_reference_are_the_formulas_on_plain_transformers(tiny,
 
 @pytest.mark.parametrize(
     ("loss", "beta", "label_smoothing"),
-    [("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("ipo", 0.1, 0.0), ("hinge", 0.3, 0.0), ("robust", 0.3, 0.1)],
+    [
+        *(("sigmoid", 0.1, 0.0), ("sigmoid", 0.5, 0.2), ("robust", 0.3, 0.1)),
+        *(("ipo", 0.1, 0.0), ("ipo-sum", 0.1, 0.0), ("hinge", 0.3, 0.0)),
+    ],
 )
 @pytest.mark.parametrize(("per_token", "nll_coef"), [(False, None), (True, None), (False, 0.3)])
 def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
@@ -198,7 +201,7 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
         beta=beta,
         label_smoothing=label_smoothing,
         micro_batch_size=4,
-        length_normalise=per_token,
+        length_normalise=per_token and loss != "ipo-sum",
         nll_coef=nll_coef,
     )
     make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, num_layers=2, max_length=256, seed=5)
@@ -214,8 +217,10 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(
         for side in ("chosen", "rejected")
     ]
     lengths = [torch.tensor([len(getattr(pair, side)) for pair in pairs]) for side in ("chosen", "rejected")]
-    tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if per_token else {}
-    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=loss, label_smoothing=label_smoothing, **tokens)
+    is_mean = loss == "ipo" or (per_token and loss != "ipo-sum")
+    tokens = dict(zip(("chosen_tokens", "rejected_tokens"), lengths, strict=True)) if is_mean else {}
+    kind = loss.removesuffix("-sum")
+    expected, wanted = core.dpo_loss(*sides, beta=beta, kind=kind, label_smoothing=label_smoothing, **tokens)
     if nll_coef:
         expected = expected - nll_coef * sides[0].sum() / lengths[0].sum()
     assert metrics["loss/dpo"] == pytest.approx(float(expected), rel=1e-4)
@@ -383,6 +388,7 @@ def test_pairs_it_cannot_learn_from_are_named(tiny, tmp_path, record, changes, m
             {"loss": "ipo", "label_smoothing": 0.1},
             "--label-smoothing belongs to --loss sigmoid or robust, got --loss ipo",
         ),
+        ({"loss": "ipo-sum", "length_normalise": True}, "--length-normalise True divides .* use --loss ipo$"),
         ({"loss": "robust"}, "--loss robust needs .* --label-smoothing above 0 and below 0.5, got 0.0"),
         ({"loss": "robust", "label_smoothing": 0.5}, "--label-smoothing above 0 and below 0.5, got 0.5"),
         *(
@@ -410,6 +416,7 @@ def test_settings_that_a_loss_has_no_use_for_are_refused(tmp_path, changes, mess
         ({}, 0.1, 0.0),
         ({"loss": "orpo"}, 0.1, 1.0),
         ({"loss": "simpo"}, 2.0, 0.0),
+        ({"loss": "ipo"}, 0.1, 0.0),
         ({"length_normalise": True}, 5.0, 0.0),
         ({"length_normalise": True, "beta": 0.3, "nll_coef": 0.2}, 0.3, 0.2),
         ({"loss": "orpo", "beta": 0.5, "nll_coef": 0.0}, 0.5, 0.0),

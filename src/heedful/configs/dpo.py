@@ -21,17 +21,18 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
 
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo"] = "sigmoid"
-    """sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to a margin,
-    which does not push certain pairs for ever. hinge: SLiC. simpo and orpo need no reference: the mean log-prob per token
-    with a target margin; the odds ratio beside SFT on the chosen responses, which can start from a base model."""
+    loss: Literal["sigmoid", "robust", "ipo", "ipo-sum", "hinge", "simpo", "orpo"] = "sigmoid"
+    """sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to a margin
+    of 1 / (2 beta) nats per token, which does not push certain pairs for ever; ipo-sum: per response, as in the paper. hinge:
+    SLiC. simpo and orpo need no reference: the mean log-prob per token with a target margin; the odds ratio beside SFT on the
+    chosen responses, which can start from a base model."""
     beta: Annotated[float | None, POSITIVE] = None
     """Price of leaving the reference; raising it keeps the policy closer. simpo: what multiplies the margin per token.
     orpo: the weight of the odds ratio beside SFT. None: 0.1; 2 with simpo; 5 with length-normalise."""
     label_smoothing: Annotated[float, FRACTION] = 0.0
     """Share of labels assumed to be wrong; only with the losses sigmoid (conservative DPO) and robust (below 0.5)."""
     length_normalise: bool = False
-    """Divide each response's log-ratio by its tokens, so that length earns nothing. simpo and orpo always do."""
+    """Divide each response's log-ratio by its tokens, so that length earns nothing. ipo, simpo and orpo always do."""
     target_margin: Annotated[float, NOT_NEGATIVE] = 0.5
     """simpo: by how many nats per token the chosen response is to be likelier than the rejected one (gamma / beta)."""
     nll_coef: Annotated[float | None, NOT_NEGATIVE] = None
@@ -53,6 +54,11 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
     @property
     def needs_reference(self) -> bool:
         return self.loss not in REFERENCE_FREE
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether log-ratios to the reference are divided by the tokens of their responses."""
+        return self.length_normalise or self.loss == "ipo"
 
     @property
     def strength(self) -> float:
@@ -91,6 +97,10 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
                 self,
                 "length_normalise",
                 because=f"has no effect with --loss {self.loss}, which always divides by the length; leave it out",
+            )
+        if self.loss == "ipo-sum":
+            refuse(
+                self, "length_normalise", because="divides by the length, and --loss ipo-sum does not; use --loss ipo"
             )
         if self.loss != "simpo":
             refuse(

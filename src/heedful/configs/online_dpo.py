@@ -20,8 +20,9 @@ class OnlineDPOConfig(RolloutConfig):
     """Responses per optimizer step, so minibatch-size / samples-per-prompt pairs."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
     """Passes over a rollout batch."""
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """sigmoid: DPO. ipo: a squared distance to a margin, which does not push certain pairs for ever. hinge: SLiC."""
+    loss: Literal["sigmoid", "ipo", "ipo-sum", "hinge"] = "sigmoid"
+    """sigmoid: DPO. ipo: a squared distance to a margin of 1 / (2 beta) nats per token, which does not push certain pairs for
+    ever; ipo-sum: per response, as in the paper. hinge: SLiC."""
     beta: Annotated[float, POSITIVE] = 0.1
     """Price of leaving the reference. Raising it keeps the policy closer."""
 

@@ -159,7 +159,8 @@ def dpo_loss(
         chosen, rejected: summed log-probs of the better and the worse response under the policy.
         ref_chosen, ref_rejected: the same under the reference.
         beta: strength of the pull towards the reference.
-        kind: which loss. IPO uses the summed log-ratio; some libraries divide it by the response length first.
+        kind: which loss. The paper of IPO has no lengths; its authors' runs and TRL divide by them, and so do
+            `heedful.train_dpo` and `heedful.train_online_dpo`.
         label_smoothing: assumed probability that a label is wrong: "sigmoid" hedges by it (conservative DPO, Mitchell
             2023), "robust" has in expectation over such wrong labels the loss of the right ones (Chowdhury et al.
             2024), for which it must be below 1/2.

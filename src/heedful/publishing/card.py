@@ -15,6 +15,7 @@ TITLES = {
     "dpo": "DPO",
     "dpo robust": "robust DPO",
     "dpo ipo": "IPO",
+    "dpo ipo-sum": "IPO",
     "dpo hinge": "SLiC",
     "dpo simpo": "SimPO",
     "dpo orpo": "ORPO",
@@ -24,6 +25,7 @@ TITLES = {
     "grpo": "GRPO",
     "online-dpo": "online DPO",
     "online-dpo ipo": "online IPO",
+    "online-dpo ipo-sum": "online IPO",
     "online-dpo hinge": "online SLiC",
 }
 """Of algorithms, with their loss if it is not the usual one."""

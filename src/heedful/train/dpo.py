@@ -234,10 +234,10 @@ def pair_loss(
             chosen.new_tensor([pair.ref_chosen for pair in pairs]),
             chosen.new_tensor([pair.ref_rejected for pair in pairs]),
             beta=config.strength,
-            kind=config.loss,
+            kind="ipo" if config.loss == "ipo-sum" else config.loss,
             label_smoothing=config.label_smoothing,
-            chosen_tokens=tokens[0] if config.length_normalise else None,
-            rejected_tokens=tokens[1] if config.length_normalise else None,
+            chosen_tokens=tokens[0] if config.is_per_token else None,
+            rejected_tokens=tokens[1] if config.is_per_token else None,
             num_pairs=num_pairs,
         )
     return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}

@@ -90,8 +90,9 @@ def gradient(learner, scored, pairs, **changes):
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None]), sums.means(1)
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "ipo-sum", "hinge"])
 def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
+    """IPO, as in its authors' runs, takes the mean over each response's tokens; ipo-sum does not."""
     learner, scored = ready(pairs_config(loss=loss, beta=0.3, temperature=0.8, micro_batch_size=1))
     pairs = best_and_worst(scored.shaped, 3)
     ours, metrics = gradient(learner, scored, pairs)
@@ -100,7 +101,10 @@ def test_the_gradient_is_that_of_dpo_on_whole_responses(pairs_config, loss):
     logprobs = learner.policy(batch.ids, batch.attention_mask, mask, temperature=0.8).logprobs.sum(dim=1)
     ref = scored.ref_logprobs.sum(dim=1)
     best, worst = ([pair[i] for pair in pairs] for i in (0, 1))
-    value, expected = core.dpo_loss(logprobs[best], logprobs[worst], ref[best], ref[worst], beta=0.3, kind=loss)
+    tokens = mask.sum(dim=1) if loss == "ipo" else torch.ones(len(mask))
+    ratio = (logprobs - ref) / tokens
+    nothing_off, kind = torch.zeros(len(pairs), dtype=torch.float64), loss.removesuffix("-sum")
+    value, expected = core.dpo_loss(ratio[best], ratio[worst], nothing_off, nothing_off, beta=0.3, kind=kind)
     value.backward()
     theirs = torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-10

@@ -159,13 +159,16 @@ def accumulate(
         ours, theirs = (
             torch.where(mask, logprobs, 0.0).sum(dim=1) for logprobs in (outputs.logprobs, ref_logprobs[rows])
         )
+        tokens = mask.sum(dim=1)
         loss, metrics = core.dpo_loss(
             ours[: len(part)],
             ours[len(part) :],
             theirs[: len(part)],
             theirs[len(part) :],
             beta=config.beta,
-            kind=config.loss,
+            kind="ipo" if config.loss == "ipo-sum" else config.loss,
+            chosen_tokens=tokens[: len(part)] if config.loss == "ipo" else None,
+            rejected_tokens=tokens[len(part) :] if config.loss == "ipo" else None,
             num_pairs=len(pairs),
         )
         loss.backward()
