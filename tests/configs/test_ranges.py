@@ -270,7 +270,16 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (A2CConfig, {"clip_range_high": 0.3}, "--clip-range-high 0.3 is about .* --policy-loss a2c"),
         (A2CConfig, {"dual_clip": 3.0}, "--dual-clip 3.0 is about .* --policy-loss a2c"),
         (A2CConfig, {"approx_kl_limit": 0.1}, "--approx-kl-limit 0.1 is about .* --policy-loss a2c"),
-        (PPOConfig, {"kl_in": "loss"}, "--kl-in loss does not go with --kl-kind k1.* --kl-kind k2 or --kl-kind k3"),
+        (
+            PPOConfig,
+            {"kl_in": "loss"},
+            "--kl-in loss does not go with --kl-kind k1.* k2, .* k3 or --kl-kind weighted-k3",
+        ),
+        (
+            PPOConfig,
+            {"kl_kind": "weighted-k3"},
+            "--kl-in reward does not go with --kl-kind weighted-k3.* add --kl-kind k1",
+        ),
         (PPOConfig, {"ptx_data": "d"}, "--ptx-data has no effect with --ptx-coef 0"),
         (PPOConfig, {"ptx_coef": 0.5}, "--ptx-coef 0.5 .* add --ptx-data"),
         *(

@@ -92,6 +92,13 @@ def test_golden_kl_estimate(kind, expected):
     close(kl_estimate(f64([-1.0, -2.0, -0.3]), f64([-1.5, -1.0, -0.3]), kind=kind), expected)
 
 
+def test_golden_k3_times_the_ratio():
+    """Ratios of 3/2, 1/2 and 1; the reference is 2, 1/2 and 1 times as likely: k3 is 2 - 1 - log 2, 1/2 - 1 + log 2, 0."""
+    new, old, ref = (f64(p).log() for p in ([0.3, 0.2, 0.5], [0.2, 0.4, 0.5], [0.6, 0.1, 0.5]))
+    expected = [1.5 * (1 - math.log(2)), 0.5 * (math.log(2) - 0.5), 0.0]
+    close(kl_estimate(new, ref, kind="k3", old_logprobs=old), expected)
+
+
 def test_golden_k3_of_a_tiny_difference_keeps_its_digits():
     """exp(-d) - 1 cancels in float32 at d = 1e-4: the value d^2 / 2 would have one digit left."""
     d = torch.tensor([1e-4])
@@ -187,6 +194,30 @@ def test_identity_estimate_is_zero_where_the_policies_agree(kind):
     assert (kl_estimate(logp, logp.clone(), kind=kind) == 0).all()
 
 
+def test_identity_k3_times_the_ratio_has_the_gradient_ratio_times_d():
+    """d(r k3) = r k3 + r (1 - exp(-d)) = r d: at ratio 1 that of k2. The old log-probs are constants."""
+    new, ref, old = (torch.randn(50, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    kl_estimate(new, ref, kind="k3", old_logprobs=old).sum().backward()
+    close(new.grad, (new - old).exp().detach() * (new - ref).detach())
+    assert old.grad is None
+    (on_policy,) = torch.autograd.grad(kl_estimate(new, ref, kind="k3", old_logprobs=new.detach()).sum(), new)
+    (of_k2,) = torch.autograd.grad(kl_estimate(new, ref, kind="k2").sum(), new)
+    close(on_policy, of_k2)
+
+
+def test_identity_the_ratio_makes_value_and_gradient_those_of_the_kl_off_policy():
+    """Over the whole vocabulary, weighted by another policy's probabilities. Without the ratio both are wrong."""
+    logits, others, ref = (torch.randn(7, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    logp, logq, old = (torch.log_softmax(x, dim=0) for x in (logits, ref.detach(), others.detach()))
+    kl = (logp.exp() * (logp - logq)).sum()
+    (expected,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    for old_logprobs, is_right in ((old, True), (None, False)):
+        estimate = (old.exp() * kl_estimate(logp, logq, kind="k3", old_logprobs=old_logprobs)).sum()
+        (found,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12) is is_right
+        assert torch.allclose(estimate, kl, rtol=1e-9) is is_right
+
+
 def test_identity_k3_is_never_negative_and_k1_may_be():
     a, b = torch.randn(2, 500, dtype=torch.float64)
     assert (kl_estimate(a, b, kind="k3") > 0).all()
@@ -216,6 +247,13 @@ def test_gradcheck_entropy(temperature):
 def test_gradcheck_kl_estimate(kind):
     a, b = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(lambda a, b: kl_estimate(a, b, kind=kind), (a, b))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_kl_estimate_times_the_ratio(kind):
+    a, b = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    old = torch.randn(4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda a, b: kl_estimate(a, b, kind=kind, old_logprobs=old), (a, b))
 
 
 @st.composite

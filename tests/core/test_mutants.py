@@ -374,6 +374,30 @@ MUTANTS = [
             "::test_identity_estimate_is_zero_where_the_policies_agree",
         ),
         (
+            "the penalty's ratio upside down",
+            "at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())",
+            "at_least_float32(old_logprobs.detach()) - at_least_float32(logprobs)",
+            "::test_golden_k3_times_the_ratio",
+        ),
+        (
+            "the penalty's ratio without a gradient",
+            "return ratio * kl_estimate",
+            "return ratio.detach() * kl_estimate",
+            "::test_identity_k3_times_the_ratio_has_the_gradient_ratio_times_d",
+        ),
+        (
+            "the penalty's ratio with a gradient into the old policy",
+            "old_logprobs.detach())",
+            "old_logprobs)",
+            "::test_identity_k3_times_the_ratio_has_the_gradient_ratio_times_d",
+        ),
+        (
+            "no ratio",
+            "return ratio * kl_estimate",
+            "return kl_estimate",
+            "::test_golden_k3_times_the_ratio",
+        ),
+        (
             "k3 by a difference that cancels",
             "torch.expm1(-d) + d",
             "torch.exp(-d) - 1 + d",

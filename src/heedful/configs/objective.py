@@ -15,7 +15,7 @@ from heedful.errors import ConfigError
 Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean", "reinforce++"]
 PolicyLoss = Literal["clip", "a2c", "cispo"]
 Ratio = Literal["token", "sequence", "sequence-mean"]
-KLKind = Literal["k1", "k2", "k3"]
+KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class ObjectiveOptions(Settings):
     """Where the KL penalty goes: off the rewards, or into the loss with its gradient, averaged as the loss is."""
     kl_kind: KLKind | None = None
     """Estimator of the penalty. In the reward k1 makes the return score minus kl-coef times KL. In the loss k2 has the
-    gradient of the KL in expectation and k3 is GRPO's; k1's gradient is zero in expectation there. None: k1 in the reward, k3
-    in the loss."""
+    gradient of the KL in expectation and k3 is GRPO's; k1's gradient is zero in expectation there. weighted-k3, only in the
+    loss (DeepSeek-V3.2): k3 times the probability ratio, which has k2's gradient in a rollout batch's first update, and the
+    gradient of the KL also in later ones. None: k1 in the reward, k3 in the loss."""
     kl_target: Annotated[float | None, POSITIVE] = None
     """KL in nats per response that kl-coef is steered to. None keeps kl-coef fixed."""
     kl_horizon: Annotated[int, POSITIVE] = 10_000
@@ -111,9 +112,16 @@ class ObjectiveOptions(Settings):
         return self.policy_loss, "sequence" if self.action == "response" and self.ratio == "token" else self.ratio
 
     @property
-    def kl_estimate(self) -> KLKind:
-        """The estimator of the penalty."""
+    def kl_estimate(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the penalty; `is_kl_weighted` says whether the ratio multiplies it."""
+        if self.kl_kind == "weighted-k3":
+            return "k3"
         return self.kl_kind or ("k1" if self.kl_in == "reward" else "k3")
+
+    @property
+    def is_kl_weighted(self) -> bool:
+        """Whether the probability ratio multiplies the penalty."""
+        return self.kl_kind == "weighted-k3"
 
     @property
     def has_entropy_bonus(self) -> bool:
@@ -182,8 +190,13 @@ class ObjectiveOptions(Settings):
     def _check_kl(self) -> None:
         if self.kl_in == "loss" and self.kl_estimate == "k1":
             raise ConfigError(
-                "--kl-in loss does not go with --kl-kind k1, whose gradient is zero in expectation: add --kl-kind k2 or "
-                "--kl-kind k3"
+                "--kl-in loss does not go with --kl-kind k1, whose gradient is zero in expectation: add --kl-kind k2, "
+                "--kl-kind k3 or --kl-kind weighted-k3"
+            )
+        if self.kl_in == "reward" and self.is_kl_weighted:
+            raise ConfigError(
+                "--kl-in reward does not go with --kl-kind weighted-k3, whose ratio is 1 when rewards are computed: add "
+                "--kl-kind k1, or --kl-in loss"
             )
         if self.advantage == "group" and self.kl_in == "reward" and self.kl_coef:
             raise ConfigError(

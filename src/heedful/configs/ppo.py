@@ -16,4 +16,5 @@ class PPOConfig(OnlineConfig):
 
     kl_kind: KLKind | None = "k1"
     """Estimator of the penalty. In the reward k1: the return is then score minus kl-coef times KL. In the loss k2 (its
-    gradient is the KL's in expectation) or k3 (GRPO's); k1's gradient is zero in expectation there."""
+    gradient is the KL's in expectation), k3 (GRPO's) or weighted-k3 (k3 times the probability ratio: in expectation the KL's
+    gradient, also in a rollout batch's later updates); k1's gradient is zero in expectation there."""

@@ -39,7 +39,11 @@ def entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) 
 
 
 def kl_estimate(
-    logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, kind: KLKind
+    logprobs: Float[Tensor, "*shape"],
+    ref_logprobs: Float[Tensor, "*shape"],
+    *,
+    kind: KLKind,
+    old_logprobs: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
     """Single-sample estimate of ``KL(policy || reference)`` per token, in nats.
 
@@ -49,17 +53,27 @@ def kl_estimate(
         k2 = d^2 / 2            biased, low variance
         k3 = exp(-d) - 1 + d    unbiased, never negative
 
+    With ``old_logprobs`` the estimate is multiplied by the ratio ``exp(logprobs - old_logprobs)``, gradient included, so that
+    it is about the policy also if the tokens were sampled from an older one (DeepSeek-AI 2025, "DeepSeek-V3.2", "unbiased KL
+    estimate", with k3).
+
     Args:
         logprobs: log-probs of tokens sampled from the policy, under the policy.
         ref_logprobs: log-probs of the same tokens under the reference.
         kind: which estimate.
+        old_logprobs: log-probs of the same tokens under the policy that sampled them; constants.
 
     The table describes the values. Used as a loss, an estimate is known by its mean gradient: that of k1 is 0, that of
-    k2 is the gradient of ``KL(policy || reference)``, that of k3 the gradient of ``KL(reference || policy)``.
+    k2 is the gradient of ``KL(policy || reference)``, that of k3 the gradient of ``KL(reference || policy)``. k3 times the
+    ratio has, token by token, ``ratio * d`` times the gradient of ``logprobs``: on policy that of k2, and in expectation the
+    gradient of ``KL(policy || reference)`` off policy too.
 
     Raises ValueError for any other ``kind``.
     """
     d = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
+    if old_logprobs is not None:
+        ratio = (at_least_float32(logprobs) - at_least_float32(old_logprobs.detach())).exp()
+        return ratio * kl_estimate(logprobs, ref_logprobs, kind=kind)
     if kind == "k1":
         return d
     if kind == "k2":

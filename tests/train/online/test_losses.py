@@ -42,7 +42,10 @@ def formula(learner, e):
         if e.ref_logprobs is None:
             continue
         d = (out.logprobs - e.ref_logprobs)[row, :n]
-        kls.append(0.5 * d**2 if config.kl_kind == "k2" else (-d).exp() - 1 + d)
+        kl = 0.5 * d**2 if config.kl_kind == "k2" else (-d).exp() - 1 + d
+        if config.kl_kind == "weighted-k3":
+            kl = kl * (out.logprobs - e.old_logprobs)[row, :n].exp()
+        kls.append(kl)
 
     def mean(rows, how):
         rows = [torch.stack(list(row)) for row in rows]
@@ -137,6 +140,7 @@ OPTIONS = {
         {"dual_clip": 1.05},
         {"kl_in": "loss", "kl_kind": "k2"},
         {"kl_in": "loss", "kl_kind": "k3"},
+        {"kl_in": "loss", "kl_kind": "weighted-k3"},
     ],
     "grpo": [
         {"aggregate": "token"},

@@ -285,7 +285,8 @@ def policy_loss(
         loss = loss - part.entropy_coef * counts.mean(outputs.entropy, mask)
     if config.kl_in == "loss" and config.kl_coef > 0:
         assert part.ref_logprobs is not None
-        kl = core.kl_estimate(outputs.logprobs, part.ref_logprobs, kind=config.kl_estimate)
+        sampled_by = part.old_logprobs if config.is_kl_weighted else None
+        kl = core.kl_estimate(outputs.logprobs, part.ref_logprobs, kind=config.kl_estimate, old_logprobs=sampled_by)
         penalty = part.kl_coef * counts.mean(kl, mask)
         loss, metrics = loss + penalty, metrics | {"loss/kl": penalty.detach()}
     return loss, metrics
