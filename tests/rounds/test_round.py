@@ -105,6 +105,7 @@ def test_two_rounds(finished, tmp_path):
     assert list(notes["steps"]) == ["sample", "label", "reward", "ppo", "evaluate"]
     steps = notes["steps"]
     assert (steps["sample"]["asked"], steps["sample"]["random"], steps["label"]["pairs"]) == (6, 6, 6)
+    assert steps["label"]["events"] > steps["label"]["labels"], "undo takes back no label that was trained on"
     assert len(steps["reward"]["models"]) == 2
     assert steps["reward"]["train_pairs"] + steps["reward"]["eval_pairs"] == steps["label"]["labels"] >= 6
     assert len(steps["evaluate"]["samples"]) == 10

@@ -17,7 +17,8 @@ REPEAT_AFTER = 10
 
 
 class NotHeldError(DataError):
-    """A person sends something about an item that they do not hold: it was labelled, or its lease has ended.
+    """What a person sends does not fit what happened before: they do not hold the item, because it was labelled or its lease
+    has ended; or a label cannot be taken back any more, or was sent before in another way.
 
     ``code`` lets their page say it in its own language.
     """

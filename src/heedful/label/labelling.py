@@ -1,8 +1,9 @@
 """What people do with items: get one, label it, skip it, take that back, keep a draft. Each is one operation of the store."""
 
 import dataclasses
+import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,7 @@ def assignment_of(state: State, desk: Desk, settings: ProjectSettings, person_id
 def label(transaction: Transaction, settings: ProjectSettings, person_id: str, item_id: str, sent: Sent) -> Event:
     """Record a label. Raises NotHeldError, or DataError for what the task does not take."""
     state = transaction.state
-    before = _sent_before(state, person_id, sent.nonce, "label", item_id)
+    before = _sent_before(state, person_id, sent.nonce, ("label",), lambda event: _as_sent(state, item_id, sent, event))
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, sent.token)
@@ -198,7 +199,8 @@ def skip(
     token: str | None = None,
 ) -> Event:
     """Record that a person does not label the item that they hold. Raises NotHeldError."""
-    before = _sent_before(transaction.state, person_id, nonce, "skip", item_id)
+    again = {"item": item_id, "reason": reason, "flags": list(flags), "again": None}
+    before = _sent_before(transaction.state, person_id, nonce, ("skip",), lambda _: again)
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, token)
@@ -212,15 +214,46 @@ def skip(
     return event
 
 
+@dataclass(frozen=True)
+class UndoLimits:
+    """Which labels and skips can no longer be taken back by undo."""
+
+    session: int = 0
+    """The number of the last event before the person signed in: a session takes back only what was done in it."""
+    trained: int = 0
+    """The number of the last event that a round has trained on."""
+    rounds: frozenset[int] = frozenset()
+    """Rounds that were trained on before they noted that number: everything about their items is closed."""
+
+    def check(self, event: Event, item: Item) -> None:
+        """Raise NotHeldError, with what to do instead, if an event is closed."""
+        if event.kind == "label" and (event.seq <= self.trained or item.round in self.rounds):
+            raise NotHeldError(
+                "your last label cannot be taken back: a round has trained on it; tell the owner if it is wrong",
+                "undo_trained",
+            )
+        if event.seq <= self.session:
+            raise NotHeldError(
+                f"your last {event.kind} cannot be taken back: it was given before you signed in with this browser; tell the "
+                "owner if it is wrong",
+                "undo_session",
+            )
+
+
 def undo(
-    transaction: Transaction, settings: ProjectSettings, person_id: str, nonce: str
+    transaction: Transaction,
+    settings: ProjectSettings,
+    person_id: str,
+    nonce: str,
+    limits: UndoLimits = UndoLimits(),
 ) -> tuple[Event, Assignment | None] | None:
     """Take back a person's last label or skip, and give its item back. None if there is nothing to take back.
 
-    An item that was skipped, and that others have by now, stays with them; then the person keeps what they have.
+    An item that was skipped, and that others have by now, stays with them; then the person keeps what they have. Raises
+    NotHeldError for what ``limits`` close.
     """
     state = transaction.state
-    before = _sent_before(state, person_id, nonce, "retract", None)
+    before = _sent_before(state, person_id, nonce, ("retract",), lambda _: {})
     if before is not None:
         return before, next_item(transaction, settings, person_id)
     person = _labelling_person(state, person_id)
@@ -228,8 +261,9 @@ def undo(
     last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
     if last is None:
         return None
-    event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
     item = state.items[last.content["item"]]
+    limits.check(last, item)
+    event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
     choice = Choice(item, last.content["repeat"])
     leases = transaction.desk.leases()
     if last.kind == "label" or choice.repeat or can_return(state, leases, person, item, transaction.now):
@@ -239,6 +273,56 @@ def undo(
     if last.kind == "label":
         transaction.desk.put("draft", draft_key(person_id, item.item_id), Row(_as_draft(last)))
     return event, next_item(transaction, settings, person_id)
+
+
+def redo(
+    transaction: Transaction, settings: ProjectSettings, person_id: str, nonce: str
+) -> tuple[Event, Assignment | None] | None:
+    """Put back what a person took back last, and return what they hold then. None if there is nothing to put back.
+
+    What they label or skip anew ends it. Raises NotHeldError if others have the item by now.
+    """
+    state, desk = transaction.state, transaction.desk
+    before = _sent_before(
+        state, person_id, nonce, ("label", "skip"), lambda event: {"again": event.content.get("again", "")}
+    )
+    if before is not None:
+        return before, next_item(transaction, settings, person_id)
+    person = _labelling_person(state, person_id)
+    undone = state.undone.get(person_id)
+    if not undone:
+        return None
+    old = undone[-1]
+    item = state.items[old.content["item"]]
+    held = desk.lease(person_id)
+    is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, old.content["repeat"])
+    if old.kind == "label" and not (
+        is_held or old.content["repeat"] or can_return(state, desk.leases(), person, item, transaction.now)
+    ):
+        raise NotHeldError("this label cannot be put back: others have its item by now", "redo_gone")
+    event = transaction.add(old.kind, person_id, {**old.content, "again": old.event_id}, nonce)
+    desk.drop("draft", draft_key(person_id, item.item_id))
+    if old.kind == "label" and item.task == "chat" and not old.content["answer"]["last"]:
+        desk.hold(person_id, Lease(item.item_id, repeat=False, until=_until(transaction, settings)))
+    elif old.kind == "label" or is_held:
+        desk.drop("lease", person_id)
+    if item.screening:
+        screen(transaction, settings)
+    _hold_undone(transaction, person)
+    return event, next_item(transaction, settings, person_id)
+
+
+def _hold_undone(transaction: Transaction, person: Person) -> None:
+    """Give a person the item that redo would put back next, if they hold none and others have not got it."""
+    state, desk = transaction.state, transaction.desk
+    undone = state.undone.get(person.person_id)
+    if not undone or desk.lease(person.person_id) is not None:
+        return
+    item, repeat = state.items[undone[-1].content["item"]], undone[-1].content["repeat"]
+    if repeat or can_return(state, desk.leases(), person, item, transaction.now):
+        for other in superseded(state, desk.leases(), person, Choice(item, repeat), transaction.now):
+            desk.drop("lease", other)
+        desk.hold(person.person_id, Lease(item.item_id, repeat, 0))
 
 
 def save_draft(
@@ -285,14 +369,33 @@ def _labelling_person(state: State, person_id: str) -> Person:
     return person
 
 
-def _sent_before(state: State, person_id: str, nonce: str, kind: str, item_id: str | None) -> Event | None:
-    """The event of a nonce. Raises DataError if it was another thing."""
+def _sent_before(
+    state: State, person_id: str, nonce: str, kinds: tuple[str, ...], said: Callable[[Event], Mapping[str, Any]]
+) -> Event | None:
+    """The event of a nonce. Raises NotHeldError if it was another thing, or is not what is ``said`` now."""
     event = state.sent.get((person_id, check_nonce(nonce)))
-    if event is not None and (event.kind != kind or (item_id is not None and event.content["item"] != item_id)):
-        raise DataError(
-            f"the nonce {nonce!r:.80} was used for another thing ({event.kind}); take a new one for each thing"
+    if event is None:
+        return None
+    is_kind = event.kind in kinds
+    other = [name for name, value in said(event).items() if event.content.get(name) != value] if is_kind else []
+    if not is_kind or other:
+        what = f"{event.kind} with another {' and '.join(other)}" if is_kind else event.kind
+        raise NotHeldError(
+            f"the nonce {nonce!r:.80} was used before, at {event.at}, for a {what}: that is recorded, and what was sent now "
+            "is not; send each new thing with a nonce of its own",
+            "nonce_used",
         )
     return event
+
+
+def _as_sent(state: State, item_id: str, sent: Sent, before: Event) -> Mapping[str, Any]:
+    """What is sent now under the nonce of a label, in the terms of that label."""
+    if before.content["item"] != item_id:
+        return {"item": item_id}
+    is_on_screen = sent.token is not None and state.items[item_id].task != "chat"
+    answer = from_screen(sent.answer, before.content["order"]) if is_on_screen else sent.answer
+    said = {"answer": answer, "comment": sent.comment, "flags": list(sent.flags), "again": None}
+    return dict(json.loads(to_line(said)))
 
 
 def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: str | None) -> Lease:

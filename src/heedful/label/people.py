@@ -132,7 +132,8 @@ def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float
     for other, row in list(transaction.desk.rows(kind).items()):
         if (row.until or 0) <= transaction.now:
             transaction.desk.drop(kind, other)
-    transaction.desk.put(kind, key, Row({"hash": key, "person": person_id}, transaction.now + hours * 3600))
+    value = {"hash": key, "person": person_id, "since": transaction.state.seq}
+    transaction.desk.put(kind, key, Row(value, transaction.now + hours * 3600))
     return token
 
 

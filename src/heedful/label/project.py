@@ -18,10 +18,11 @@ from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import event_line
-from heedful.label.labelling import Sent
+from heedful.label.labelling import Sent, UndoLimits
 from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
+from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import read_settings, write_settings
 from heedful.label.store import Store, Transaction, iso
 from heedful.lock import FolderLock
@@ -229,14 +230,35 @@ class Project:
             )
         )
 
-    def undo(self, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
+    def undo(self, person_id: str, nonce: str, *, session: str | None = None) -> tuple[Event, Assignment | None] | None:
         """Take back a person's last label or skip that counts, and give them its item again with the old answer as draft.
 
         An item that they skipped, and that others have by now, stays with those. The same nonce again returns the same event.
-        The second value is what the person holds now. None if there is nothing to take back.
-        """
+        The second value is what the person holds now. None if there is nothing to take back. With the token of a
+        ``session``, only what was done in it can be taken back.
 
-        return self._store.do(lambda t: labelling.undo(t, self.settings, person_id, nonce))
+        Raises NotHeldError if that was done before the session began, or for a label that a round has trained on.
+        """
+        trained, rounds = trained_on(self.folder)
+
+        def work(transaction: Transaction) -> tuple[Event, Assignment | None] | None:
+            row = None if session is None else transaction.desk.get("session", token_hash(session))
+            limits = UndoLimits(0 if row is None else row.value.get("since", 0), trained, rounds)
+            return labelling.undo(transaction, self.settings, person_id, nonce, limits)
+
+        return self._store.do(work)
+
+    def redo(self, person_id: str, nonce: str) -> tuple[Event, Assignment | None] | None:
+        """Put back what a person took back last, as it was, unless they have labelled or skipped something since.
+
+        Returns the new event and what the person holds now; None if there is nothing to put back. The same nonce again
+        returns the same event. Raises NotHeldError if others have the item by now.
+        """
+        return self._store.do(lambda t: labelling.redo(t, self.settings, person_id, nonce))
+
+    def undone(self, person_id: str) -> bool:
+        """True if `redo` has something to put back."""
+        return self._store.look(lambda state, *_: bool(state.undone.get(person_id)))
 
     def save_draft(self, person_id: str, item_id: str, draft: Any, *, token: str | None = None) -> None:
         """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError."""

@@ -93,8 +93,9 @@ class Event:
     - ``instructions``: ``version`` (1, 2, ...), ``text``
     - ``label``: ``item``, ``answer`` (below), ``order`` (candidate index at each place on the screen, left or top first),
       ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``comment``, ``flags`` (of
-      `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat)
-    - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``
+      `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat); after a redo also ``again``, the id of the label that was
+      taken back
+    - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``; after a redo also ``again``
     - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
 
     ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:

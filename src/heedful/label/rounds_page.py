@@ -13,6 +13,8 @@ from heedful.errors import DataError
 
 MOST_POINTS = 200
 """Points of a curve; of a longer one, so many are shown, evenly spaced, with its first and last."""
+COUNTED = "numbers.json"
+"""The file beside a round's labels that has the numbers of the step ``label``."""
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "reward": (
@@ -50,6 +52,24 @@ def rounds_of(project: Path) -> dict[str, Any]:
     began = 0 if state is None else int(state["rounds"])
     rounds = [_round(project / "rounds" / str(number), number) for number in range(1, began + 1)]
     return {"rounds": rounds, "across": _across(rounds)}
+
+
+def trained_on(project: Path) -> tuple[int, frozenset[int]]:
+    """Return the number of the last event that a round has trained on, and the rounds that have trained and say no number.
+
+    Raises DataError for a damaged file.
+    """
+    state = read_noted(project / "rounds.json")
+    last, silent = 0, set()
+    for number in range(1, (0 if state is None else int(state["rounds"])) + 1):
+        folder = project / "rounds" / str(number)
+        note = read_noted(folder / "labels" / COUNTED)
+        if note is None:
+            note = ((read_noted(folder / "round.json") or {}).get("steps") or {}).get("label")
+        if note is not None and "events" not in note:
+            silent.add(number)
+        last = max(last, (note or {}).get("events", 0))
+    return last, frozenset(silent)
 
 
 def _round(folder: Path, number: int) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class State:
         """Labels and skips that were not retracted, by event id, in their order."""
         self.trail: dict[str, list[Event]] = {}
         """The same by person."""
+        self.undone: dict[str, list[Event]] = {}
+        """What each person has taken back since their last new label or skip, the last one last: what redo puts back."""
         self.labels_by: Counter[tuple[str, str]] = Counter()
         """How many labels that count each person gave on each day, such as 2026-03-01; those of all days have the day ""."""
         self.answers: dict[str, dict[str, Event]] = {}
@@ -132,6 +134,7 @@ class State:
         old = self.counting.pop(content["event"])
         trail = self.trail[str(old.person)]
         del trail[next(i for i in reversed(range(len(trail))) if trail[i].event_id == old.event_id)]
+        self.undone.setdefault(str(old.person), []).append(old)
         item = old.content["item"]
         if old.kind == "label":
             self.labels_by.subtract(_days(old))
@@ -143,6 +146,9 @@ class State:
         _ = self.items[event.content["item"]], self.people[str(event.person)]
         self.counting[event.event_id] = event
         self.trail.setdefault(str(event.person), []).append(event)
+        undone = self.undone.pop(str(event.person), [])
+        if undone and event.content.get("again") == undone[-1].event_id:
+            self.undone[str(event.person)] = undone[:-1]
 
     def _answers_item(self, event: Event) -> bool:
         chat = self.items[event.content["item"]].task == "chat"

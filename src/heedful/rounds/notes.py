@@ -6,7 +6,8 @@ rounds.json holds ``rounds`` (how many have begun) and ``settings`` (those of th
 - ``steps``, one object for each step that is done, in order; each has ``seconds``
   - ``sample``: ``prompts``, ``asked`` (pairs), ``random`` and ``active`` (how many of them), ``checkpoint``,
     ``items`` (their ids)
-  - ``label``: ``labels``, ``pairs`` (labelled ones of this round), ``statistics`` (`heedful.label.statistics`, of this round)
+  - ``label``: ``labels``, ``pairs`` (labelled ones of this round), ``events`` (the number of the project's last event, up to
+    which undo takes no label back any more), ``statistics`` (`heedful.label.statistics`, of this round)
   - ``reward``: ``models`` (folders), ``train_pairs``, ``eval_pairs``, ``accuracy`` (mean of the models on held-out labels, or
     null)
   - ``ppo``: ``model`` (folder), ``score_mean`` (held out, by the reward models), ``kl``, ``steps``
@@ -26,10 +27,8 @@ from typing import Any
 
 from heedful.faults import hit
 from heedful.files import write_json
-from heedful.label.rounds_page import STEPS, read_noted
+from heedful.label.rounds_page import COUNTED, STEPS, read_noted
 
-COUNTED = "numbers.json"
-"""The file beside a round's labels that has the numbers of the step ``label``."""
 Note = dict[str, Any]
 
 

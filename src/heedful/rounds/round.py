@@ -179,7 +179,12 @@ def _labelled(config: RoundConfig, project: Project, notes: RoundNotes) -> tuple
             f"{len(done)} of {len(asked)} pairs are labelled, {wanted} are needed{also}. Have them labelled:\n"
             f"  heedful label serve {config.project}\nand go on with:\n  heedful round {config.project}"
         ), {}
-    numbers = {"labels": len(labels), "pairs": len(done), "statistics": statistics(labels, project.people())}
+    numbers = {
+        "labels": len(labels),
+        "pairs": len(done),
+        "events": len(project.events()),
+        "statistics": statistics(labels, project.people()),
+    }
     return "", numbers
 
 

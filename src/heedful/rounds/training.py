@@ -13,7 +13,8 @@ from heedful.errors import ConfigError, DataError
 from heedful.files import to_json
 from heedful.label.exporting import Export, ExportOptions, export_project
 from heedful.label.project import Project
-from heedful.rounds.notes import COUNTED, Note, RoundNotes
+from heedful.label.rounds_page import COUNTED
+from heedful.rounds.notes import Note, RoundNotes
 from heedful.train.online.engine import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward

@@ -179,3 +179,91 @@ def test_single_keys_can_be_switched_off(serve, item):
     mei.page.locator("dialog").wait_for(state="detached")  # the browser tells the page later that it has closed it
     mei.press("1", "s")
     assert mei.page.locator("[aria-pressed=true], dialog").count() == 0
+
+
+def test_undo_that_is_held_down_takes_one_label_back_and_redo_puts_it_there_again(serve, item):
+    served = serve([item("pair", f"题 {i}", "甲", "乙") for i in range(6)])
+    mei = served.labeller()
+    for _ in range(5):
+        mei.then_next("1", "5", "c", "好", "Escape", "Enter")
+    before = mei.labels
+    last = before[-1]["item"]
+    mei.page.keyboard.down("u")
+    for _ in range(40):  # what a keyboard sends while a key is held down
+        mei.page.keyboard.down("u")
+        mei.page.wait_for_timeout(20)
+    mei.page.keyboard.up("u")
+    mei.page.wait_for_function("id => document.getElementById('main').dataset.item === id", arg=last)
+    assert mei.labels == before[:-1]
+    mei.page.get_by_role("button", name="Redo").wait_for()
+    mei.then_next("y")
+    (again,) = mei.labels[4:]
+    assert again.pop("again")
+    assert [*before[:-1], again] == before
+    mei.press("y")
+    mei.page.locator("#missing").get_by_text("nothing to redo").wait_for()
+    assert len(mei.labels) == 5
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_a_button_that_is_held_down_is_pressed_once(serve, item, key):
+    mei = serve([item("pair", f"题 {i}", "甲", "乙") for i in range(4)]).labeller()
+    for _ in range(3):
+        mei.then_next("t", "Enter")
+    mei.page.get_by_role("button", name="Undo").focus()
+    for _ in range(30):
+        mei.page.keyboard.down(key)
+        mei.page.wait_for_timeout(20)
+    mei.page.keyboard.up(key)
+    mei.page.wait_for_timeout(200)
+    assert len(mei.labels) >= 2
+
+
+def test_what_was_changed_after_an_undo_is_not_thrown_away_by_redo(serve, item):
+    mei = serve([item("demonstration", f"题 {i}") for i in range(2)]).labeller()
+    mei.page.get_by_label("Your answer").fill("一")
+    mei.then_next("Control+Enter")
+    mei.then_next("Escape", "u")
+    mei.page.get_by_label("Your answer").fill("二")
+    mei.press("Escape", "y")
+    mei.page.locator("#missing").get_by_text("changed this since").wait_for()
+    assert mei.page.get_by_label("Your answer").input_value() == "二"
+    mei.then_next("Control+Enter")
+    assert [label["answer"]["text"] for label in mei.labels] == ["二"]
+
+
+AZERTY = {"Digit1": "&", "Digit2": "é", "Digit3": '"', "Digit4": "'", "Digit5": "(", "Digit6": "-", "Digit7": "è"}
+
+
+def dispatch(mei, key, code, **more):
+    """A key of another keyboard: Chromium's own has none of them."""
+    event = {"key": key, "code": code, "bubbles": True, "cancelable": True, **more}
+    mei.page.evaluate("init => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', init))", event)
+
+
+def test_digits_are_keys_by_their_place(serve, item):
+    """A French keyboard writes other characters there, a Persian one other digits, a keypad has codes of its own."""
+    mei = serve([item("pair", "p", "甲", "乙"), item("rating", "q", "答"), item("ranking", "r", *"甲乙丙")]).labeller()
+    dispatch(mei, AZERTY["Digit2"], "Digit2")
+    assert mei.page.locator(".sides [aria-pressed=true]").inner_text() == "2\nAnswer 2 is better"
+    dispatch(mei, "1", "Digit1", shiftKey=True)  # digits are above the others there
+    assert mei.page.locator(".sides [aria-pressed=true]").inner_text() == "1\nAnswer 1 is better"
+    dispatch(mei, "۶", "Digit6")
+    mei.then_next("Enter")
+    dispatch(mei, AZERTY["Digit7"], "Digit7")
+    assert mei.page.locator(".rates [aria-pressed=true]").inner_text() == "7"
+    dispatch(mei, "3", "Numpad3")
+    assert mei.page.locator(".rates [aria-pressed=true]").inner_text() == "3"
+    dispatch(mei, "End", "Numpad1")  # a keypad without num lock
+    assert mei.page.locator(".rates [aria-pressed=true]").inner_text() == "3"
+    mei.press("s")
+    dispatch(mei, AZERTY["Digit2"], "Digit2")
+    assert mei.page.locator("dialog input:checked").get_attribute("value") == "not-my-field"
+    mei.press("Escape")
+    mei.page.locator("dialog").wait_for(state="detached")
+    mei.then_next("Enter")
+    mei.press("ArrowDown", "ArrowDown")
+    dispatch(mei, "=", "Digit0", shiftKey=True)  # a German keyboard
+    assert mei.page.locator(".rank").all_text_contents() == ["1", "1", "3"]
+    mei.then_next("Enter")
+    assert [label["answer"].get("strength", label["answer"].get("rating")) for label in mei.labels] == [4, 3, None]

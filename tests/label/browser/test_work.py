@@ -234,3 +234,25 @@ def test_a_server_that_ends_says_so_first(serve, item):
     assert not mei.page.locator("#banner").is_visible()
     assert mei.page.get_by_role("button", name="Undo").count() == 0
     assert [label["answer"]["strength"] for label in mei.labels] == [2]
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_an_order_that_nobody_made_is_not_recorded_as_made(serve, item, renewed):
+    """A comment on a ranking, a reload, Submit: the order is still the random one of the screen."""
+    mei = serve([item("ranking", f"题 {i}", *"甲乙丙丁") for i in range(2)]).labeller()
+    if renewed:
+        mei.page.add_init_script("const slow = setInterval; window.setInterval = (f, ms) => slow(f, Math.min(ms, 300))")
+        with mei.page.expect_response("**/api/draft"):
+            mei.open()  # the lease is renewed for somebody who reads, here after a moment
+    else:
+        with mei.page.expect_response("**/api/draft"):
+            mei.press("c", "只有备注")
+    mei.page.evaluate("localStorage.clear()")  # as in another browser
+    mei.open()
+    mei.page.locator("#submit").click()
+    mei.page.locator("#missing").get_by_text("Nothing moved yet").wait_for()
+    assert mei.labels == []
+    mei.page.locator("#submit").dblclick()  # a second click of the first one confirms nothing
+    mei.page.wait_for_function("document.getElementById('main').dataset.item")
+    mei.page.wait_for_timeout(100)
+    assert len(mei.labels) == 1

@@ -45,7 +45,7 @@ def test_what_is_sent_twice_counts_once(memory):
     assert project.skip(person, second.item_id, nonce="s") == skipped
     assert project.state.seq == before + 1
     for wrong in (lambda: project.label(person, second.item_id, nonce="n"), lambda: project.undo(person, "s")):
-        with pytest.raises(DataError, match="was used for another thing"):
+        with pytest.raises(DataError, match="was used before"):
             wrong()
     project.next(other)
     project.skip(other, second.item_id, nonce="n")  # a nonce is each person's own

@@ -228,7 +228,8 @@ def check_confirmed(folder, said):
         } - retracted
         last = next((event for event in reversed(events) if event.kind == "label"), None)
         if last is not None:
-            assert project.label("p2", last.content["item"], PAIR, nonce=last.nonce, seconds=0) == last
+            said = {"comment": last.content["comment"], "nonce": last.nonce, "seconds": 0}
+            assert project.label("p2", last.content["item"], last.content["answer"], **said) == last
             assert len(project.events()) == len(events)
         return max((int(event.nonce) for event in events if event.kind == "label"), default=0) + 1
 

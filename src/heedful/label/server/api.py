@@ -11,7 +11,7 @@ from typing import Any
 from heedful.data.messages import read_conversation
 from heedful.label.answers import JUDGED, response_text
 from heedful.label.assignment import Assignment, from_screen
-from heedful.label.records import ITEM_FLAGS, Item, Person
+from heedful.label.records import ITEM_FLAGS, Event, Item, Person
 from heedful.label.server import asked as fields
 from heedful.label.server.asked import Asked, Refused
 from heedful.label.server.chat import Turn
@@ -60,7 +60,9 @@ def next_item(site: Site, asked: Asked) -> Answer:
     progress = site.project.progress(asked.caller.person_id)
     if assignment is not None:
         person = asked.caller.person_id
-        return {"item": shown_item(site, person, assignment), "progress": progress}
+        return {
+            "item": shown_item(site, person, assignment), "redo": site.project.undone(person), "progress": progress
+        }  # fmt: skip
     seconds = None if site.closing is None else site.closing.tell()
     if seconds is not None:
         return {
@@ -107,13 +109,29 @@ def skip(site: Site, asked: Asked) -> Answer:
 
 
 def undo(site: Site, asked: Asked) -> Answer:
-    """``POST /api/undo``: take the last label or skip back; its item comes again, with the old answer as a draft."""
+    """``POST /api/undo``: take the last label or skip of this session back; its item comes again, with the old answer."""
     fields.only(asked.body, "nonce")
+    return _moved(
+        site, asked, site.project.undo(asked.caller.person_id, fields.nonce(asked.body), session=asked.session)
+    )
+
+
+def redo(site: Site, asked: Asked) -> Answer:
+    """``POST /api/redo``: put the last label or skip that undo took back there again, as it was."""
+    fields.only(asked.body, "nonce")
+    return _moved(site, asked, site.project.redo(asked.caller.person_id, fields.nonce(asked.body)))
+
+
+def _moved(site: Site, asked: Asked, moved: tuple[Event, Assignment | None] | None) -> Answer:
+    """What an undo or a redo came to: ``done`` is what was taken or put back, null if there was nothing."""
     person = asked.caller.person_id
-    undone = site.project.undo(person, fields.nonce(asked.body))
-    assignment = None if undone is None else undone[1]
-    item = None if assignment is None else shown_item(site, person, assignment)
-    return {"item": item, "progress": site.project.progress(person)}
+    assignment = None if moved is None else moved[1]
+    return {
+        "done": None if moved is None else moved[0].event_id,
+        "item": None if assignment is None else shown_item(site, person, assignment),
+        "redo": site.project.undone(person),
+        "progress": site.project.progress(person),
+    }
 
 
 def draft(site: Site, asked: Asked) -> Answer:

@@ -23,6 +23,7 @@ API = (
     Rule("POST", "/api/label", LABELLERS, api.label),
     Rule("POST", "/api/skip", LABELLERS, api.skip),
     Rule("POST", "/api/undo", LABELLERS, api.undo),
+    Rule("POST", "/api/redo", LABELLERS, api.redo),
     Rule("POST", "/api/draft", LABELLERS, api.draft),
     Rule("POST", "/api/chat", LABELLERS, api.chat, is_costly=True),
     Rule("GET", "/api/people", OWNERS, owner.people),

@@ -30,6 +30,16 @@ function fill(node, attributes) {
 /** A short key as it is written on a keyboard. */
 export const key = (name) => el("kbd", { aria: { hidden: "true" } }, name);
 
+/** The key as on a Latin keyboard: letters as they are written there, also with another layout (Cyrillic, say) or caps lock;
+ *  digits by their place, since a French keyboard writes "&" where others write 1. Digits of a keypad come as they are. */
+export function latin(event) {
+  const { key: name, code = "" } = event;
+  if (name.length > 1 || /^[0-9]$/.test(name)) return name;
+  const digit = /^Digit([0-9])$/.exec(code);
+  if (digit && !event.shiftKey && !event.getModifierState?.("AltGraph")) return digit[1];
+  return (name.codePointAt(0) < 128 ? name : code.replace(/^(Key|Digit)/, "")).toLowerCase();
+}
+
 /** 128 random bits as hex. `crypto.randomUUID` is missing on pages that come over plain HTTP from another machine. */
 export function nonce() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));

@@ -2,7 +2,7 @@
 import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, prompt } from "./content.js";
 import { criteria } from "./criteria.js";
-import { el, key, memory, nonce } from "./dom.js";
+import { el, key, latin, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
 import { announce, ask, attempt, leave, offline, projectName, ready, said, showBanner, start, toast } from "./shell.js";
 import { chat } from "./tasks/chat.js";
@@ -69,7 +69,7 @@ function show(reply) {
   drawProgress(reply.progress);
   sending = false;
   if (!reply.item) return showNothing(reply);
-  const item = reply.item;
+  const item = { ...reply.item, redo: reply.redo };
   now = { item, flags: [], before: 0, shown: performance.now() };
   now.comment = el("textarea", { class: "comment", rows: "2", dir: "auto", aria: { label: t("comment") }, placeholder: t("comment_placeholder"), on: { input: () => { fit(now.comment); changed(); } } });
   now.view = TASKS[item.task](item, { changed, request, submit });
@@ -125,10 +125,10 @@ function actions() {
   const writes = now.item.task === "demonstration" || now.item.task === "correction";
   const quiet = (name, short, action, more = {}) => el("button", { type: "button", class: "quiet", ...more, on: { click: action } }, t(name), " ", key(short));
   return el("div", { class: "actions" },
-    quiet("undo", "u", undo), quiet("skip", "s", skip), quiet("flag", "f", flag), quiet("comment", "c", openComment, { id: "comment-button" }),
+    quiet("undo", "u", undo), now.item.redo && quiet("redo", "y", redo), quiet("skip", "s", skip), quiet("flag", "f", flag), quiet("comment", "c", openComment, { id: "comment-button" }),
     el("span", { class: "grow" }), el("span", { id: "missing", class: "missing" }),
     now.view.more,
-    el("button", { type: "button", class: "main", id: "submit", on: { click: () => submit() } }, t(now.item.task === "chat" ? "choose_and_go_on" : "submit"), " ", writes && key("Ctrl"), key("Enter")));
+    el("button", { type: "button", class: "main", id: "submit", on: { click: (event) => event.detail < 2 && submit() } }, t(now.item.task === "chat" ? "choose_and_go_on" : "submit"), " ", writes && key("Ctrl"), key("Enter")));
 }
 
 /* ---- instructions ---- */
@@ -177,6 +177,7 @@ function draftNow() {
 
 function changed() {
   if (now === null || sending) return;
+  now.changed = true;
   document.getElementById("missing").textContent = "";
   memory.set(draftName(), { assignment: now.item.assignment, draft: draftNow() });
   clearTimeout(draftTimer);
@@ -246,7 +247,8 @@ async function deliver(path, body) {
     return reply;
   } catch (error) {
     busy(false);
-    if (error instanceof Refused && error.status === 409) {
+    if (error instanceof Refused && error.status === 409 && body.item === undefined) toast(said(error), "warn"); // undo and redo
+    else if (error instanceof Refused && error.status === 409) {
       memory.set(draftName(), null);
       await next();
       if (now?.item.id === body.item) {
@@ -304,9 +306,22 @@ async function undo() {
   if (sending || over || !(await keepDraft())) return;
   const reply = await deliver("/api/undo", { nonce: nonce() });
   if (reply === null) return;
-  if (!reply.item) return toast(t("nothing_to_undo"));
-  show({ item: reply.item, progress: reply.progress });
+  if (reply.done === null) return toast(t("nothing_to_undo"));
+  if (reply.item) show(reply);
+  else await next();
   toast(t("undone"));
+}
+
+/** Puts back what undo took back, as it was. What was changed since then is a new answer, and is not thrown away for the old one. */
+async function redo() {
+  if (sending || over) return;
+  if (now !== null && now.changed) return toast(t("redo_changed"), "warn");
+  const reply = await deliver("/api/redo", { nonce: nonce() });
+  if (reply === null) return;
+  if (reply.done === null) return toast(t("nothing_to_redo"));
+  if (reply.item) show(reply);
+  else await next();
+  toast(t("redone"));
 }
 
 /* ---- skip, flag, comment ---- */
@@ -317,8 +332,9 @@ const numbered = (type, group, names, label, checked) => el("div", { class: "opt
 /** In a dialog with numbered options, digits tick them. */
 function digits(dialog) {
   dialog.addEventListener("keydown", (event) => {
-    if (event.target.matches("input[type=text], textarea") || !/^[1-9]$/.test(event.key)) return;
-    const input = dialog.querySelectorAll(".options input")[Number(event.key) - 1];
+    const digit = latin(event);
+    if (event.target.matches("input[type=text], textarea") || event.repeat || event.ctrlKey || event.metaKey || !/^[1-9]$/.test(digit)) return;
+    const input = dialog.querySelectorAll(".options input")[Number(digit) - 1];
     input?.focus();
     input?.click();
   });
@@ -369,7 +385,7 @@ function drawProgress(progress) {
 function help() {
   const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
     ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"],
-    ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
+    ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["y", "redo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
   ask(t("help"), [
     el("dl", { class: "keys" }, rows.map(([keys, name]) => el("div", {}, el("dt", {}, keys.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, t(name))))),
@@ -381,19 +397,16 @@ function help() {
 /* ---- keys ---- */
 
 const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?? false;
-const COMMANDS = { u: () => undo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
-
-/** The key as on a Latin keyboard, also with another layout (Cyrillic, say) or caps lock. */
-function latin({ key: name, code }) {
-  if (name.length > 1) return name;
-  return (name.codePointAt(0) < 128 ? name : code.replace(/^(Key|Digit)/, "")).toLowerCase();
-}
+const COMMANDS = { u: () => undo(), y: () => redo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
 
 function onKey(event) {
+  const isHeld = event.repeat && !event.key.startsWith("Arrow"); // a key that is held down does what it does once
+  if (isHeld && (event.key === "Enter" || event.key === " ") && !isText(event.target)) event.preventDefault(); // no click either
   if (document.querySelector("dialog[open]") || event.isComposing) return; // a dialog has its own keys; an input method too
   const active = document.activeElement;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
+    if (event.repeat) return;
     if (active === now?.view.focus && now.view.textEnter) now.view.textEnter();
     else submit();
     return;
@@ -402,7 +415,7 @@ function onKey(event) {
     if (event.key === "Escape") document.getElementById("question")?.focus();
     return;
   }
-  if (event.ctrlKey || event.metaKey || event.repeat && event.key === "Enter" || sending) return;
+  if (event.ctrlKey || event.metaKey || isHeld || sending) return;
   if (event.key === "Enter") {
     if (active && active !== document.body && active.matches("a, button:not(.choice):not(.grip), summary")) return;
     event.preventDefault();

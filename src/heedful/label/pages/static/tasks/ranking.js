@@ -203,6 +203,10 @@ export function ranking(item, { changed }) {
       const ranks = ranksByRow();
       return { ranks: item.answers.map((_, place) => ranks[find(place)]) };
     },
+    /** An order that nobody has made is the random one of the screen: it is no draft, whatever else is typed. */
+    draft() {
+      return touched ? this.answer() : {};
+    },
     restore(answer) {
       const ranks = answer?.ranks;
       if (!Array.isArray(ranks) || ranks.length !== order.length) return;
