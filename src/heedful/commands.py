@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from heedful.chat import chat
+from heedful.checkpoints.adapters import is_adapter
 from heedful.checkpoints.merge import merge_model
 from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
@@ -104,6 +105,12 @@ def report_training(config: RunOptions, summary: dict[str, Any], objective: str)
     _print(f"{summary['steps']} steps in {summary['seconds']:.1f} s{change}")
     models = "final/ and best/" if first is not None else "final/"
     _print(f"the run is in {config.output}: {models}, metrics.jsonl, samples.jsonl, tensorboard/, summary.json")
+    base = getattr(config, "model", "")
+    if getattr(config, "lora_rank", 0) and is_adapter(base):
+        _print(
+            f"final/ holds adapters whose base is adapters too ({base}): heedful reads both, PEFT's Auto classes "
+            f"leave the earlier ones out. For other tools:  heedful merge --adapter {config.output}/final --output FOLDER"
+        )
     if summary["algorithm"] == "reward":
         _print(f"use it:  heedful ppo --rewards model:{config.output}/final ...")
     else:

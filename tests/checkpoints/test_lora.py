@@ -235,33 +235,6 @@ def test_adapters_that_peft_made(checkpoints, tmp_path, settings):
     torch.testing.assert_close(logits(load_causal_lm(str(tmp_path / "theirs"))), logits(model), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-def test_embeddings_that_peft_saved_whole(checkpoints, tmp_path, tied):
-    """Tokens were added before training, so there are more rows than the base has. Trained embeddings that part from the
-    output head they are tied to have no place in the base."""
-    lm = load_causal_lm(str(checkpoints["llama"]))
-    if not tied:
-        lm.config.tie_word_embeddings = False
-        lm.lm_head.weight = torch.nn.Parameter(lm.lm_head.weight.detach() + 1)
-    lm.save_pretrained(tmp_path / "base")
-    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    rows = lm.config.vocab_size + 3
-    lm.resize_token_embeddings(rows, mean_resizing=False)
-    config = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
-    model = get_peft_model(lm, config)
-    randomise(model)
-    model.save_pretrained(tmp_path / "theirs")
-    if tied:
-        with pytest.raises(CheckpointError, match="differs from the weights that the model ties it to"):
-            load_causal_lm(str(tmp_path / "theirs"))
-        return
-    loaded = load_causal_lm(str(tmp_path / "theirs"))
-    assert loaded.get_input_embeddings().weight.shape[0] == rows
-    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-5)
-
-
 QUESTIONS = [("你好", "您好！"), ("2+2?", "four, I think"), ("hello", "再见")]
 
 

@@ -1,10 +1,14 @@
 """``heedful merge`` and folders of adapters on the command line: what works, and what is said of what cannot."""
 
 import json
+import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.checkpoints.load import load_causal_lm
 
@@ -23,6 +27,60 @@ def test_merging_on_the_command_line(heedful, adapter, tmp_path):
     ours, theirs = load_causal_lm(adapter), AutoModelForCausalLM.from_pretrained(tmp_path / "合并")
     ids = torch.tensor([[20, 30, 40]])
     torch.testing.assert_close(ours.eval()(ids).logits, theirs.eval()(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_adapters_on_adapters_are_said_to_be_for_heedful_only(train, adapter, tmp_path):
+    """PEFT's own class leaves the first ones out."""
+    outcome = train("sft", "--lora-rank", "2", "--learning-rate", "0.1", model=adapter, output=tmp_path / "第二")
+    assert outcome.status == 0
+    said = " ".join(outcome.out.split())
+    assert f"adapters whose base is adapters too ({adapter})" in said
+    assert f"heedful merge --adapter {tmp_path / '第二'}/final --output" in said
+    assert "adapters too" not in train("sft", "--lora-rank", "2", output=tmp_path / "第三").out
+    assert "adapters too" not in train("sft", model=adapter, output=tmp_path / "第四").out
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*tie:UserWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+@pytest.mark.parametrize("settings", [{"modules_to_save": ["embed_tokens"]}, {"target_modules": ["q_proj", "lm_head"]}])
+def test_a_run_starts_from_what_peft_computes(train, tiny, written, tmp_path, settings):
+    """From adapters that part embeddings from the output head they are tied to. What is saved keeps them apart."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny("qwen3"))
+    theirs = get_peft_model(lm, LoraConfig(r=4, task_type="CAUSAL_LM", **({"target_modules": ["q_proj"]} | settings)))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path / "peft")
+    shutil.copy(Path(tiny("qwen3")) / "tokenizer.json", tmp_path / "peft")
+    records = [{"prompt": f"第{i}问", "completion": "好的"} for i in range(2)]
+    held_out = written("留.jsonl", records)
+    model, flags = tmp_path / "peft", ["--eval-data", held_out, "--learning-rate", "0.1"]
+    assert train("sft", *flags, model=model, output=tmp_path / "全").status == 0
+    lines = (tmp_path / "全" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    tokenizer = AutoTokenizer.from_pretrained(tiny("qwen3"))
+    losses, tokens = 0.0, 0
+    for record in records:
+        prompt = tokenizer(record["prompt"]).input_ids
+        ids = torch.tensor([prompt + tokenizer(record["completion"]).input_ids + [tokenizer.eos_token_id]])
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        count = ids.shape[1] - len(prompt)
+        with torch.no_grad():
+            losses += theirs.eval()(input_ids=ids, labels=labels).loss.item() * count
+        tokens += count
+    assert json.loads(lines[0])["eval/loss"] == pytest.approx(losses / tokens, abs=1e-5)
+    pairs = [record | {"chosen": "好", "rejected": "不"} for record in records]
+    dpo = train("dpo", "--eval-data", written("对.jsonl", pairs), "--beta", "5", model=model, output=tmp_path / "偏")
+    assert dpo.status == 0, dpo.err
+    first = json.loads((tmp_path / "偏" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the reference is the same model
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "全" / "final")
+    assert trained.lm_head.weight is not trained.model.embed_tokens.weight
+    ids = torch.tensor([[20, 30, 40]])
+    ours = load_causal_lm(str(tmp_path / "全" / "final"))
+    torch.testing.assert_close(trained.eval()(ids).logits, ours.eval()(ids).logits, rtol=0, atol=1e-6)
 
 
 def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):

@@ -43,6 +43,8 @@ def runs(tiny, tmp_path_factory):
             train_sft(SFTConfig(model=tiny("qwen3"), data=demonstrations, **settings))
         elif name == "lora":
             train_sft(SFTConfig(model=tiny("qwen3"), data=demonstrations, lora_rank=2, **settings))
+        elif name == "lora on lora":
+            train_sft(SFTConfig(model=str(make("lora") / "final"), data=demonstrations, lora_rank=2, **settings))
         elif name == "dpo":
             train_dpo(DPOConfig(model=str(make("sft") / "final"), data=preferences, **settings))
         elif name == "kto":

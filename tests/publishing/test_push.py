@@ -212,6 +212,17 @@ def test_adapters_need_a_base_that_others_have(dry, runs, capsys):
     assert "from peft import AutoPeftModelForCausalLM" in text
 
 
+def test_adapters_on_adapters_fit_only_a_base_that_holds_those(dry, runs, capsys):
+    assert main(["push", str(runs("lora on lora")), "org/name", "--dry-run", *MIT]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"whose base is adapters too ({runs('lora') / 'final'})" in said
+    assert f"heedful merge --adapter {runs('lora on lora') / 'final'}" in said
+    _, text = card_of(dry("lora on lora", *MIT, "--base-model", "org/merged"))
+    assert "They fit only a base that holds those too." in text
+    _, text = card_of(dry("lora", *MIT, "--base-model", "org/base"))
+    assert "They fit only a base" not in text
+
+
 def test_the_base_is_that_of_the_first_stage(dry, runs, tmp_path):
     """The run that this one continues says where it began."""
     first, second = tmp_path / "a" / "sft", tmp_path / "a" / "dpo"

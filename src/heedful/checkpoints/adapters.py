@@ -27,6 +27,8 @@ ADAPTER = "default"
 """The name that PEFT gives to the one set of adapters on a model."""
 PREFIX = "base_model.model."
 """What PEFT puts before a parameter's name."""
+ROWS = ".token_adapter.trainable_tokens_delta"
+"""The end of the name of rows of embeddings that were trained in the place of the base's."""
 
 
 def is_adapter(name: str | Path) -> bool:
@@ -108,14 +110,15 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
         config = LoraConfig.from_pretrained(folder)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the adapters cannot be read: {error}") from error
-    fitted = _fitted(model, tensors, folder)
-    adapters = {name: tensor for name, tensor in fitted.items() if ".lora_" in name}
-    _replace_whole(model, {name: tensor for name, tensor in fitted.items() if name not in adapters}, folder)
+    names = _fitted(model, tensors, config, folder)
+    _replace_weights(model, tensors, names, config, folder)
+    adapters = {own: tensors[name] for name, own in names.items() if ".lora_" in name}
     adapted = {name.partition(".lora_")[0] for name in adapters}
     config.target_parameters = _experts(model, config.target_parameters or ())
     of_experts = {name.rpartition(".")[0] for name in config.target_parameters or ()}
     config.target_modules = {name for name in adapted if name.partition(".base_layer")[0] not in of_experts} or None
-    config.modules_to_save = None  # those are replaced above
+    config.modules_to_save = config.trainable_token_indices = None  # those are in the weights now
+    config.ensure_weight_tying = False  # what is tied is one matrix, which has the adapters
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # PEFT warns of settings that it wrote itself
         try:
@@ -141,24 +144,32 @@ def merge_adapters(model: PreTrainedModel, folders: Iterable[Path]) -> PreTraine
     return model
 
 
-def _fitted(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Tensors of an adapter file by their names in ``model``, in which the trunk may be one level higher or lower."""
+def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, folder: Path) -> dict[str, str]:
+    """Names in an adapter file, and what each is called in ``model``, whose trunk may be one level higher or lower.
+
+    What belongs to the output head of a language model is left out for a model that has none. So is what the file holds a
+    second time, for a head that PEFT keeps tied to the embeddings (``ensure_weight_tying``).
+    """
     trunk = f"{model.base_model_prefix}."
-    names = {name: _plain_name(name) for name in tensors if ".original_module." not in name}
-    if model.base_model is model and any(name.startswith(trunk) for name in names.values()):
+    names = {name: _plain_name(name) for name in tensors}
+    of_another_head = config.task_type == "CAUSAL_LM" and model.get_output_embeddings() is None
+    if (model.base_model is model or of_another_head) and any(plain.startswith(trunk) for plain in names.values()):
         names = {name: plain for name, plain in names.items() if plain.startswith(trunk)}
     there = {name for name, _ in model.named_modules()} | {name for name, _ in _parameters(model)}
     fitted = {}
     for name, plain in names.items():
         for candidate in (plain, plain.removeprefix(trunk), trunk + plain):
-            if candidate.partition(".lora_")[0].replace(".base_layer", "") in there:
-                fitted[candidate] = tensors[name]
+            if _bare(candidate) in there:
+                fitted[name] = candidate
                 break
         else:
             raise CheckpointError(
-                f"{folder}: the adapters hold weights for {plain.partition('.lora_')[0]}, which {type(model).__name__} does "
-                "not have; they belong to another kind of model"
+                f"{folder}: the adapters hold weights for {_bare(plain)}, which {type(model).__name__} does not have; they "
+                "belong to another kind of model"
             )
+    if config.ensure_weight_tying and _is_tied(model):
+        head = _ends(model)[1]
+        fitted = {name: own for name, own in fitted.items() if _layer(own) != head or name.endswith(ROWS)}
     return fitted
 
 
@@ -167,9 +178,22 @@ def _plain_name(name: str) -> str:
 
     Adapters of two parameters of one module differ only in them, so theirs stay.
     """
-    if ".lora_" in name:
-        return name.removeprefix(PREFIX)
-    return name.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+    name = name.removeprefix(PREFIX)
+    if ".lora_" not in name:
+        name = name.removesuffix(ROWS) + ".weight" * name.endswith(ROWS)
+        for wrapper in (".token_adapter", ".base_layer", ".modules_to_save", ".original_module"):
+            name = name.replace(f"{wrapper}.", ".")
+    return name
+
+
+def _bare(name: str) -> str:
+    """What a tensor of an adapter file belongs to: the layer of adapters, else a parameter."""
+    return name.partition(".lora_")[0].replace(".base_layer", "")
+
+
+def _layer(name: str) -> str:
+    """The layer that a tensor of an adapter file belongs to."""
+    return _bare(name) if ".lora_" in name else name.rpartition(".")[0]
 
 
 def _experts(model: PreTrainedModel, names: Iterable[str]) -> list[str] | None:
@@ -182,28 +206,119 @@ def _experts(model: PreTrainedModel, names: Iterable[str]) -> list[str] | None:
     return found or None
 
 
-def _replace_whole(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy weights that were trained in full.
+def _replace_weights(
+    model: PreTrainedModel, tensors: dict[str, Tensor], names: dict[str, str], config: LoraConfig, folder: Path
+) -> None:
+    """Put in what an adapter file stores beside adapters, weights as a whole and rows of embeddings, as PEFT reads them.
 
-    The embeddings grow first if the adapters have more rows of them.
+    A whole weight that was not trained is the base's own, so it is also that of whatever the base ties to it. So are rows
+    of the embeddings, unless the file has others for the output head. All else that was trained is its layer's own: if the
+    base has one matrix for embeddings and head, there are two from here on.
     """
-    embeddings = model.get_input_embeddings().weight
-    rows = [len(tensor) for name, tensor in tensors.items() if model.get_parameter(name) is embeddings]
-    if rows and rows[0] > len(embeddings):
-        model.resize_token_embeddings(rows[0], mean_resizing=False)
-    parameters = dict(_parameters(model))
-    for name, tensor in tensors.items():
-        if parameters[name].shape != tensor.shape:
-            shapes = f"{list(tensor.shape)}, the model {list(parameters[name].shape)}"
-            raise CheckpointError(f"{folder}: {name} has the shape {shapes}; the adapters belong to another model")
-        with torch.no_grad():
-            parameters[name].copy_(tensor)
-    for name, tensor in tensors.items():
-        if not torch.equal(parameters[name], tensor.to(parameters[name].dtype)):
+    ends = _ends(model)
+    rows = {name for name in names if name.endswith(ROWS)}
+    whole = {name for name in names if ".lora_" not in name} - rows
+    shared = {name for name in whole if not _was_trained(name, config)}
+    _fit_vocabulary(model, [(names[name], tensors[name], name in shared) for name in whole], folder)
+    ids = {name: _token_ids(names[name], ends, config, model, folder) for name in rows}
+    if any(_layer(names[name]) == ends[0] for name in rows) and _are_equal(
+        [(ids[name], tensors[name]) for name in rows]
+    ):
+        shared |= rows
+    parted = {_layer(own) for name, own in names.items() if name not in shared}
+
+    def put(name: str) -> None:
+        weight = model.get_parameter(names[name])
+        index = ids.get(name, slice(None))
+        shape, needed = list(tensors[name].shape), list(weight[index].shape)
+        if shape != needed:
             raise CheckpointError(
-                f"{folder}: {name} differs from the weights that the model ties it to; load and merge these adapters with "
-                "PEFT, and use the result"
+                f"{folder}: {names[name]} has the shape {shape}, the model {needed}; the adapters belong to another model"
             )
+        with torch.no_grad():
+            weight[index] = tensors[name].to(weight.dtype)
+
+    for name in [*(shared - rows), *(shared & rows)]:
+        put(name)
+    if ends[1:] and (ends[1] in parted or (ends[0] in parted and not config.ensure_weight_tying)):
+        _untie(model)
+    for name in [*(whole - shared), *(rows - shared)]:
+        put(name)
+
+
+def _are_equal(rows: list[tuple[list[int], Tensor]]) -> bool:
+    """Whether all rows are of the same tokens and have the same numbers."""
+    return all(ids == rows[0][0] and torch.equal(tensor, rows[0][1]) for ids, tensor in rows)
+
+
+def _was_trained(name: str, config: LoraConfig) -> bool:
+    """Whether a weight that an adapter file has as a whole was trained, by its name there."""
+    if any(wrapper in name for wrapper in (".base_layer.", ".original_module.")):
+        return False
+    layer = _layer(_plain_name(name))
+    return any(f".{layer}".endswith(f".{trained}") for trained in config.modules_to_save or ())
+
+
+def _fit_vocabulary(model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], folder: Path) -> None:
+    """Give a model as many rows of embeddings as an adapter file has.
+
+    Args:
+        model: the model.
+        whole: names in the model, weights of the file, and whether a weight is also that of what is tied to it.
+        folder: for messages.
+
+    Raises CheckpointError if new rows would have no numbers.
+    """
+    ends = _ends(model)
+    of_ends = {_layer(name): (len(tensor), is_shared) for name, tensor, is_shared in whole if _layer(name) in ends}
+    rows, before = max((n for n, _ in of_ends.values()), default=0), len(model.get_input_embeddings().weight)
+    if rows in (0, before):
+        return
+    covered = set(ends) if _is_tied(model) and any(shared for _, shared in of_ends.values()) else set(of_ends)
+    missing = sorted(set(ends) - covered)
+    if rows > before and missing:
+        raise CheckpointError(
+            f"{folder}: the adapters have {rows} tokens and their base has {before}, and the file has no rows of "
+            f"{missing[0]} for the new ones; save them with save_pretrained(..., save_embedding_layers=True) of PEFT"
+        )
+    model.resize_token_embeddings(rows, mean_resizing=False)
+
+
+def _token_ids(own: str, ends: list[str], config: LoraConfig, model: PreTrainedModel, folder: Path) -> list[int]:
+    """The tokens whose rows an adapter file has, of one layer (``trainable_token_indices``). Raises CheckpointError."""
+    found, rows = config.trainable_token_indices, len(model.get_parameter(own))
+    if isinstance(found, dict):
+        layers = [_layer(own), *ends]  # a head that is tied to the embeddings has their tokens
+        found = next((ids for layer in layers for name, ids in found.items() if f".{layer}".endswith(f".{name}")), None)
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < rows for i in found):
+        raise CheckpointError(
+            f"{folder / ADAPTER_CONFIG}: trainable_token_indices is {config.trainable_token_indices!r}; it must have the "
+            f"tokens of {_layer(own)}, from 0 to {rows - 1}"
+        )
+    return found
+
+
+def _ends(model: PreTrainedModel) -> list[str]:
+    """Names of the embeddings and, if there is one, of the output head."""
+    both = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for end in both for name, module in model.named_modules() if module is end]
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    """Whether embeddings and output head are one matrix."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Give the output head a matrix of its own, equal to the embeddings, if they are one."""
+    if not _is_tied(model):
+        return
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        config.tie_word_embeddings = False
+    model.all_tied_weights_keys.pop(f"{_ends(model)[1]}.weight", None)
 
 
 def _parameters(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:

@@ -50,6 +50,10 @@ MEANINGS = {
     "eval/eos_frac": "share of responses that ended by themselves",
 }
 """Of metrics of evaluations, for those who do not know heedful."""
+ON_ADAPTERS = (
+    "These adapters were trained on a base with earlier adapters merged into it. They fit only a base that holds those "
+    "too."
+)
 ONLINE_LIMIT = (
     "It was trained to score high under {rewards}. What they do not see has not improved and may be worse: read samples "
     "before you trust the score."
@@ -74,7 +78,7 @@ def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -
         "## Results",
         *_results(config, facts, has_curves=has_curves),
         "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(facts)),
+        "\n".join(f"- {limit}" for limit in [*_limits(facts), *([ON_ADAPTERS] if form.on_adapters else [])]),
         "## How it was made",
         *_making(config, facts),
     ]

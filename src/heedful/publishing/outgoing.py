@@ -62,8 +62,10 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
         files["curves.png"] = curves
     tokenizer = files.get("tokenizer_config.json", b"{}")
     assert isinstance(tokenizer, bytes)
+    has_adapters = "adapter_config.json" in files
     form = Form(
-        has_adapters="adapter_config.json" in files,
+        has_adapters=has_adapters,
+        on_adapters=has_adapters and _is_adapter(_read(folder / "adapter_config.json").get("base_model_name_or_path")),
         has_template=has_chat_template(files, json.loads(tokenizer)),
         reads_pairs=facts.algorithm == "reward" and not _says_reading(files),
     )
@@ -105,6 +107,11 @@ def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
     The model with which training began may be another: a run between may have changed all of its weights.
     """
     base = _read(folder / "adapter_config.json").get("base_model_name_or_path")
+    if _is_adapter(base):
+        raise ConfigError(
+            f"{folder} holds adapters whose base is adapters too ({base}), and other tools leave those out; push a plain "
+            f"model (heedful merge --adapter {folder}), or merge the base, push it, and name it with --base-model ORG/NAME"
+        )
     local = {source.name for source in facts.models if source.sha256 is not None}
     if not is_on_hub(base) or base in local:
         raise ConfigError(
@@ -112,6 +119,11 @@ def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
             "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
         )
     return str(base)
+
+
+def _is_adapter(base: Any) -> bool:
+    """Whether the base of adapters is a folder of adapters itself."""
+    return (Path(str(base)) / "adapter_config.json").is_file()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Form:
 
     has_adapters: bool
     """LoRA adapters instead of a model."""
+    on_adapters: bool
+    """They were trained on a base that is adapters too."""
     has_template: bool
     """The tokenizer has a chat template."""
     reads_pairs: bool
