@@ -93,8 +93,12 @@ def may_label(person: Person) -> bool:
 
 
 def touched_by(state: State, person: Person) -> set[str]:
-    """Return the ids of the items that a person has labelled or skipped."""
-    return {event.content["item"] for event in state.trail.get(person.person_id, []) if not event.content["repeat"]}
+    """Return the ids of the items that a person has labelled or skipped. A chat is labelled with its last turn."""
+    return {
+        event.content["item"]
+        for event in state.trail.get(person.person_id, [])
+        if not event.content["repeat"] and not (event.kind == "label" and event.content["answer"].get("last") is False)
+    }
 
 
 def screening_set(state: State, person: Person, settings: ProjectSettings) -> list[Item]:

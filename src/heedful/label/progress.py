@@ -1,9 +1,12 @@
 """How far a project and a person are, and why somebody has nothing to label."""
 
+from collections.abc import Sequence
+
 from heedful.configs.label import ProjectSettings
 from heedful.label.assignment import may_label, screening_set, touched_by
+from heedful.label.desk import Desk
 from heedful.label.people import find_person
-from heedful.label.records import Person
+from heedful.label.records import Item, Person
 from heedful.label.state import State
 
 
@@ -40,10 +43,12 @@ def _untouched(state: State, person: Person) -> int:
     return sum(state.at(position).item_id not in touched for position in state.left)
 
 
-def is_over(state: State) -> bool:
-    """True if somebody has labelled or skipped every item that is not for screening."""
+def is_over(state: State, desk: Desk, now: float) -> bool:
+    """True if somebody has labelled or skipped every item that is not for screening, and nobody is at work on one."""
     touched = {event.content["item"] for event in state.counting.values()}
-    return bool(state.items) and all(one.screening or one.item_id in touched for one in state.items.values())
+    work = [one.item_id for one in state.items.values() if not one.screening]
+    at_work = any(lease.until > now and not lease.repeat for lease in desk.leases().values())
+    return bool(work) and not at_work and all(item in touched for item in work)
 
 
 def chats_left(state: State) -> int:
@@ -51,19 +56,31 @@ def chats_left(state: State) -> int:
     return sum(state.at(position).task == "chat" for position in state.left)
 
 
-def why_nothing(state: State, person_id: str, *, chats: bool = True) -> str:
-    """Return why a person has nothing to label, as `Project.why` lists it."""
+def why_nothing(state: State, person_id: str, *, chats: bool = True) -> tuple[str, int]:
+    """Return why a person has nothing to label, as `Project.why` lists it, and of how many items that is said."""
     person = find_person(state, person_id)
     if person.role == "viewer":
-        return "viewer"
+        return "viewer", 0
     if person.standing in ("removed", "refused", "screening"):
-        return person.standing
-    if not state.items:
-        return "empty"
-    if person.standing == "held-out":
-        touched = touched_by(state, person)
-        is_chat_left = any(item.task == "chat" and item.item_id not in touched for item in state.items.values())
-        return "no-model" if is_chat_left and not chats else "done"
-    if state.left and chats_left(state) == len(state.left) and not chats:
-        return "no-model"
-    return "others" if state.left else "done"
+        return person.standing, 0
+    if len(state.items) == len(state.screening):
+        return "empty", 0
+    touched = touched_by(state, person)
+    is_held_out = person.standing == "held-out"
+    left = [item for item in state.items.values() if not item.screening] if is_held_out else state.not_done()
+    mine = [item for item in left if item.item_id not in touched]
+    if mine:
+        return "no-model" if not chats and all(item.task == "chat" for item in mine) else "others", len(mine)
+    if is_held_out or not left:
+        return "through" if is_held_out else "done", 0
+    lacking = _lacking_people(state, left)
+    return ("people", lacking) if lacking else ("second", len(left))
+
+
+def _lacking_people(state: State, left: Sequence[Item]) -> int:
+    """How many items need more labels than the people who label now can still give."""
+    people = [one for one in state.people.values() if may_label(one) and one.standing == "active"]
+    touched = [touched_by(state, one) for one in people]
+    return sum(
+        state.counted(item.item_id) + sum(item.item_id not in one for one in touched) < item.needed for item in left
+    )

@@ -286,14 +286,20 @@ class Project:
         """Return why `next_item` has nothing for a person.
 
         ``viewer``, ``removed``, ``refused``, ``screening`` (the owner's labels or screening items are missing), ``empty`` (no
-        items were added), ``done`` (all items are), ``others`` (what is left is for others, or they have it now), or, without
-        ``chats``, ``no-model`` (what is left are chats).
+        items were added), ``done`` (all items are), ``through`` (this person is, who labels for evaluation only), ``others``
+        (others hold what the person could still get), ``second`` (what is left waits for other people's labels, and there are
+        such people), ``people`` (some items need more people than there are), or, without ``chats``, ``no-model`` (what is
+        left for the person are chats).
         """
+        return self.why_counted(person_id, chats=chats)[0]
+
+    def why_counted(self, person_id: str, *, chats: bool = True) -> tuple[str, int]:
+        """Return what `why` returns, and of how many items that is said; 0 for reasons that are about no items."""
         return self._store.look(lambda state, *_: why_nothing(state, person_id, chats=chats))
 
     def is_over(self) -> bool:
-        """True if somebody has labelled or skipped every item, screening items apart."""
-        return self._store.look(lambda state, *_: is_over(state))
+        """True if somebody has labelled or skipped every item, screening items apart, and nobody holds one now."""
+        return self._store.look(is_over)
 
     def chats_left(self) -> int:
         """Return how many chats are not done."""

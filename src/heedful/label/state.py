@@ -165,6 +165,10 @@ class State:
         elif is_left and not should:
             del self.left[place]
 
+    def not_done(self) -> list[Item]:
+        """Return the items that are not done, in their order."""
+        return [self._order[position] for position in self.left]
+
     def at(self, position: int) -> Item:
         """Return the item that was added at a position, from 0."""
         return self._order[position]

@@ -285,6 +285,27 @@ class TestWork:
         assert "<img" not in shown["markdown"][0]
         assert "src=" not in shown["markdown"][0]
 
+    def test_items_that_need_more_people_than_there_are(self, served, pair_item):
+        """What is said is the case, and names what the owner can do."""
+        server = served([pair_item(i) for i in range(2)], overlap=1.0, overlap_people=3, repeats=0.0)
+        owner, choice = server.anonymous(), {"preferred": 0, "strength": 1, "both_bad": False}
+        owner.join(server.project.invite("p1"))
+        people = [owner, server.signed_in("安娜"), server.signed_in("Bo")]
+
+        def through(person):
+            while person.get("/api/next").json["item"] is not None:
+                assert send(person, choice).status == 200
+            reply = person.get("/api/next").json
+            return reply["reason"], reply["count"]
+
+        server.project.set_person("p3", standing="removed")
+        assert [through(owner), through(people[1])] == [("people", 2)] * 2
+        assert "the owner can invite somebody on the page People" in owner.get("/api/next").json["why"]
+        server.project.set_person("p3", standing="active")
+        assert through(owner) == ("second", 2)
+        people[2].join(server.project.invite("p3"))
+        assert [through(people[2]), through(owner)] == [("done", 0)] * 2
+
     def test_viewers_are_told_why_they_get_nothing(self, served, pair_item):
         eve = served([pair_item(0)]).signed_in("Eve", "viewer")
         answer = eve.get("/api/next").json

@@ -61,8 +61,8 @@ class Labeller(threading.Thread):
         self.most = most
         self.counts = Counter()
         self.seconds = []
-        self.nexts = []
-        """When each next item was asked for, and when it was there."""
+        self.asked = []
+        """When each request was sent, and when its answer was there."""
         self.statuses = Counter()
         self.acknowledged = {}
         """Event id of each label that the server has said to have, and was not asked to take back, by nonce."""
@@ -80,8 +80,7 @@ class Labeller(threading.Thread):
         began = time.perf_counter()
         answer = self.client.get(path) if method == "GET" else self.client.post(path, body)
         self.seconds.append(time.perf_counter() - began)
-        if path == "/api/next":
-            self.nexts.append((began, time.perf_counter()))
+        self.asked.append((began, time.perf_counter()))
         self.statuses[answer.status] += 1
         assert answer.status == 200, (answer.status, path, answer.bytes)
         return answer.json
@@ -269,10 +268,10 @@ def while_four_label(folder, new_client, pair_item, *, there, imported):
     finally:
         assert server.end() == 0
     assert [one.trouble for one in labellers if one.trouble] == []
-    nexts = [times for one in labellers for times in one.nexts]
+    asked = [times for one in labellers for times in one.asked]
     found = {}
     for name, (begin, end) in spans.items():
-        waits = [after - before for before, after in nexts if after >= begin and before <= end]
+        waits = [after - before for before, after in asked if after >= begin and before <= end]
         found[name] = {"seconds": end - begin, "asked": len(waits), **percentiles(waits or [0.0])}
     with Project.open(folder) as project:
         kept = {one.event.event_id for one in project.labels()}

@@ -7,6 +7,7 @@ import pytest
 
 from heedful.errors import DataError
 from heedful.label.assignment import NotHeldError
+from heedful.label.progress import is_over, why_nothing
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 0.5, 1.0])
@@ -101,6 +102,149 @@ def test_whatever_people_do_each_item_gets_its_labels_and_no_more(memory, seed):
         ]
         assert len(set(firsts)) == len(firsts)
         assert len(regular & set(firsts)) == item.needed
+
+
+def oracle(project, person):
+    """What a person could be given, and why nothing if it is nothing, worked out from the events and leases only."""
+    people = project.state.people
+    counted, touched = {}, {}
+    taken_back = {e.content["event"] for e in project.state.events if e.kind == "retract"}
+    for event in project.state.events:
+        if event.kind in ("label", "skip") and event.event_id not in taken_back and not event.content["repeat"]:
+            touched.setdefault(event.person, set()).add(event.content["item"])
+            if event.kind == "label" and people[event.person].standing not in ("held-out", "refused"):
+                counted.setdefault(event.content["item"], set()).add(event.person)
+    held = Counter(
+        lease.item_id
+        for other, lease in project.desk.leases().items()
+        if other != person and lease.until > project.transaction.now and not lease.repeat
+        and people[other].standing != "held-out"
+    )  # fmt: skip
+    missing = {item.item_id: item.needed - len(counted.get(item.item_id, ())) for item in project.state.items.values()}
+    open_items = {item for item, count in missing.items() if count > 0}
+    mine = open_items - touched.get(person, set())
+    if people[person].standing == "held-out":
+        unseen = set(missing) - touched.get(person, set())
+        return unseen, None if unseen else ("through", 0)
+    if free := {item for item in mine if missing[item] > held[item]}:
+        return free, None
+    able = [one for one, who in people.items() if who.standing == "active" and who.role != "viewer"]
+    lacking = sum(sum(item not in touched.get(one, set()) for one in able) < missing[item] for item in open_items)
+    if mine:
+        return set(), ("others", len(mine))
+    if not open_items:
+        return set(), ("done", 0)
+    return set(), ("people", lacking) if lacking else ("second", len(open_items))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whoever_gets_nothing_is_told_why(memory, seed):
+    """Any overlap, number of people and of people wanted, leases that ended, people who leave: work that can be given is
+    given, and what is said about the rest is true."""
+    source = random.Random(seed)
+    overlap, wanted = source.choice([0.0, 0.2, 0.5, 1.0]), source.choice([2, 3, 5])
+    project = memory(overlap=overlap, overlap_people=wanted, repeats=source.choice([0.0, 0.1]), seed=seed)
+    people = [project.owner] + [project.person(f"{i}") for i in range(source.choice([0, 1, 2, 3]))]
+    project.add(source.choice([1, 4, 12]))
+
+    def look(person):
+        who = project.state.people[person]
+        if who.role == "viewer" or who.standing in ("removed", "refused"):
+            assert project.next(person) is None
+            assert why_nothing(project.state, person) == ("viewer" if who.role == "viewer" else who.standing, 0)
+            return None
+        had, (could, why) = project.desk.lease(person), oracle(project, person)
+        given = project.next(person)
+        if given is None:
+            assert (could, why_nothing(project.state, person)) == (set(), why)
+        else:
+            assert had is not None or given.repeat or given.item.item_id in could
+        return given
+
+    for _ in range(120):
+        person = source.choice(people)
+        given = look(person)
+        action = source.choices(["label", "skip", "undo", "break", "leave", "change", "join"], [60, 4, 6, 6, 10, 3, 1])[
+            0
+        ]
+        if action == "break":
+            project.pass_minutes(20)
+        elif action == "change" and person != project.owner:
+            standing = source.choice(["removed", "refused", "held-out", "active", "active"])
+            project.change(person, standing=standing)
+        elif action == "join" and len(people) < 6:
+            people.append(project.person("late"))
+        elif given is not None and action == "label":
+            project.label(person, given.item.item_id)
+        elif given is not None and action == "skip":
+            project.skip(person, given.item.item_id)
+        elif action == "undo" and project.state.people[person].standing in ("active", "held-out"):
+            project.undo(person)
+    project.pass_minutes(20)
+    for person in people:
+        project.work_through(person)
+    for person in people:
+        look(person)
+    for _ in range(wanted):
+        people.append(project.person("enough"))
+        project.work_through(people[-1])
+    assert project.state.left == []
+    assert why_nothing(project.state, project.owner) == ("done", 0)
+
+
+def test_one_person_and_overlap(memory):
+    """The items of which one person cannot be enough wait for a second one, and that is what is said."""
+    project = memory(overlap=0.2, repeats=0)
+    project.add(10)
+    assert len(project.work_through(project.owner)) == 10
+    assert why_nothing(project.state, project.owner) == ("people", 2)
+    second = project.person()
+    assert why_nothing(project.state, project.owner) == ("second", 2)
+    project.next(second)
+    assert why_nothing(project.state, project.owner) == ("second", 2)
+    project.change(second, standing="removed")
+    assert why_nothing(project.state, project.owner) == ("people", 2)
+    third = project.person()
+    assert len(project.work_through(third)) == 2
+    assert why_nothing(project.state, project.owner) == ("done", 0)
+
+
+def test_it_is_not_over_while_somebody_is_at_work(memory):
+    """A server that ends by itself ends under nobody who has an item on the screen."""
+    project = memory(overlap=1.0, repeats=0)
+    project.add(2, screening=True)
+
+    def over():
+        return is_over(project.state, project.desk, project.transaction.now)
+
+    assert not over(), "there are screening items only"
+    project.add(1)
+    first, second = project.person(), project.person()
+    project.work_through(first)
+    assert over()
+    project.next(second)
+    assert not over()
+    project.pass_minutes(20)
+    assert over(), "who has left keeps no server alive"
+
+
+def test_a_chat_that_was_left_in_the_middle_is_given_again(memory):
+    project = memory(repeats=0)
+    (chat,) = project.add(1, "chat")
+    person = project.person()
+    messages = [{"role": "user", "content": "你好"}]
+    responses = [{"response": "a", "source": {}}, {"response": "b", "source": {}}]
+    turn = {"messages": messages, "responses": responses, "preferred": 0, "strength": 1, "both_bad": False}
+    project.next(person)
+    project.label(person, chat.item_id, {**turn, "last": False})
+    project.change(person, standing="removed")
+    project.change(person, standing="active")
+    again = project.next(person)
+    assert (again.item, len(again.turns)) == (chat, 1)
+    longer = [*messages, {"role": "assistant", "content": "a"}, {"role": "user", "content": "再见"}]
+    project.label(person, chat.item_id, {**turn, "messages": longer, "last": True})
+    assert project.state.is_done(chat)
+    assert project.next(person) is None
 
 
 def test_items_come_in_the_order_in_which_they_were_added(memory):

@@ -273,7 +273,7 @@ def test_why_there_is_nothing(memory):
 
     def why(person):
         assert project.next(person) is None
-        return why_nothing(project.state, person)
+        return why_nothing(project.state, person)[0]
 
     assert why(regular) == "empty"
     (item,) = project.add(1)
@@ -294,7 +294,7 @@ def test_chats_are_kept_back_while_there_is_nobody_to_talk_to(memory):
         assert project.next(person, chats=False).item == pair
         project.label(person, pair.item_id)
         assert project.next(person, chats=False) is None
-        assert why_nothing(project.state, person, chats=False) == "no-model"
+        assert why_nothing(project.state, person, chats=False) == ("no-model", 1)
     assert chats_left(project.state) == 1
     assert project.next(regular).item == chat
     assert project.next(regular, chats=False).item == chat, "a chat that somebody holds stays theirs"

@@ -29,10 +29,14 @@ WHY_NONE = {
     "screening": "Your first items are done or not ready yet; the owner has to look at them.",
     "empty": "There is nothing to label yet.",
     "sampling": "The model is writing the next answers.",
-    "no-model": "What is left are chats, and there is no model to talk to.",
-    "others": "Others are working on what is left.",
+    "no-model": "What is left for you are chats, and there is no model to talk to.",
+    "others": "Others are working on the items that you could still get.",
+    "second": "Nothing is left for you. Other people in the project still have to label some items.",
+    "people": "Nothing is left for you. Some items need more people than label now: the owner can invite somebody on the "
+    "page People. What is labelled can be exported already.",
     "done": "Everything is labelled. Thank you.",
-    "closing": "Everything is labelled, and this server ends. Go back to the terminal.",
+    "through": "You have been through every item. Thank you.",
+    "closing": "Every item was labelled or skipped, and this server ends. Go back to the terminal.",
 }
 """Why there is no item for somebody, by reason."""
 
@@ -68,8 +72,8 @@ def next_item(site: Site, asked: Asked) -> Answer:
         return {
             "item": None, "progress": progress, "reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds
         }  # fmt: skip
-    reason = _why_none(site, asked.caller)
-    return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason]}
+    reason, count = _why_none(site, asked.caller)
+    return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason], "count": count}
 
 
 def label(site: Site, asked: Asked) -> Answer:
@@ -292,7 +296,7 @@ def _taken_back(site: Site, person: str, assignment: Assignment, messages: Any) 
     return Turn(person, item, "", messages, label["answer"]["responses"], tuple(label["order"]))
 
 
-def _why_none(site: Site, person: Person) -> str:
-    why = site.project.why(person.person_id, chats=site.worker is not None)
+def _why_none(site: Site, person: Person) -> tuple[str, int]:
+    why, count = site.project.why_counted(person.person_id, chats=site.worker is not None)
     is_filling = site.buffer is not None and site.buffer.is_filling
-    return "sampling" if is_filling and why in ("empty", "done", "others") else why
+    return ("sampling", 0) if is_filling and why in ("empty", "done", "others", "second", "people") else (why, count)

@@ -93,13 +93,13 @@ function show(reply) {
   announce(t(`question_${item.task}`));
 }
 
-function showNothing({ reason, why, seconds: left }) {
+function showNothing({ reason, why, count, seconds: left }) {
   now = null;
   main.className = "work";
   main.dataset.item = "";
   main.replaceChildren(el("section", { class: "card notice nothing" },
     el("h1", { id: "question", tabindex: "-1" }, t("nothing_left")),
-    reason && el("p", {}, known(`why_${reason}`) ? t(`why_${reason}`) : why),
+    reason && el("p", {}, known(`why_${reason}`) ? t(`why_${reason}`, { n: count }) : why),
     el("div", { class: "row" },
       el("button", { type: "button", class: "main", on: { click: next } }, t("look_again")),
       el("button", { type: "button", on: { click: undo } }, t("undo"), " ", key("u")))));
