@@ -151,6 +151,14 @@ COMMANDS = {
     "label stats": Command(
         "configs.label_data:StatsConfig", "label.data_commands:show_statistics", "show how well people agree"
     ),
+    "label list": Command(
+        "configs.label_data:ListConfig", "label.data_commands:list_labels", "show single labels, by person or text"
+    ),
+    "label correct": Command(
+        "configs.label_data:CorrectConfig",
+        "label.data_commands:correct_label",
+        "put another answer in place of a label's, and keep both",
+    ),
     "label simulate": Command(
         "configs.rounds:SimulateConfig",
         "commands:simulate_labels",

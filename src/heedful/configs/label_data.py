@@ -91,3 +91,50 @@ class StatsConfig(Settings):
         object.__setattr__(self, "project", Path(self.project))
         if self.output is not None:
             object.__setattr__(self, "output", Path(self.output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListConfig(Settings):
+    """Show single labels, the newest first: heedful label list PROJECT."""
+
+    project: Path
+    """Folder of the project."""
+    person: str = ""
+    """Only labels of this person: an id that heedful label stats shows, or a name."""
+    differ: bool = False
+    """Only labels of items about which people say different things."""
+    search: str = ""
+    """Only labels of items with this id, or with this text in the prompt or an answer."""
+    limit: Annotated[int, Range(at_least=1)] = 50
+    """Show at most N labels."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectConfig(Settings):
+    """Put another answer in place of a label's, which stays in the history: heedful label correct PROJECT LABEL."""
+
+    project: Path
+    """Folder of the project. It may not be served meanwhile: correct on its page Labels then."""
+    label: str
+    """The label, by the id that heedful label list shows."""
+    answer: str
+    """The fields that change, as JSON, with candidates by their number from 0 in the item: {"preferred": 1, "strength": 2} or
+    {"rating": 4}."""
+    reason: str = ""
+    """Why. It is kept with the correction."""
+    by: str = ""
+    """The owner who corrects, by id or name. By default the first one."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = ("project", "label")
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))

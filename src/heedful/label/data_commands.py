@@ -1,13 +1,20 @@
-"""``heedful label import``, ``export`` and ``stats``."""
+"""``heedful label import``, ``export``, ``stats``, ``list`` and ``correct``."""
 
+import json
+import secrets
 from typing import Any
 
-from heedful.configs.label_data import ExportConfig, ImportConfig, StatsConfig
+from heedful.configs.label_data import CorrectConfig, ExportConfig, ImportConfig, ListConfig, StatsConfig
+from heedful.data.readers import parse_json
 from heedful.display import harmless
+from heedful.errors import ConfigError
 from heedful.files import write_json
+from heedful.label import listing
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import Imported, ImportOptions, add, read_items
+from heedful.label.people import is_owner
 from heedful.label.project import Project
+from heedful.label.records import Person
 from heedful.label.statistics import project_statistics
 
 EXCERPT = 70
@@ -114,13 +121,57 @@ def show_statistics(config: StatsConfig) -> dict[str, Any]:
     return found
 
 
+def list_labels(config: ListConfig) -> list[dict[str, Any]]:
+    """Print single labels of a project, the newest first."""
+    with Project.open(config.project, read_only=True) as project:
+        person = _person_of(project, config.person).person_id if config.person else ""
+        found = listing.chosen(project.labels(), person=person, differ=config.differ, search=config.search)
+        rows = [listing.row(one) for one in found[: config.limit]]
+    for one in rows:
+        marks = " (repeat)" * one["repeat"] + " (corrected by an owner)" * bool(one["corrected_by"])
+        answer = json.dumps(one["answer"], ensure_ascii=False)
+        print(harmless(f"{one['label']}  {one['at'][:16]}  {one['name']}{marks}  {one['task']} {one['item']}"))
+        print(f"  {_excerpt(one['prompt'])}\n  {_excerpt(answer)}")
+    print(f"{len(rows)} of {_many(len(found), 'label')}")
+    return rows
+
+
+def correct_label(config: CorrectConfig) -> None:
+    """Put another answer in place of a label's, and say what that changes."""
+    try:
+        answer = parse_json(config.answer)
+    except ValueError as error:
+        raise ConfigError(f"--answer {config.answer!r:.80} is not JSON: {error}") from error
+    if not isinstance(answer, dict):
+        raise ConfigError(f'--answer must be a JSON object such as {{"rating": 4}}, got {config.answer!r:.80}')
+    with Project.open(config.project) as project:
+        owner = _person_of(project, config.by) if config.by else next(filter(is_owner, project.people()))
+        project.correct(owner.person_id, config.label, answer, nonce=secrets.token_hex(16), reason=config.reason)
+        label = next(one for one in project.labels() if one.event.event_id == config.label)
+        closed = listing.is_closed(project.folder, label)
+    print(harmless(f"Corrected by {owner.name}: {json.dumps(label.event.content['answer'], ensure_ascii=False):.300}"))
+    if closed:
+        print("A round has trained on this label already: the training that was done does not change.")
+
+
+def _person_of(project: Project, given: str) -> Person:
+    """The person with an id or a name. Raises ConfigError."""
+    people = project.people()
+    found = [one for one in people if given in (one.person_id, one.name)]
+    if not found:
+        known = ", ".join(f"{one.person_id} ({one.name})" for one in people)
+        raise ConfigError(f"there is no person {given!r:.80} in the project; it has {known}")
+    return found[0]
+
+
 def report(found: dict[str, Any]) -> list[str]:
     """Return statistics as lines of text."""
     left_out = found["left_out"]
     apart = (
         f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported"
     )
-    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (apart from them: {apart})", ""]
+    lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (apart from them: {apart})"]
+    lines += [f"{_many(found['corrected'], 'label')} corrected by an owner", ""] if found["corrected"] else [""]
     for task, agreement in found["agreement"].items():
         if agreement is not None:
             lines += [

@@ -163,6 +163,7 @@ def _feedback(item: Item, event: Event, answers: Sequence[Candidate]) -> Fields:
         "rating_flags": list(answer.get("flags", ())),
         "flags": list(content.get("flags", ())),
         "comment": content.get("comment"),
+        "corrected_by": content.get("corrected_by"),
         "sources": sources if any(sources) else None,
     }
     return {key: value for key, value in found.items() if value not in (None, [], "")}

@@ -148,6 +148,8 @@ def export(
     records["events"] = [vars(event) for event in events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
+    if corrected := sum("corrected_by" in one.event.content for one in usable):
+        notes.append(f"{corrected} labels have the answer that an owner corrected (feedback.corrected_by)")
     return Export(files, _manifest(files, left_out, options) | {"notes": notes})
 
 

@@ -261,6 +261,11 @@ def undo(
     last = next((event for event in reversed(trail) if event.nonce is not None), None)  # what was imported has none
     if last is None:
         return None
+    if last.event_id in state.corrections:
+        raise NotHeldError(
+            "your last label cannot be taken back: the owner has corrected it; tell the owner if that is wrong",
+            "undo_corrected",
+        )
     item = state.items[last.content["item"]]
     limits.check(last, item)
     event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
@@ -323,6 +328,45 @@ def _hold_undone(transaction: Transaction, person: Person) -> None:
         for other in superseded(state, desk.leases(), person, Choice(item, repeat), transaction.now):
             desk.drop("lease", other)
         desk.hold(person.person_id, Lease(item.item_id, repeat, 0))
+
+
+def correct(
+    transaction: Transaction,
+    settings: ProjectSettings,
+    person_id: str,
+    event_id: str,
+    answer: Mapping[str, Any],
+    *,
+    nonce: str,
+    reason: str,
+) -> Event:
+    """Record what an owner puts in place of the answer of a label. Raises DataError for what cannot be corrected so."""
+    state = transaction.state
+    before = _sent_before(state, person_id, nonce, ("correct",), lambda _: {"event": event_id, "reason": reason})
+    if before is not None:
+        return before
+    person = find_person(state, person_id)
+    if person.role != "owner":
+        raise DataError(f"{person.name} is {person.role}; only owners correct labels of others")
+    old = state.counting.get(event_id)
+    if old is None or old.kind != "label":
+        raise DataError(f"there is no label {event_id!r:.80} that counts; it may have been taken back")
+    item = state.items[old.content["item"]]
+    fixed = [name for name in ("messages", "responses", "last") if name in answer]
+    if item.task == "chat" and fixed:
+        raise DataError(f"{fixed[0]} of a turn of a chat cannot be corrected; preferred, strength and both_bad can")
+    kept = {name: value for name, value in old.content["answer"].items() if name not in answer}
+    said = {"criteria": kept.pop("criteria")} if "criteria" in kept else {}  # as it was, whatever is asked by now
+    asked = settings.criteria_asked if "criteria" in answer else ()
+    known = old.content["seconds"] is not None
+    new = check_answer(item, {**kept, **answer}, strength_known=known, criteria=asked) | said
+    if new == old.content["answer"]:
+        raise DataError("the answer is the one that the label has; nothing was corrected")
+    content = {"event": event_id, "answer": new, "old": old.content["answer"], "reason": check_words("reason", reason)}
+    event = transaction.add("correct", person_id, content, nonce)
+    if item.screening:
+        screen(transaction, settings)
+    return event
 
 
 def save_draft(

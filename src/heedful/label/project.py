@@ -260,6 +260,25 @@ class Project:
         """True if `redo` has something to put back."""
         return self._store.look(lambda state, *_: bool(state.undone.get(person_id)))
 
+    def correct(
+        self, person_id: str, event_id: str, answer: Mapping[str, Any], *, nonce: str, reason: str = ""
+    ) -> Event:
+        """Put another answer in place of a label's, as an owner. The label counts with it; both stay in the journal.
+
+        Args:
+            event_id: the label's event id.
+            answer: the fields that change, in terms of candidates.
+
+        Raises DataError for a person who is no owner, a label that does not count, and an answer that its task does not take.
+        """
+        return self._store.do(
+            lambda t: labelling.correct(t, self.settings, person_id, event_id, answer, nonce=nonce, reason=reason)
+        )
+
+    def corrections(self, event_id: str) -> list[Event]:
+        """Return what owners changed of a label, the oldest first."""
+        return self._store.look(lambda state, *_: list(state.corrections.get(event_id, ())))
+
     def save_draft(self, person_id: str, item_id: str, draft: Any, *, token: str | None = None) -> None:
         """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError."""
 

@@ -97,6 +97,8 @@ class Event:
       taken back
     - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``; after a redo also ``again``
     - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
+    - ``correct``: ``event`` (the id of a label of anybody), ``answer`` (what an owner puts in place of its answer), ``old``
+      (the answer before), ``reason``. The label counts with the new answer, and has the owner's id as ``corrected_by``
 
     ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:
 
@@ -118,7 +120,7 @@ class Event:
     """UTC, ISO 8601 with milliseconds."""
     person: str | None
     """Who did it; None for the program."""
-    kind: Literal["item", "person", "instructions", "label", "skip", "retract"]
+    kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct"]
     content: Mapping[str, Any]
     nonce: str | None = None
     """Made by the page for each thing sent; a second event with the same nonce and person is the first one again."""

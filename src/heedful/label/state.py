@@ -65,6 +65,8 @@ class State:
         """How many items may overlap."""
         self.overlapping = 0
         """How many of them several people label."""
+        self.corrections: dict[str, list[Event]] = {}
+        """What owners changed of labels, by the label's event id."""
         self.left: list[int] = []
         """Positions of items that are not done, in their order."""
         self._position: dict[str, int] = {}
@@ -86,6 +88,7 @@ class State:
             "label": self._label,
             "skip": self._skip,
             "retract": self._retract,
+            "correct": self._correct,
         }
         if isinstance(event.kind, str) and event.kind not in kinds:
             raise NewerError(f"events of the kind {event.kind!r:.60} are not known")
@@ -141,6 +144,18 @@ class State:
         if old.kind == "label" and self._answers_item(old):
             del self.answers[item][str(old.person)]
             self._look_again(item)
+
+    def _correct(self, event: Event, content: Mapping[str, Any]) -> None:
+        old = self.counting[content["event"]]
+        changed = {"answer": content["answer"], "corrected_by": event.person}
+        new = dataclasses.replace(old, content={**old.content, **changed})
+        self.counting[old.event_id] = new
+        trail = self.trail[str(old.person)]
+        trail[trail.index(old)] = new
+        of_item = self.answers.get(old.content["item"], {})
+        if of_item.get(str(old.person)) is old:
+            of_item[str(old.person)] = new
+        self.corrections.setdefault(old.event_id, []).append(event)
 
     def _count(self, event: Event) -> None:
         _ = self.items[event.content["item"]], self.people[str(event.person)]

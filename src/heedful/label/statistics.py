@@ -68,6 +68,7 @@ def statistics(
         "labels": len(first),
         "items": len({one.item.item_id for one in first}),
         "left_out": {"repeats": len(repeats), "screening": len(screening), "imported": len(imported)},
+        "corrected": sum("corrected_by" in one.event.content for one in labels),
         "references": [dict(reference) for reference in REFERENCES],
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
         "criteria": {one.name: _criterion(one, first, trusted) for one in criteria},

@@ -13,7 +13,7 @@ from heedful.command_table import COMMANDS
 from heedful.label.server import api
 
 PAGES = Path(heedful.label.__file__).parent / "pages"
-PATHS = ("/", "/stats", "/people", "/import", "/export", "/rounds", "/instructions")
+PATHS = ("/", "/stats", "/labels", "/people", "/import", "/export", "/rounds", "/instructions")
 TASKS = ("pair", "ranking", "rating", "demonstration", "correction", "chat")
 LONG = "https://example.com/" + "x" * 300 + " 很长的一行没有空格的文字" * 8
 XSS = (

@@ -1,6 +1,7 @@
 """A program that labels until it is killed: ``python labeller.py PROJECT FIRST``. Each line that it prints is confirmed.
 
-Nonces are numbers from FIRST on. Every seventh label is taken back, every fifth is sent twice, and drafts are saved.
+Nonces are numbers from FIRST on. Every fourth label is corrected by the owner, of the others every seventh is taken back.
+Every fifth is sent twice, and drafts are saved.
 """
 
 import itertools
@@ -23,7 +24,11 @@ def main(folder, first):
             for _ in range(1 + (number % 5 == 0)):
                 project.label("p2", item, answer, nonce=f"{number}", seconds=number, comment="猫\u2028🐈")
             print(f"label {number}", flush=True)
-            if number % 7 == 0:
+            if number % 4 == 1:
+                label = project.labels()[-1].event
+                project.correct("p1", label.event_id, {"strength": 1 + (number + 1) % 4}, nonce=f"correct {number}")
+                print(f"correct {number}", flush=True)
+            elif number % 7 == 0:
                 project.undo("p2", f"undo {number}")
                 print(f"undo {number}", flush=True)
 

@@ -9,13 +9,16 @@ from weakref import WeakKeyDictionary
 from starlette.responses import Response
 
 from heedful.errors import DataError
+from heedful.label import listing
+from heedful.label.answers import JUDGED
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import FORMATS, ImportOptions, add, read_items_text
 from heedful.label.people import is_import
 from heedful.label.project import Project
-from heedful.label.records import TASKS, Person, Role, Standing, Task
+from heedful.label.records import TASKS, Labelled, Person, Role, Standing, Task
 from heedful.label.rounds_page import rounds_of
 from heedful.label.server import asked as fields
+from heedful.label.server.api import shown_answer, shown_criteria
 from heedful.label.server.asked import Asked, Refused
 from heedful.label.server.heavy import heavy
 from heedful.label.server.replies import Json
@@ -26,6 +29,8 @@ Answer = dict[str, Any]
 LONGEST_INSTRUCTIONS = 100_000
 LONGEST_IMPORT = 64 * 10**6
 LONGEST_FILE_NAME = 1000
+PAGE = 50
+"""Labels on a page of the list."""
 Stamp = tuple[int, int] | None
 COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKeyDictionary()
 """The last statistics of each open project, with the number of its last event and when its scores.jsonl was written."""
@@ -165,6 +170,82 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler ha
             found = project_statistics(project)
         COMPUTED[project] = (seq, stamp, found)
     return found
+
+
+def labels(site: Site, asked: Asked) -> Answer:
+    """``GET /api/labels``: a page of the labels, the newest first.
+
+    They are of a ``person``, of items on which people ``differ``, of items with a text or id (``search``).
+    """
+    query, project = asked.query, site.project
+    fields.only(query, "person", "differ", "search", "page")
+    found = listing.chosen(
+        project.labels(),
+        person=query.get("person", ""),
+        differ=bool(query.get("differ")),
+        search=query.get("search", "").strip(),
+    )
+    page = query.get("page", "1")
+    number = int(page) if page.isascii() and page.isdigit() and len(page) < 10 else 0
+    pages = max(1, -(-len(found) // PAGE))
+    if number < 1:
+        raise Refused(422, f"page must be a whole number from 1, got {page!r:.60}")
+    number = min(number, pages)
+    return {
+        "labels": [listing.row(one) for one in found[PAGE * (number - 1) : PAGE * number]],
+        "count": len(found),
+        "page": number,
+        "pages": pages,
+        "people": [{"person": person.person_id, "name": person.name} for person in project.people()],
+    }
+
+
+def item(site: Site, asked: Asked) -> Answer:
+    """``GET /api/item``: an item with what everybody says, and what owners changed of that. Not what wrote its answers."""
+    fields.only(asked.query, "item")
+    project, identity = site.project, fields.item_id(asked.query)
+    of_item = [one for one in project.items() if one.item_id == identity]
+    if not of_item:
+        raise Refused(404, f"there is no item {identity!r:.80} in this project")
+    found = of_item[0]
+    names = {person.person_id: person.name for person in project.people()}
+    said = [one for one in project.labels() if one.item.item_id == identity]
+    return {
+        "item": identity,
+        "task": found.task,
+        "prompt": found.prompt,
+        "answers": [shown_answer(found, index) for index in range(len(found.candidates))],
+        "criteria": shown_criteria(site) if found.task in JUDGED else [],
+        "round": found.round,
+        "screening": found.screening,
+        "labels": [_with_history(site, one, names) for one in said],
+    }
+
+
+def _with_history(site: Site, one: Labelled, names: Mapping[str, str]) -> Answer:
+    changes = [listing.of_correction(event, names) for event in site.project.corrections(one.event.event_id)]
+    turn = dict(one.event.content["answer"])
+    said = {
+        "messages": turn["messages"],
+        "responses": [response["response"] for response in turn["responses"]],
+    } if one.item.task == "chat" else {}  # fmt: skip
+    closed = listing.is_closed(site.project.folder, one)
+    return {**listing.of_label(one), **said, "standing": one.person.standing, "closed": closed, "history": changes}
+
+
+def correct(site: Site, asked: Asked) -> Answer:
+    """``POST /api/correct``: another answer in place of a label's. ``closed``: its round was trained on already."""
+    body, project = asked.body, site.project
+    fields.only(body, "nonce", "label", "answer", "reason")
+    answer = body.get("answer")
+    if not isinstance(answer, dict):
+        raise Refused(422, f"answer must be an object, got {answer!r:.60}")
+    label = fields.text(body, "label", most=100)
+    reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
+    event = project.correct(asked.caller.person_id, label, answer, nonce=fields.nonce(body), reason=reason)
+    site.audit.note("corrected", person=asked.caller.person_id, address=asked.address, label=label)
+    about = next(one for one in project.labels() if one.event.event_id == label)
+    return {"correction": event.event_id, "closed": listing.is_closed(project.folder, about)}
 
 
 def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both

@@ -21,6 +21,7 @@ PAGES = {
     "/": "work",
     "/join": "join",
     "/stats": "stats",
+    "/labels": "labels",
     "/people": "people",
     "/import": "import",
     "/export": "export",

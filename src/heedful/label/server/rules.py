@@ -8,6 +8,7 @@ ROLES_OF_PAGES = {
     "/": EVERYBODY,
     "/join": ANYONE,
     "/stats": READERS,
+    "/labels": OWNERS,
     "/people": OWNERS,
     "/import": OWNERS,
     "/export": OWNERS,
@@ -31,6 +32,9 @@ API = (
     Rule("POST", "/api/instructions", OWNERS, owner.set_instructions),
     Rule("POST", "/api/import", OWNERS, owner.import_text, most_bytes=LARGE, is_costly=True),
     Rule("GET", "/api/export", OWNERS, owner.export, is_costly=True),
+    Rule("GET", "/api/labels", OWNERS, owner.labels),
+    Rule("GET", "/api/item", OWNERS, owner.item),
+    Rule("POST", "/api/correct", OWNERS, owner.correct),
     Rule("GET", "/api/stats", READERS, owner.stats, is_costly=True),
     Rule("GET", "/api/rounds", READERS, owner.rounds),
 )

@@ -8,6 +8,7 @@ const PAGES = {
   work: ["/", ["owner", "annotator"]],
   stats: ["/stats", ["owner", "viewer"]],
   rounds: ["/rounds", ["owner", "viewer"]],
+  labels: ["/labels", ["owner"]],
   people: ["/people", ["owner"]],
   instructions: ["/instructions", ["owner", "annotator", "viewer"]],
   import: ["/import", ["owner"]],

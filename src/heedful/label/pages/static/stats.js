@@ -23,7 +23,7 @@ function draw(stats) {
   const left = Object.entries(stats.left_out ?? {}).filter(([, count]) => count).map(([name, count]) => t(`left_out_${name}`, { n: number(count) }));
   const seconds = Object.entries(stats.median_seconds ?? {});
   document.getElementById("main").replaceChildren(
-    el("div", { class: "page-head" }, el("h1", {}, t("page_stats")), el("span", { class: "hint" }, [t("stats_of", { labels: number(stats.labels), items: number(stats.items) }), ...left].join(" · "))),
+    el("div", { class: "page-head" }, el("h1", {}, t("page_stats")), el("span", { class: "hint" }, [t("stats_of", { labels: number(stats.labels), items: number(stats.items) }), ...left, ...(stats.corrected ? [t("corrected_n", { n: number(stats.corrected) })] : [])].join(" · "))),
     el("div", { class: "tiles" },
       shareTile(stats, t("left_rate"), "left", t("left_rate_note")), shareTile(stats, t("longer_rate"), "longer"), shareTile(stats, t("tie_rate"), "ties"), shareTile(stats, t("both_bad_rate"), "both_bad"),
       shareTile(stats, t("self_consistency"), "self_consistency"), tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),

@@ -1,0 +1,106 @@
+"""What an owner sees of single labels: a list that can be searched, and an item with what everybody says about it. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.label.answers import response_text
+from heedful.label.records import Event, Item, Labelled
+from heedful.label.rounds_page import trained_on
+from heedful.label.statistics import judgements
+
+EXCERPT = 160
+"""Characters of a prompt in the list."""
+
+
+def chosen(labels: Sequence[Labelled], *, person: str = "", differ: bool = False, search: str = "") -> list[Labelled]:
+    """Return labels, the newest first.
+
+    Args:
+        labels: those to choose from.
+        person: only labels of the person with this id; empty is everybody.
+        differ: only items about which people differ (`differing`).
+        search: only items whose id is this, or whose prompt or answers contain it, in whatever case.
+    """
+    about = differing(labels) if differ else None
+    found: dict[str, bool] = {}
+    return [
+        one
+        for one in reversed(labels)
+        if (not person or one.person.person_id == person)
+        and (about is None or one.item.item_id in about)
+        and (not search or found.setdefault(one.item.item_id, contains(one.item, search)))
+    ]
+
+
+def differing(labels: Sequence[Labelled]) -> set[str]:
+    """Return the ids of items about which at least two people say different things, or rate differently.
+
+    How much better an answer is, criteria and hidden repeats do not count.
+    """
+    said: dict[Any, set[int]] = defaultdict(set)
+    for one in labels:
+        if not one.event.content["repeat"]:
+            for unit, value in judgements(one).items():
+                said[unit].add(value)
+    return {unit[0] for unit, values in said.items() if len(values) > 1}
+
+
+def contains(item: Item, search: str) -> bool:
+    """Return whether an item has an id or a text that is searched for."""
+    texts = [text_of(item.prompt), *(text_of(one.response) for one in item.candidates)]
+    return item.item_id == search or any(search.casefold() in text.casefold() for text in texts)
+
+
+def text_of(content: Any) -> str:
+    """Return a prompt or a response as text: of a conversation, its messages."""
+    if isinstance(content, list | tuple):
+        return "\n".join(map(text_of, content))
+    return str(response_text(content) or "")
+
+
+def row(one: Labelled) -> dict[str, Any]:
+    """Return a label as a line of the list, ready for JSON."""
+    prompt = one.event.content["answer"]["messages"] if one.item.task == "chat" else one.item.prompt
+    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else prompt
+    return {
+        "item": one.item.item_id,
+        "task": one.item.task,
+        "prompt": text_of(last)[:EXCERPT],
+        **of_label(one),
+    }
+
+
+def of_label(one: Labelled) -> dict[str, Any]:
+    """Return who says what in a label, and whether an owner has corrected it."""
+    event, content = one.event, one.event.content
+    answer = dict(content["answer"])
+    for name in ("messages", "responses"):
+        answer.pop(name, None)
+    return {
+        "label": event.event_id,
+        "person": one.person.person_id,
+        "name": one.person.name,
+        "at": event.at,
+        "answer": answer,
+        "comment": content["comment"],
+        "flags": list(content["flags"]),
+        "seconds": content["seconds"],
+        "repeat": content["repeat"],
+        "corrected_by": content.get("corrected_by"),
+    }
+
+
+def of_correction(event: Event, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a correction: who, when, what it was, what it is now, why."""
+    content = event.content
+    by = str(event.person)
+    kept = {key: content[key] for key in ("old", "answer", "reason")}
+    return {"by": by, "name": names.get(by, by), "at": event.at, **kept}
+
+
+def is_closed(project: Path, one: Labelled) -> bool:
+    """Return whether a round has trained on a label (`heedful round`)."""
+    last, rounds = trained_on(project)
+    return one.event.seq <= last or one.item.round in rounds

@@ -1,0 +1,161 @@
+"""A list of single labels, and corrections of them by owners, which keep what was said."""
+
+import json
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label import listing
+from heedful.label.exporting import export_project
+from heedful.label.identity import item_id
+from heedful.label.project import NotHeldError, Project
+from heedful.label.records import Candidate, Item
+from heedful.label.statistics import project_statistics
+
+FIRST = {"preferred": 0, "strength": 3, "both_bad": False}
+SECOND = {"preferred": 1, "strength": 2, "both_bad": False}
+
+
+def item(task, prompt, *answers, **more):
+    candidates = tuple(map(Candidate, answers))
+    return Item(item_id(task, prompt, candidates), task, prompt, candidates, **more)
+
+
+@pytest.fixture
+def project(tmp_path):
+    with Project.create(tmp_path / "p", ProjectSettings(name="更正", overlap=0, repeats=0)) as made:
+        made.add_person("张伟", "annotator")
+        made.add_person("Ada", "annotator")
+        made.add_items([item("pair", "问 猫", "甲", "乙", needed=2), item("pair", "问 狗", "丙", "丁", needed=2)])
+        yield made
+
+
+def say(project, person, *answers):
+    for answer in answers:
+        held = project.next_item(person)
+        project.label(person, held.item.item_id, answer, nonce=f"{len(project.events())}", seconds=5)
+
+
+@pytest.fixture
+def labelled(project):
+    """They differ about the cat, and agree about the dog."""
+    say(project, "p2", FIRST, FIRST)
+    say(project, "p3", SECOND, FIRST)
+    return project
+
+
+def ids(project, **asked):
+    return [(one.item.prompt, one.person.name) for one in listing.chosen(project.labels(), **asked)]
+
+
+def test_the_list_by_person_difference_and_text(labelled):
+    assert ids(labelled) == [("问 狗", "Ada"), ("问 猫", "Ada"), ("问 狗", "张伟"), ("问 猫", "张伟")], (
+        "the newest first"
+    )
+    assert ids(labelled, person="p2") == [("问 狗", "张伟"), ("问 猫", "张伟")]
+    assert ids(labelled, differ=True) == [("问 猫", "Ada"), ("问 猫", "张伟")]
+    assert ids(labelled, search="丁", person="p3") == [("问 狗", "Ada")], "in an answer"
+    assert ids(labelled, search=labelled.items()[0].item_id, differ=True, person="p2") == [("问 猫", "张伟")]
+    assert ids(labelled, search="nothing") == []
+
+
+def test_a_correction_counts_and_keeps_what_was_said(labelled):
+    wrong = labelled.labels()[2].event
+    before = project_statistics(labelled)
+    assert (before["agreement"]["pair"]["share"]["value"], before["corrected"]) == (0.5, 0)
+    done = labelled.correct("p1", wrong.event_id, FIRST, nonce="c1", reason="看错了")
+    assert labelled.correct("p1", wrong.event_id, FIRST, nonce="c1", reason="看错了") == done, (
+        "sent twice, recorded once"
+    )
+    after = project_statistics(labelled)
+    assert (after["agreement"]["pair"]["share"]["value"], after["corrected"]) == (1.0, 1)
+    (step,) = labelled.corrections(wrong.event_id)
+    assert (step.person, step.content["old"], step.content["answer"], step.content["reason"]) == (
+        "p1",
+        SECOND,
+        FIRST,
+        "看错了",
+    )
+    assert labelled.event(wrong.event_id) == wrong, "the journal has what was said"
+    result = export_project(labelled)
+    records = [
+        json.loads(line) for name in result.files if name.startswith("pref") for line in result.files[name].splitlines()
+    ]
+    (record,) = [one for one in records if one["feedback"]["event"] == wrong.event_id]
+    assert (record["chosen"], record["feedback"]["corrected_by"]) == ("甲", "p1")
+    assert any("1 labels have the answer that an owner corrected" in note for note in result.manifest["notes"])
+    events = [json.loads(line) for line in result.files["events.jsonl"].splitlines()]
+    assert [one["kind"] for one in events][-1] == "correct"
+    labelled.close()
+    with Project.open(labelled.folder) as again:
+        assert [one.event.content["answer"] for one in again.labels()][2] == FIRST
+        again.correct("p1", wrong.event_id, {"strength": 4}, nonce="c2")
+        assert [step.content["old"]["strength"] for step in again.corrections(wrong.event_id)] == [2, 3]
+
+
+def test_what_was_corrected_is_not_undone_by_its_labeller(labelled):
+    last = labelled.labels()[-1].event
+    labelled.correct("p1", last.event_id, SECOND, nonce="c")
+    with pytest.raises(NotHeldError, match="the owner has corrected it"):
+        labelled.undo("p3", "u")
+    assert labelled.labels()[-1].event.content["answer"] == SECOND
+
+
+@pytest.mark.parametrize(
+    ("who", "answer", "fragment"),
+    [
+        ("p2", SECOND, "张伟 is annotator; only owners correct labels of others"),
+        ("p1", {"preferred": 2}, "preferred must be one of 0, 1"),
+        ("p1", {"rating": 2}, "has no field 'rating'"),
+        ("p1", FIRST, "nothing was corrected"),
+    ],
+)
+def test_corrections_that_cannot_be(labelled, who, answer, fragment):
+    label = labelled.labels()[0].event.event_id
+    with pytest.raises(DataError) as caught:
+        labelled.correct(who, label, answer, nonce="c")
+    assert fragment in str(caught.value)
+    assert labelled.corrections(label) == []
+
+
+def test_a_label_that_was_taken_back_is_not_corrected(labelled):
+    last = labelled.labels()[-1].event.event_id
+    labelled.undo("p3", "u")
+    with pytest.raises(DataError, match=r"there is no label .* that counts; it may have been taken back"):
+        labelled.correct("p1", last, SECOND, nonce="c")
+
+
+def test_texts_ratings_and_rankings_are_corrected_too(project):
+    project.add_items([item("ranking", "排", "a", "b", "c"), item("rating", "分", "x"), item("demonstration", "写")])
+    say(project, "p2", FIRST, FIRST, {"ranks": [1, 2, 3]}, {"rating": 3, "flags": ["hallucination"]}, {"text": "好"})
+    new = [{"ranks": [3, 2, 1]}, {"rating": 7}, {"text": "更好 😀\u2028"}]
+    for label, answer in zip(project.labels()[2:], new, strict=True):
+        project.correct("p1", label.event.event_id, answer, nonce=label.event.event_id)
+    said = [one.event.content["answer"] for one in project.labels()[2:]]
+    assert said == [new[0], {"rating": 7, "flags": ["hallucination"]}, new[2]]
+
+
+def test_the_commands(labelled, capsys):
+    folder = str(labelled.folder)
+    labelled.close()
+    assert main(["label", "list", folder, "--differ", "--person", "Ada"]) == 0
+    said = capsys.readouterr().out
+    assert "问 猫" in said
+    assert said.endswith("1 of 1 label\n")
+    label = said.split()[0]
+    (labelled.folder / "rounds.json").write_text('{"rounds": 1, "settings": {}}', encoding="utf-8")
+    (labelled.folder / "rounds" / "1").mkdir(parents=True)
+    note = {"round": 1, "settings": {}, "before": "", "steps": {"label": {"labels": 4}}}
+    (labelled.folder / "rounds" / "1" / "round.json").write_text(json.dumps(note), encoding="utf-8")
+    assert main(["label", "correct", folder, label, "--answer", '{"preferred": 0}', "--reason", "看错了"]) == 0
+    assert "A round has trained on this label already" in capsys.readouterr().out
+    assert main(["label", "list", folder, "--search", "猫"]) == 0
+    assert "Ada (corrected by an owner)" in capsys.readouterr().out
+    assert main(["label", "correct", folder, label, "--answer", "better"]) == 2
+    assert "--answer 'better' is not JSON" in capsys.readouterr().err
+    assert main(["label", "list", folder, "--person", "谁"]) == 2
+    assert "there is no person '谁' in the project; it has p1 (owner), p2 (张伟), p3 (Ada)" in capsys.readouterr().err
+    assert main(["label", "stats", folder]) == 0
+    assert "1 label corrected by an owner" in capsys.readouterr().out
