@@ -123,7 +123,9 @@ def assignment_of(state: State, desk: Desk, settings: ProjectSettings, person_id
 def label(transaction: Transaction, settings: ProjectSettings, person_id: str, item_id: str, sent: Sent) -> Event:
     """Record a label. Raises NotHeldError, or DataError for what the task does not take."""
     state = transaction.state
-    before = _sent_before(state, person_id, sent.nonce, ("label",), lambda event: _as_sent(state, item_id, sent, event))
+    before = _sent_before(
+        state, person_id, sent.nonce, ("label",), lambda event: _as_sent(state, settings, item_id, sent, event)
+    )
     if before is not None:
         return before
     lease = _held_lease(transaction, person_id, item_id, sent.token)
@@ -432,12 +434,14 @@ def _sent_before(
     return event
 
 
-def _as_sent(state: State, item_id: str, sent: Sent, before: Event) -> Mapping[str, Any]:
+def _as_sent(state: State, settings: ProjectSettings, item_id: str, sent: Sent, before: Event) -> Mapping[str, Any]:
     """What is sent now under the nonce of a label, in the terms of that label."""
     if before.content["item"] != item_id:
         return {"item": item_id}
-    is_on_screen = sent.token is not None and state.items[item_id].task != "chat"
-    answer = from_screen(sent.answer, before.content["order"]) if is_on_screen else sent.answer
+    item = state.items[item_id]
+    is_on_screen = sent.token is not None and item.task != "chat"
+    given = from_screen(sent.answer, before.content["order"]) if is_on_screen else sent.answer
+    answer = check_answer(item, given, criteria=settings.criteria_asked)
     said = {"answer": answer, "comment": sent.comment, "flags": list(sent.flags), "again": None}
     return dict(json.loads(to_line(said)))
 

@@ -1,16 +1,107 @@
 // Shows prompts and answers. Text is text: it keeps its line breaks, and its direction does not leak into the page.
-import { el } from "./dom.js";
+import { el, memory } from "./dom.js";
 import { known, t } from "./words.js";
 
-/** A block of model or human text. */
-export const text = (value, attributes = {}) => el("div", { class: "text", dir: "auto", ...attributes }, value);
+const FENCE = /^\s*(`{3,}|~{3,})/;
+const ROW = /^\s*\|.*\|/;
+const RULE = /^\s*[-:+|=][-:+|=\s]*$/; // a line between the head and the rows of a table, which may lack its outer bars
+const INDENTED = /^(\t| {4,})\s*(?!\s|[-*+•] |\d+[.)] )\S/; // code, and no list within a list
+const CODE = /(`+)(?!`)[^\n]*?[^`\n]\1(?!`)/g;
 
-/** Sanitised HTML that the server made from Markdown: the one place where markup is taken, and only from there. */
-function markdown(html) {
-  const node = el("div", { class: "text markdown", dir: "auto" });
-  const parsed = new DOMParser().parseFromString(html, "text/html");
-  node.append(...parsed.body.childNodes);
+/** How each block of text on the page is drawn: formatted, or every character as it was written. */
+const drawn = new WeakMap();
+let raw = memory.get("raw") === true;
+export const isRaw = () => raw;
+
+/** Shows all text of the page as it was written, in letters of one width, or formatted again. */
+export function toggleRaw() {
+  raw = !raw;
+  memory.set("raw", raw);
+  for (const node of document.querySelectorAll(".text")) drawn.get(node)?.();
+  markScrolling();
+}
+
+/** What is wider than its place is scrolled in it, with the keyboard too. */
+export function markScrolling() {
+  for (const node of document.querySelectorAll(".text .sideways")) {
+    if (node.scrollWidth > node.clientWidth) node.setAttribute("tabindex", "0");
+    else node.removeAttribute("tabindex");
+  }
+}
+
+/** A block of model or human text. `html` is sanitised HTML that the server made of it: the one place where markup is taken. */
+export function text(value, html = null) {
+  const node = el("div", { class: "text", dir: "auto" });
+  const draw = () => {
+    node.classList.toggle("raw", raw);
+    node.classList.toggle("markdown", !raw && html !== null);
+    node.replaceChildren(...(raw ? [value] : html === null ? blocks(String(value)) : markup(html)));
+  };
+  drawn.set(node, draw);
+  draw();
   return node;
+}
+
+function markup(html) {
+  const { body } = new DOMParser().parseFromString(html, "text/html");
+  for (const table of body.querySelectorAll("table")) {
+    const around = el("div", { class: "sideways" });
+    table.replaceWith(around);
+    around.append(table);
+  }
+  return [...body.childNodes];
+}
+
+/** Text as nodes with exactly its characters: code and tables are in letters of one width, all else is as it is. */
+function blocks(value) {
+  const lines = value.split(/(?<=\n)/);
+  const kinds = kindsOf(lines);
+  const nodes = [];
+  for (let from = 0, to = 1; from < lines.length; from = to, to += 1) {
+    while (to < lines.length && kinds[to] === kinds[from]) to += 1;
+    const part = lines.slice(from, to).join("");
+    nodes.push(...(kinds[from] ? [el("span", { class: `mono ${kinds[from]}` }, part)] : spans(part)));
+  }
+  return nodes;
+}
+
+/** For each line "lines" (code), "sideways" (a table, which is scrolled and not broken) or "". */
+function kindsOf(lines) {
+  const kinds = lines.map(() => "");
+  const fill = (kind, from, to) => kinds.fill(kind, from, to);
+  for (let at = 0; at < lines.length; at += 1) {
+    const fence = FENCE.exec(lines[at])?.[1];
+    if (!fence) continue;
+    const closed = lines.findIndex((line, index) => index > at && line.trim().startsWith(fence) && line.trim().replaceAll(fence[0], "") === "");
+    const end = closed < 0 ? lines.length : closed + 1;
+    fill("lines", at, end);
+    at = end - 1;
+  }
+  const hasBar = (at) => kinds[at] === "" && lines[at].includes("|");
+  const isRow = (at) => hasBar(at) && ROW.test(lines[at]);
+  for (let at = 0; at + 1 < lines.length; at += 1) {
+    if (!(isRow(at) && isRow(at + 1)) && !(hasBar(at) && hasBar(at + 1) && RULE.test(lines[at + 1]))) continue;
+    let end = at + 2;
+    while (end < lines.length && hasBar(end)) end += 1;
+    fill("sideways", at, end);
+    at = end - 1;
+  }
+  for (let at = 0, end = 0; at < lines.length; at = Math.max(end, at + 1)) {
+    for (end = at; end < lines.length && kinds[end] === "" && lines[end].trim() !== ""; end += 1);
+    if (lines.slice(at, end).some((line) => INDENTED.test(line))) fill("lines", at, end);
+  }
+  return kinds;
+}
+
+/** Text with what is between backticks, which stay, in letters of one width. */
+function spans(value) {
+  const nodes = [];
+  let done = 0;
+  for (const found of value.matchAll(CODE)) {
+    nodes.push(value.slice(done, found.index), el("span", { class: "mono" }, found[0]));
+    done = found.index + found[0].length;
+  }
+  return [...nodes, value.slice(done)];
 }
 
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
@@ -51,7 +142,7 @@ export function prompt(value) {
 
 /** An answer: text, a message, several messages, or HTML that the server sanitised. */
 export function answer(value, html = null) {
-  if (html) return markdown(html);
+  if (html) return text(value, html);
   if (typeof value === "string") return value === "" ? el("div", { class: "text empty" }, t("empty_answer")) : text(value);
   const messages = Array.isArray(value) ? value : [value];
   if (messages.length === 1 && Object.keys(messages[0] ?? {}).every((name) => name === "role" || name === "content")) return answer(asText(messages[0]));

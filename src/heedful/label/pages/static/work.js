@@ -1,6 +1,6 @@
 // The page on which people label: takes an item, shows it, sends what was decided, takes the next.
 import { get, post, Refused, Unreachable } from "./api.js";
-import { asText, prompt } from "./content.js";
+import { asText, isRaw, markScrolling, prompt, toggleRaw } from "./content.js";
 import { criteria } from "./criteria.js";
 import { el, key, latin, memory, nonce } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
@@ -79,7 +79,7 @@ function show(reply) {
   main.className = `work task-${item.task}`;
   main.dataset.item = item.id;
   main.replaceChildren(
-    el("div", { class: "task-line" }, el("h1", { id: "question", tabindex: "-1" }, t(`question_${item.task}`)), now.flagNote, instructionsButton()),
+    el("div", { class: "task-line" }, el("h1", { id: "question", tabindex: "-1" }, t(`question_${item.task}`)), now.flagNote, rawButton(), instructionsButton()),
     instructionsPane(item),
     el("div", { class: "work-area" },
       item.task === "chat" ? null : el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(item.prompt)),
@@ -88,6 +88,7 @@ function show(reply) {
   restore(item);
   drawFlags();
   window.scrollTo(0, 0);
+  markScrolling();
   const target = now.view.focus ?? document.getElementById("question");
   target.focus({ preventScroll: true });
   announce(t(`question_${item.task}`));
@@ -129,6 +130,16 @@ function actions() {
     el("span", { class: "grow" }), el("span", { id: "missing", class: "missing" }),
     now.view.more,
     el("button", { type: "button", class: "main", id: "submit", on: { click: (event) => event.detail < 2 && submit() } }, t(now.item.task === "chat" ? "choose_and_go_on" : "submit"), " ", writes && key("Ctrl"), key("Enter")));
+}
+
+/* ---- text as it was written ---- */
+
+const rawButton = () => el("button", { type: "button", class: "quiet", id: "raw-button", aria: { pressed: String(isRaw()) }, on: { click: showRaw } }, t("raw"), " ", key("r"));
+
+function showRaw() {
+  toggleRaw();
+  document.getElementById("raw-button")?.setAttribute("aria-pressed", String(isRaw()));
+  announce(t(isRaw() ? "raw_on" : "raw_off"));
 }
 
 /* ---- instructions ---- */
@@ -385,7 +396,7 @@ function drawProgress(progress) {
 function help() {
   const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
     ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"],
-    ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["y", "redo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["?", "help"]];
+    ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["y", "redo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["r", "raw"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
   ask(t("help"), [
     el("dl", { class: "keys" }, rows.map(([keys, name]) => el("div", {}, el("dt", {}, keys.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, t(name))))),
@@ -397,7 +408,7 @@ function help() {
 /* ---- keys ---- */
 
 const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?? false;
-const COMMANDS = { u: () => undo(), y: () => redo(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
+const COMMANDS = { u: () => undo(), y: () => redo(), r: () => showRaw(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
 
 function onKey(event) {
   const isHeld = event.repeat && !event.key.startsWith("Arrow"); // a key that is held down does what it does once
