@@ -22,7 +22,7 @@ def micro_batches(batch: Batch, limit: MicroBatch, passes: Passes | None = None)
     rows, and maybe none; ``passes`` keeps them in step if their models are divided.
     """
     lengths = batch.attention_mask.sum(dim=1).tolist()
-    if passes is None or ranks.size() == 1:
+    if passes is None:
         parts: Iterable[list[int]] = rows_by_length(lengths, limit)
     else:
         divided = ranks.parts(lengths, ranks.size())

@@ -14,12 +14,29 @@ from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_grpo, train_ppo
+from heedful.train.online.metrics import critic_metrics
 from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.update import accumulate, learn
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+def test_golden_explained_variance(scale):
+    """Returns 1, 2, 3 and values 1, 1, 3: errors 0, 1, 0 of variance 2/9, a third of 2/3. The unit does not matter."""
+    returns, values = scale * torch.tensor([[1.0, 2.0, 3.0, 99.0]]), scale * torch.tensor([[1.0, 1.0, 3.0, 0.0]])
+    found = critic_metrics(values, returns, torch.tensor([[True, True, True, False]]))
+    assert found == pytest.approx({"value/mean": scale * 5 / 3, "value/explained_variance": 2 / 3}, rel=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "is_there"), [(0.0, False), (5e-7, False), (2e-6, True), (1e-3, True)])
+def test_returns_that_differ_only_by_rounding_have_no_explained_variance(spread, is_there):
+    """Half of the returns are that share above 0.1 and half of them below, so it is their deviation."""
+    signs = torch.tensor([[1.0, -1.0] * 8], dtype=torch.float64)
+    found = critic_metrics(torch.zeros(1, 16), 0.1 * (1 + spread * signs), torch.ones(1, 16, dtype=torch.bool))
+    assert ("value/explained_variance" in found) is is_there
 
 
 def test_golden_ratio_metrics():

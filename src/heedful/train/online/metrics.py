@@ -147,11 +147,11 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
 
         explained variance = 1 - var(returns - values) / var(returns)
 
-    It is absent if the returns hardly vary: there is nothing to explain.
+    It is absent if the returns vary by no more than rounding, a millionth of their size: there is nothing to explain.
     """
     metrics = {"value/mean": float(core.masked_mean(values, actions))}
     returns_var = core.masked_var(returns, actions)
-    if returns_var > 1e-8:
+    if returns_var > 1e-12 * core.masked_mean(returns.square(), actions):
         metrics["value/explained_variance"] = float(1 - core.masked_var(returns - values, actions) / returns_var)
     return metrics
 
