@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -347,3 +347,42 @@ def test_a_benchmark_can_be_imported(monkeypatch, name):
     """What it takes from the library is there."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     assert importlib.import_module(name).__doc__
+
+
+@pytest.fixture
+def parity(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("parity")
+
+
+def test_parity_notices_a_weight_a_loss_and_a_norm(parity, tmp_path):
+    """Both sides are heedful's own run here: equal, until one number is not. TRL is given what it needs to repeat the run."""
+    parity.make_models(tmp_path)
+    start = load_file(tmp_path / "policy" / "model.safetensors")
+    for name in ("IPO", "GRPO, two updates"):
+        (case,) = (case for case in parity.CASES if case.name == name)
+        ours = parity.train(case, tmp_path)
+        peer = json.loads(json.dumps(ours["for_peer"]))
+        assert len(peer["learning_rates"]) == parity.STEPS * case.epochs
+        rollouts = peer["rollouts"] or []
+        assert [len(batch["scores"]) for batch in rollouts] == [parity.BATCH] * parity.STEPS * (case.command == "grpo")
+        assert len(peer["records"]) == parity.STEPS * (2 if rollouts else parity.BATCH)
+        theirs = {n: [x for x in ours[n] for _ in range(case.epochs)] for n in ("losses", "norms")}
+        theirs["weights"] = {n: tensor.clone() for n, tensor in ours["weights"].items()}
+        row = parity.compare(case, ours, theirs, start)
+        assert row.is_as_expected
+        assert max(row.loss, row.norm, row.weights) == 0.0 < row.moved
+        assert not parity.compare(replace(case, differs=True), ours, theirs, start).is_as_expected
+        for changed in (
+            theirs | {"losses": [1.001 * x + 1e-5 for x in theirs["losses"]]},
+            theirs | {"norms": [1.001 * x for x in theirs["norms"]]},
+            theirs
+            | {"weights": theirs["weights"] | {"model.norm.weight": theirs["weights"]["model.norm.weight"] + 1e-5}},
+        ):
+            assert not parity.compare(case, ours, changed, start).is_as_expected
+        failed = parity.compare(case, ours, {"error": "没有"}, start)
+        lines = parity.table([row, failed]).splitlines()
+        assert lines[2].startswith(f"| {name} | `heedful {case.command} --")
+        assert "| 0.0e+00 | 0.0e+00 | 0.0e+00 (" in lines[2]
+        assert "**not as expected**" in lines[3]
+        assert "TRL did not run: 没有" in lines[3]

@@ -128,8 +128,9 @@ def make_tiny_model(
         else:
             model = AutoModelForCausalLM.from_config(config)
             model.generation_config.eos_token_id = [1, SPECIALS.index(TURN_END)]
-        # transformers starts the padding token's row at zero, but a random model samples that token as often as others
-        torch.nn.init.normal_(model.get_input_embeddings().weight.data[config.pad_token_id], std=initializer_range)
+        embedding = model.get_input_embeddings()
+        if embedding.padding_idx is not None:  # its row is zero, but a random model samples it as often as any other
+            torch.nn.init.normal_(embedding.weight.data[embedding.padding_idx], std=initializer_range)
     with complete_or_absent(Path(folder)) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
