@@ -66,8 +66,7 @@ class Conversation:
             pad_id=self.renderer.pad_id,
         )
         sampled: list[int] = []
-        said = ""
-        begun = "" if self.config.raw else self.renderer.opening
+        said = begun = "" if self.config.raw else self.renderer.opening
         if begun:
             yield begun
         for step in steps:
@@ -75,15 +74,21 @@ class Conversation:
             if token in self.stop_ids:
                 break
             sampled.append(token)
-            text = self.renderer.decode(sampled)
+            text = self._text(sampled, prompt, truncated=True)
             if not text.endswith("\ufffd"):  # the bytes of a character may come in several tokens
                 yield text[len(said) :]
                 said = text
-        whole = self.renderer.decode(sampled)
+        whole = self._text(sampled, prompt, truncated=len(sampled) == self.config.max_new_tokens)
         if whole != said:
             yield whole[len(said) :]
         if not self.config.raw:
-            self.messages = (*self.messages, Message("user", line), Message("assistant", begun + whole))
+            self.messages = (*self.messages, Message("user", line), Message("assistant", whole))
+
+    def _text(self, sampled: list[int], prompt: Text, *, truncated: bool) -> str:
+        """Return what was sampled, after the thought that the prompt's rendering may have begun."""
+        if isinstance(prompt, str):
+            return self.renderer.encoder.decode_after(self.renderer.prompt_ids(prompt), sampled)
+        return self.renderer.response_text(sampled, prompt=prompt, truncated=truncated)
 
 
 def _is_text(line: str) -> bool:

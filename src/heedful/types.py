@@ -88,7 +88,8 @@ class Completion:
 
     prompt: Prompt
     response: str
-    """All that the model wrote, thinking included. If the prompt's rendering ended with ``<think>``, it begins with that."""
+    """All that the model wrote, thinking included, but for white space that the chat template itself puts before or after
+    every answer. If the prompt's rendering ended with ``<think>``, it begins with that."""
     ids: Sequence[int] = ()
     """The token ids that the model wrote, without the token that ended it."""
     truncated: bool = False

@@ -175,7 +175,7 @@ def test_the_plain_template_begins_as_texts_do(checkpoints, tmp_path, adds):
     assert rendered == ("<|user|>" if adds else "") + "User: 你好\n"
     ids = Renderer(plain).prompt_ids((Message("user", "你好"),))
     assert ids.count(plain.bos_token_id) == adds
-    text = plain("User: 你好\nAssistant: ", add_special_tokens=False).input_ids
+    text = plain("User: 你好\nAssistant:", add_special_tokens=False).input_ids
     assert ids == [plain.bos_token_id] * adds + text
 
 
@@ -243,7 +243,7 @@ def test_chat_templates(copy):
     assert plain.apply_chat_template(turns, tokenize=False) == "User: 你好\nAssistant: 好<|endoftext|>\n"
     system = [{"role": "system", "content": "有礼"}, turns[0]]
     rendered = plain.apply_chat_template(system, tokenize=False, add_generation_prompt=True)
-    assert rendered == "System: 有礼\nUser: 你好\nAssistant: "
+    assert rendered == "System: 有礼\nUser: 你好\nAssistant:"
     (copy / "own.jinja").write_text("[{{ messages[0].content }}]", encoding="utf-8")
     own = load_tokenizer(str(copy), chat_template=str(copy / "own.jinja"))
     assert own.apply_chat_template(turns, tokenize=False) == "[你好]"

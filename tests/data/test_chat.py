@@ -162,14 +162,14 @@ def test_the_end_of_a_response():
             TOKENIZER.convert_tokens_to_ids(SEP),
         ),
         ("<|cls|>{% for m in messages if m.role == 'user' %}{{ m.content }}<|sep|>{% endfor %}", EOS),
-        (None, EOS),
     ],
 )
 def test_the_end_of_turn_is_the_templates(template, end):
     """The first special token after the answer, not one before it; EOS where there is none, or no answer."""
     renderer = Renderer(with_template(template))
     assert renderer.turn_end_id == end
-    assert renderer.response_ids("好", prompt=user("a")) == [*literal("好"), end]
+    space = " " if template == PLAIN_TEMPLATE else ""
+    assert renderer.response_ids("好", prompt=user("a")) == [*literal(f"{space}好"), end]
 
 
 def test_stop_ids_are_all_that_end_a_response():

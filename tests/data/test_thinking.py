@@ -169,8 +169,8 @@ def test_a_template_without_an_end_of_turn(renderer):
 
 def test_a_raw_prompt_may_open_a_thought(renderer):
     own = renderer()
-    assert own.response_text(own.template.literal("a</think>b"), prompt="问 <think>\n") == "<think>\na</think>b"
-    assert own.response_text(own.template.literal("a"), prompt="问") == "a"
+    assert own.response_text(own.encoder.literal("a</think>b"), prompt="问 <think>\n") == "<think>\na</think>b"
+    assert own.response_text(own.encoder.literal("a"), prompt="问") == "a"
 
 
 def test_tags_that_are_special_tokens(renderer):
@@ -221,19 +221,22 @@ def test_an_encoder_reads_the_answer():
     assert inputs.encode("一加一？", THOUGHT) != inputs.encode("一加一？", "二")
 
 
-def test_a_template_that_strips_white_space_raises_no_alarm(renderer):
+def test_a_template_that_strips_white_space_is_learned_as_it_renders(renderer):
     own = renderer("strips white space")
     for response in (" 二\n", "二"):
-        assert learned(own, response) == response + "<|im_end|>"
+        assert learned(own, response) == "二<|im_end|>"
+        assert learned(own, response, truncated=True) == "二"
         check_rendering(own, [Sample(QUESTION, response, "d:1")])
 
 
-def test_other_tokens_for_the_same_text_raise_no_alarm(renderer):
-    """ "\\n" at the end of the prompt and "\\n" at the beginning of the response may be one token in the whole."""
+def test_a_token_of_prompt_and_response_belongs_to_the_response(renderer):
+    """ "\n" at the end of the prompt and "\n" at the beginning of the response are one token in the whole."""
     own = renderer("opens")
     own.tokenizer.add_tokens(["\n\n"])
-    ids = own.written_ids(QUESTION, EMPTY + "二")
-    assert ids != own.whole_ids(QUESTION, EMPTY + "二")[: len(ids)]
+    prompt, response = own.written(QUESTION, EMPTY + "二")
+    assert [*prompt, *response] == own.whole_ids(QUESTION, EMPTY + "二")[: len(prompt + response)]
+    assert own.decode(response) == "\n\n</think>\n\n二<|im_end|>"
+    assert prompt == own.prompt_ids(QUESTION)[:-1]
     check_rendering(own, [Sample(QUESTION, EMPTY + "二", "d:1")])
 
 

@@ -15,9 +15,11 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     "{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
     "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""``--chat-template plain``: lines of ``User: ...``, ``System: ...`` and ``Assistant: ...``; EOS ends each answer."""
+"""``--chat-template plain``: lines of ``User: ...``, ``System: ...`` and ``Assistant: ...``; EOS ends each answer.
+
+A prompt ends before the space, because the space and the first word of an answer are one token in most tokenizers."""
 
 
 def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTrainedTokenizerBase:

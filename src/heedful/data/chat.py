@@ -1,8 +1,8 @@
 """Turn prompts and responses into token ids.
 
-Prompt and response are tokenised separately and concatenated, so that a response has the same tokens in training as
-when the model wrote it. Raw text stays raw; conversations go through the model's chat template. What a person typed is
-never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
+A conversation has the ids of its chat template's rendering, tokenised as one text. The response begins where the rendering
+of the prompt ends. Raw text stays raw: the prompt is tokenised by itself, as a policy reads it, and the response continues
+it. What a person typed is never read as a special token: ``<|im_end|>`` inside a message is encoded letter by letter.
 """
 
 import bisect
@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from heedful.data.template import ChatTemplate, marked
+from heedful.data.template import ChatTemplate
 from heedful.errors import CheckpointError, DataError
 from heedful.types import (
     THINK,
@@ -31,6 +32,7 @@ from heedful.types import (
 PROBE = "heedful"
 PROMPTS_KEPT = 4096
 """How many prompts are remembered with their ids: a prompt has several responses, and not always one after another."""
+SpecialTokens = Literal["literal", "read"]
 OPENED = re.compile(rf"{THINK}\s*$")
 CLOSED = re.compile(rf"{THINK_END}\s*$")
 
@@ -50,17 +52,23 @@ def plain_text(prompt: Text) -> str:
 class Renderer:
     """Writes prompts and responses as the token ids of one tokenizer, and reads what a policy wrote.
 
+    Args:
+        tokenizer: the model's, with its chat template.
+        special_tokens: how special tokens in raw text are read: ``literal``, as letters, or ``read``, as the tokens.
+
     Raises CheckpointError if the tokenizer has no end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, special_tokens: SpecialTokens = "literal") -> None:
         if tokenizer.eos_token_id is None:
             raise CheckpointError(
                 f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, so a response could never end; "
                 'set "eos_token" in its tokenizer_config.json'
             )
         self.tokenizer = tokenizer
+        self.special_tokens = special_tokens
         self.template = ChatTemplate(tokenizer)
+        self.encoder = self.template.encoder
         self.special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         plain = tokenizer("a").input_ids
         adds_bos = tokenizer.bos_token_id is not None and plain[:1] == [tokenizer.bos_token_id]
@@ -79,9 +87,15 @@ class Renderer:
         """True if the template ends an answer with a special token."""
         self.lacks_header = False
         """True if the template writes no generation prompt, although an answer has a header."""
-        self._is_verbatim = True
-        self._prompt_ids = lru_cache(PROMPTS_KEPT)(self._encoded_prompt)
-        self._tail: list[int] = []
+        self._tail = ""
+        """What the template writes after an answer."""
+        self._to_end = 0
+        """How much of it goes up to the token that ends the turn."""
+        self._end_token: str = tokenizer.eos_token
+        """The text of that token."""
+        self._spaces = "", ""
+        """White space that the template itself writes between generation prompt and answer, and between answer and end."""
+        self._prompt = lru_cache(PROMPTS_KEPT)(self._encoded_prompt)
         if tokenizer.chat_template:
             self._probe()
 
@@ -90,52 +104,43 @@ class Renderer:
 
         Raises CheckpointError for messages if the tokenizer has no chat template.
         """
-        if isinstance(prompt, str):
-            return self.bos + self.template.literal(prompt)
-        return list(self._prompt_ids(prompt))
+        return list(self._prompt(prompt)[1])
 
-    def _encoded_prompt(self, prompt: Conversation) -> "array[int]":
-        return array("i", self.template.ids(prompt, add_generation_prompt=True))
+    def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt and of the response that a policy has to write after it, with the token that ends it.
 
-    def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
-        """Return the ids that a policy has to write after `prompt_ids` to give a response, with the token that ends it.
-
-        In a conversation these are the ones that follow the generation prompt in the template's own rendering of prompt and
-        response. Thinking that the template does not show follows the prompt as it is.
+        In a conversation they are the template's own rendering of prompt and response, tokenised as one text, up to the end of
+        the turn. A token that holds the end of the prompt and the beginning of the response belongs to the response. Thinking
+        that the template does not show follows the prompt as it is. Raw text after a raw prompt has the ids with which it
+        continues the prompt's; if a token would hold a part of both, its own ones.
 
         Args:
-            response: the response.
-            prompt: what it responds to. A response to raw text ends with EOS, an answer in a conversation with the
+            prompt: what the response answers. A response to raw text ends with EOS, an answer in a conversation with the
                 template's end of turn.
+            response: the response.
             truncated: the response was cut off, so no end follows.
 
         Raises DataError for a response that thinks where the generation prompt has closed the thought, CheckpointError if the
         template does not render it.
         """
-        end = [] if truncated else [self.tokenizer.eos_token_id if isinstance(prompt, str) else self.turn_end_id]
         if isinstance(prompt, str):
-            return self.template.literal(plain_response(response)) + end
-        if self._writes_verbatim(response):
-            return self.template.literal(plain_response(response)) + end
+            return self._raw(prompt, plain_response(response), truncated=truncated)
         turn = Message("assistant", response) if isinstance(response, str) else response
-        thinking, answer = _parts(turn)
-        if answer is None:  # a thought without an end
-            return self._as_written(plain_response(response)) + end
-        rendered = self._continued(prompt, turn)
-        if rendered is not None:
-            return self._ended(rendered, truncated=truncated)
-        if turn.tool_calls:
-            raise CheckpointError(
-                "the chat template leaves out the thinking of a message that calls a tool, or does not render it right after "
-                "the generation prompt"
-            )
-        if not thinking and (thinking is None or self.closes_thinking):
-            return self.template.literal(answer) + end
-        return self._as_written(plain_response(response)) + end
+        before, asked = self._prompt(prompt)
+        text = self._text(prompt, turn, truncated=truncated)
+        ids = self._closed(text, truncated=truncated)
+        is_continued = ids[: len(asked)] == asked.tolist()
+        start = len(asked) if is_continued else self.encoder.tokens_within(text, len(before))
+        return ids[:start], ids[start:]
+
+    def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
+        """Return the ids of the response that `written` gives."""
+        return self.written(prompt, response, truncated=truncated)[1]
 
     def written_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
         """Return the ids of a prompt and of a response that a policy has to write after it."""
-        return self.prompt_ids(prompt) + self.response_ids(response, prompt=prompt, truncated=truncated)
+        asked, answer = self.written(prompt, response, truncated=truncated)
+        return asked + answer
 
     def read_ids(self, prompt: Text, response: Response, *, truncated: bool = False) -> list[int]:
         """Return the ids of a prompt and a response as a model reads them that writes neither.
@@ -149,16 +154,18 @@ class Renderer:
             response: the response.
             truncated: the response was cut off, so no end follows.
         """
-        if isinstance(prompt, str) or self._writes_verbatim(response):
+        if isinstance(prompt, str):
             return self.written_ids(prompt, response, truncated=truncated)
-        whole = self.whole_ids(prompt, response, apart=True)
-        if whole is not None:
-            return self._ended(whole, truncated=truncated)
-        is_shown = self.shows_thinking and not self.closes_thinking
-        shown = self._as_written(plain_response(response)) if is_shown else []
-        return self.prompt_ids(prompt) + shown + ([] if truncated else [self.turn_end_id])
+        text = self.whole_text(prompt, response, apart=True)
+        if text is None:
+            is_shown = self.shows_thinking and not self.closes_thinking
+            shown = self._as_written(plain_response(response)) if is_shown else ""
+            text = self._prompt(prompt)[0] + shown + self._end(truncated=truncated)
+        else:
+            text = self._up_to_end(text, truncated=truncated)
+        return self._closed(text, truncated=truncated)
 
-    def whole_ids(self, prompt: Conversation, response: Response, *, apart: bool = False) -> list[int] | None:
+    def whole_text(self, prompt: Conversation, response: Response, *, apart: bool = False) -> str | None:
         """Return the template's own rendering of a prompt and a response, or None for a thought without an end.
 
         Args:
@@ -171,14 +178,31 @@ class Renderer:
         if answer is None:
             return None
         turn = replace(turn, content=answer, thinking=thinking) if apart else turn
-        return self.template.ids((*prompt, turn), add_generation_prompt=False)
+        return self.template.text((*prompt, turn), add_generation_prompt=False)
 
-    def response_text(self, ids: Sequence[int], *, prompt: Text) -> str:
-        """Return a response that a policy wrote, after the ``<think>`` with which the prompt's rendering may have ended."""
+    def whole_ids(self, prompt: Conversation, response: Response, *, apart: bool = False) -> list[int] | None:
+        """Return the ids of `whole_text`."""
+        text = self.whole_text(prompt, response, apart=apart)
+        return None if text is None else self.encoder.read(text)
+
+    def response_text(self, ids: Sequence[int], *, prompt: Text, truncated: bool = False) -> str:
+        """Return a response that a policy wrote, after the ``<think>`` with which the prompt's rendering may have ended.
+
+        It is decoded as the text that follows the prompt. White space that the template itself writes before or after every
+        answer is not part of it.
+
+        Args:
+            ids: the tokens, without the one that ended the response.
+            prompt: what the policy answered.
+            truncated: the response was cut off, so the template's white space after an answer has not been written.
+        """
+        text = self.encoder.decode_after(self._prompt(prompt)[1], ids)
         if isinstance(prompt, str):
             opened = OPENED.search(prompt)
-            return (opened.group() if opened else "") + self.decode(ids)
-        return self.opening + self.decode(ids)
+            return (opened.group() if opened else "") + text
+        before, after = self._spaces
+        text = text.removeprefix(before)
+        return self.opening + (text if truncated else text.removesuffix(after))
 
     def conversation_ids(self, prompt: Conversation, response: Response) -> list[int]:
         """Return the ids of a conversation with its answer as the template renders them in one piece, ends included.
@@ -189,44 +213,82 @@ class Renderer:
         return self.template.ids((*prompt, turn), add_generation_prompt=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included: what the model wrote is shown as it is."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        """Return the text of token ids by themselves, special tokens included: what the model wrote is shown as it is."""
+        return self.encoder.decode(ids)
 
-    def _writes_verbatim(self, response: Response) -> bool:
-        """The template writes nothing but this answer between the generation prompt and the end of the turn."""
-        return self._is_verbatim and isinstance(response, str) and split_thinking(response)[0] is None
+    def _encoded_prompt(self, prompt: Text) -> "tuple[str, array[int]]":
+        """Return a prompt's text and its ids."""
+        if not isinstance(prompt, str):
+            text = self.template.text(prompt, add_generation_prompt=True)
+            return text, array("i", self.encoder.read(text))
+        if self.special_tokens == "literal":
+            return prompt, array("i", self.bos + self.encoder.literal(prompt))
+        has_bos = bool(self.bos) and prompt.startswith(self.tokenizer.bos_token)
+        return prompt, array("i", ([] if has_bos else self.bos) + self.encoder.read(prompt))
 
-    def _continued(self, prompt: Conversation, turn: Message) -> list[int] | None:
-        """Return what the template writes after the generation prompt, or None if it does not go on from there.
+    def _raw(self, prompt: str, response: str, *, truncated: bool) -> tuple[list[int], list[int]]:
+        end = [] if truncated else [self.tokenizer.eos_token_id]
+        is_read = self.special_tokens == "read"
+        if is_read and response.rstrip().endswith((self.tokenizer.eos_token, self._end_token)):
+            response, end = response.rstrip(), []
+        asked, whole = self.prompt_ids(prompt), self._encoded_prompt(prompt + response)[1].tolist()
+        if whole[: len(asked)] == asked:
+            return asked, whole[len(asked) :] + end
+        return asked, self.encoder.within(response, with_specials=is_read) + end
+
+    def _text(self, prompt: Conversation, turn: Message, *, truncated: bool) -> str:
+        """Return the text of a prompt and of an answer that a policy has to write after it, up to its end."""
+        before, _ = self._prompt(prompt)
+        thinking, answer = _parts(turn)
+        if answer is not None:
+            rendered = self._continued(prompt, turn, before)
+            if rendered is not None:
+                return self._up_to_end(rendered, truncated=truncated)
+            if turn.tool_calls:
+                raise CheckpointError(
+                    "the chat template leaves out the thinking of a message that calls a tool, or does not render it right "
+                    "after the generation prompt"
+                )
+        if answer is not None and not thinking and (thinking is None or self.closes_thinking):
+            written = self.template.marked(answer)
+        else:
+            written = self._as_written(plain_response(turn))
+        return before + written + self._end(truncated=truncated)
+
+    def _end(self, *, truncated: bool) -> str:
+        """Return what ends an answer that the template does not render."""
+        return "" if truncated or not self.ends_turns else self._spaces[1] + self._end_token
+
+    def _continued(self, prompt: Conversation, turn: Message, before: str) -> str | None:
+        """Return the template's rendering of the whole, or None if it does not go on from ``before``, the prompt's.
 
         None too if it leaves out the turn's thinking or its answer.
         """
         if self.lacks_header:
             return None
-        whole = (*prompt, turn)
-        marks = self.template.marks(whole)
-        before = self.template.text(prompt, marks, add_generation_prompt=True)
-        rendered = self.template.text(whole, marks, add_generation_prompt=False)
+        rendered = self.template.text((*prompt, turn), add_generation_prompt=False)
         shown = rendered[len(before) :]
-        parts = [marked((part or "").strip(), marks) for part in _parts(turn)]
+        parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
         if not rendered.startswith(before) or any(part not in shown for part in parts):
             return None
-        if turn.thinking is not None and not self.shows_thinking:
-            return None
-        ids, start = self.template.encoded(rendered, marks), self.template.encoded(before, marks)
-        return ids[len(start) :] if ids[: len(start)] == start else self.template.encoded(shown, marks)
+        return None if turn.thinking is not None and not self.shows_thinking else rendered
 
-    def _ended(self, rendered: list[int], *, truncated: bool) -> list[int]:
-        """Return the ids of a rendering up to the end of its last turn, without what the template writes after that."""
-        if self.ends_turns:
-            last = max(i for i, token in enumerate(rendered) if token in self.special_ids)
-            return rendered[: last + (not truncated)]
-        end = len(rendered) - len(self._tail)
-        body = rendered[:end] if rendered[end:] == self._tail else rendered
-        return body + ([] if truncated else [self.turn_end_id])
+    def _up_to_end(self, rendered: str, *, truncated: bool) -> str:
+        """Return a rendering up to the end of its last turn, without what the template writes after that."""
+        if self._tail and rendered.endswith(self._tail):
+            end = len(rendered) - len(self._tail)
+            return rendered[: end if truncated else end + self._to_end]
+        if not self.ends_turns:
+            return rendered
+        start, length = max((rendered.rfind(special), len(special)) for special in self.encoder.special_texts)
+        return rendered[: start if truncated else start + length]
 
-    def _as_written(self, text: str) -> list[int]:
-        """Return the ids of a response that thinks, after the generation prompt. Its tags may be special tokens."""
+    def _closed(self, text: str, *, truncated: bool) -> list[int]:
+        """Return the ids of a text that ends where a turn ends, with a token that ends it if the template has none."""
+        return self.encoder.read(text) + ([] if truncated or self.ends_turns else [self.turn_end_id])
+
+    def _as_written(self, text: str) -> str:
+        """Return a response that thinks as it follows the generation prompt. Its tags may be special tokens."""
         if self.closes_thinking:
             raise DataError(
                 f"the response thinks ({text[:40]!r}), but the prompt as the chat template renders it ends with {THINK_END}: "
@@ -235,28 +297,32 @@ class Renderer:
         if self.opening:
             written = text.lstrip()
             text = written.removeprefix(self.opening if written.startswith(self.opening) else THINK)
-        marks = self.template.marks((Message("assistant", text),))
-        return self.template.encoded(marked(text, marks), marks)
+        return self.template.marked(text)
 
     def _probe(self) -> None:
         """Find out how the template writes an answer, from short conversations."""
         question = (Message("user", "a"),)
-        before = self.template.text(question, {}, add_generation_prompt=True)
-        whole = self.template.text((*question, Message("assistant", PROBE)), {}, add_generation_prompt=False)
-        tail = whole.rpartition(PROBE)[2] if PROBE in whole else ""
-        self._tail = self.tokenizer(tail, add_special_tokens=False).input_ids
-        ends = [token for token in self._tail if token in self.special_ids]
-        self.ends_turns = bool(ends)
-        self.turn_end_id = ends[0] if ends else self.tokenizer.eos_token_id
-        self._is_verbatim = whole == before + PROBE + tail
-        without_prompt = self.template.text(question, {}, add_generation_prompt=False)
-        header = self.tokenizer(whole.removeprefix(before).partition(PROBE)[0], add_special_tokens=False).input_ids
-        self.lacks_header = before == without_prompt and not self.special_ids.isdisjoint(header)
+        before = self.template.text(question, add_generation_prompt=True)
+        whole = self.template.text((*question, Message("assistant", PROBE)), add_generation_prompt=False)
+        self._tail = whole.rpartition(PROBE)[2] if PROBE in whole else ""
+        end = next((i for i in self.encoder.read(self._tail) if i in self.special_ids), None)
+        self.ends_turns = end is not None
+        if end is not None:
+            self.turn_end_id = end
+            self._end_token = self.tokenizer.convert_ids_to_tokens(end)
+        between = self._tail.partition(self._end_token)[0] if self.ends_turns else ""
+        self._to_end = len(between + self._end_token) if self.ends_turns else 0
+        header = whole.removeprefix(before).partition(PROBE)[0]
+        is_continued = whole.startswith(before)
+        self._spaces = header if is_continued and header.isspace() else "", between if between.isspace() else ""
+        without_prompt = self.template.text(question, add_generation_prompt=False)
+        has_special = not self.special_ids.isdisjoint(self.encoder.read(header))
+        self.lacks_header = before == without_prompt and has_special
         opened = OPENED.search(before)
         self.opening = opened.group() if opened else ""
         self.closes_thinking = CLOSED.search(before) is not None
         thought = (*question, Message("assistant", "b", thinking=PROBE))
-        self.shows_thinking = PROBE in self.template.text(thought, {}, add_generation_prompt=False)
+        self.shows_thinking = PROBE in self.template.text(thought, add_generation_prompt=False)
 
 
 def _parts(turn: Message) -> tuple[str | None, str | None]:
@@ -276,16 +342,22 @@ class RewardInputs:
         reads: where a conversation ends for a decoder. ``turn-end``: with the turn, as a policy writes it. ``template``: as
             the chat template renders all of it, which is what other tools give a reward model.
         written: encode what a policy has to write after the prompt instead, for training on pairs without a reward model.
+        special_tokens: how special tokens in raw text are read, as in `Renderer`. An encoder reads them as letters.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, reads: Reading | None = "turn-end", *, written: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        reads: Reading | None = "turn-end",
+        *,
+        written: bool = False,
+        special_tokens: SpecialTokens = "literal",
     ) -> None:
         self.tokenizer = tokenizer
         self.reads = reads
         self.written = written
         reads_pairs = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
-        self.renderer = None if reads_pairs else Renderer(tokenizer)
+        self.renderer = None if reads_pairs else Renderer(tokenizer, special_tokens)
 
     def encode(
         self, prompt: Text, response: Response, *, truncated: bool = False, max_length: int | None = None

@@ -11,7 +11,7 @@ from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
 from heedful.data.rankings import Row, encode_rankings
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.data.template import naming
-from heedful.data.template_check import Sample, check_rendering
+from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
 from heedful.errors import DataError
 from heedful.types import Demonstration, Message, Prompt, Ranking
 
@@ -190,7 +190,9 @@ def encode_responses(
     Raises DataError if a record is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
     """
     pairs = [_encoded(d, renderer) for d in records]
-    check_rendering(renderer, (Sample(d.prompt, d.response, d.source) for d in records if not d.truncated))
+    samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
+    check_rendering(renderer, samples)
+    check_sampling(renderer, samples)
     offenders = set(
         too_long([p.length for p in pairs], [d.source for d in records], limit=max_length, action=action, what=what)
     )
@@ -249,8 +251,11 @@ def encode_prompts(
     for prompt in prompts:
         with naming(prompt.source):
             encoded.append(EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)))
-    answer = renderer.opening + ("some thought\n</think>\n\n" if renderer.opening else "") + "an answer"
-    check_rendering(renderer, (Sample(p.prompt, answer, p.source) for p in prompts))
+    conversations = [prompt for prompt in prompts if not isinstance(prompt.prompt, str)]
+    for first in conversations[:1]:
+        answers = ordinary_answers(renderer, first.prompt)
+        check_rendering(renderer, (Sample(one.prompt, answers[-1], one.source) for one in conversations))
+        check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers])
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy))
@@ -267,16 +272,15 @@ def encode_prompts(
 
 
 def _encoded(demonstration: Demonstration, renderer: Renderer) -> Example:
-    prompt = demonstration.prompt
     with naming(demonstration.source):
-        response = renderer.response_ids(demonstration.response, prompt=prompt, truncated=demonstration.truncated)
-        return Example(renderer.prompt_ids(prompt), response, demonstration.source)
+        prompt, response = renderer.written(
+            demonstration.prompt, demonstration.response, truncated=demonstration.truncated
+        )
+        return Example(prompt, response, demonstration.source)
 
 
 def _text_pieces(demonstration: Demonstration, renderer: Renderer, max_length: int) -> list[Example]:
-    ids = renderer.prompt_ids("") + renderer.response_ids(
-        demonstration.response, prompt="", truncated=demonstration.truncated
-    )
+    ids = renderer.written_ids("", demonstration.response, truncated=demonstration.truncated)
     starts = range(0, len(ids) - 1, max_length - 1)
     return [
         Example(ids[start : start + 1], ids[start + 1 : start + max_length], demonstration.source) for start in starts

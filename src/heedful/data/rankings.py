@@ -8,7 +8,7 @@ from typing import Any
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, TooLong, too_long
 from heedful.data.template import naming
-from heedful.data.template_check import Sample, check_rendering
+from heedful.data.template_check import Sample, check_rendering, check_sampling
 from heedful.errors import DataError
 from heedful.types import Ranking
 
@@ -63,8 +63,10 @@ def encode_rankings(
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
     encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
     if inputs.renderer is not None:
-        samples = (Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses)
+        samples = [Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses]
         check_rendering(inputs.renderer, samples, read=not inputs.written)
+        if inputs.written:
+            check_sampling(inputs.renderer, samples)
     lengths = [one.longest for one in encoded]
     sources = [ranking.source for ranking in rankings]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what=what))

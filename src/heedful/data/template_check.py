@@ -1,5 +1,6 @@
-"""Compare what is learned or read of a few records with the chat template's own rendering of the whole conversation."""
+"""Compare the ids that are learned, read or sampled from with the chat template's own rendering of whole conversations."""
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from heedful.types import THINK, THINK_END, Conversation, Message, Response, Tex
 
 FIRST = 3
 """How many conversations are compared, besides the first of each kind."""
+ORDINARY = 20
+"""How many answers are looked at to tell whether a prompt ends where a token ends."""
 AROUND = 4
 """Tokens shown before and after the place where two renderings part."""
 
@@ -30,12 +33,11 @@ class Sample(NamedTuple):
 
 
 def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool = False) -> None:
-    """Check that the ids of prompt and response are the template's rendering of the conversation, up to the end of the turn.
+    """Check that the ids of prompt and response are those of the template's rendering of the whole, up to the end of the turn.
 
     Compared are the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
-    differences are meant: other tokens for the same text where prompt and response meet; white space around an answer that
-    the template strips; thinking that the template never shows, which is learned as it is; an empty thought that only the
-    prompt has.
+    differences are meant: thinking that the template never shows or writes with other white space, which is learned as it is;
+    an empty thought that only the prompt has; the end that follows an answer if the template has no token for it.
 
     Args:
         renderer: writes the conversations.
@@ -51,8 +53,62 @@ def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool
                 continue
             _check_tools(renderer, (*prompt, *([response] if isinstance(response, Message) else [])), whole)
             ours = renderer.read_ids(prompt, response) if read else renderer.written_ids(prompt, response)
-            if not _agree(renderer, ours, whole) and not _is_meant(renderer, prompt, response, renderer.decode(whole)):
+            if not _agree(renderer, ours, whole) and not _is_meant(renderer, prompt, response, ours, whole):
                 raise CheckpointError(_report(renderer, ours, whole, response))
+
+
+def check_sampling(renderer: Renderer, samples: Iterable[Sample]) -> None:
+    """Check that the ids of prompts, from which a policy samples, begin the ids that are learned.
+
+    They do not if the rendering of a prompt ends inside a token: ``ASSISTANT: `` before an answer whose first token holds
+    that space too. The policy would then learn from other tokens than it is sampled after. One answer that begins in an
+    unusual way, such as with a line break, is no fault, so half of the first answers have to disagree.
+
+    Args:
+        renderer: writes the conversations.
+        samples: prompts and ordinary answers; white space at their beginning is left out. Raw text is passed over.
+
+    Raises CheckpointError, which shows token by token where they part.
+    """
+    compared, parted = 0, []
+    for prompt, response, source in samples:
+        if isinstance(prompt, str):
+            continue
+        if compared == ORDINARY:
+            break
+        answer = response.lstrip() if isinstance(response, str) else response
+        with naming(source):
+            asked, whole = renderer.prompt_ids(prompt), renderer.written_ids(prompt, answer)
+        compared += 1
+        if whole[: len(asked)] != asked:
+            parted.append((asked, whole, source))
+    if parted and 2 * len(parted) >= compared:
+        asked, whole, source = parted[0]
+        at, table = _table(renderer, asked, whole, ("prompt", "prompt and answer"))
+        raise CheckpointError(
+            f"{source}: the chat template of {renderer.template.name} ends a prompt inside a token; from token {at} on a "
+            f"prompt by itself, after which answers are sampled, differs from one with its answer, which is learned:\n{table}\n"
+            "The cause: the last characters of the prompt and the first ones of an answer are one token in this tokenizer. "
+            "Give a --chat-template whose prompt ends with a special token, or before its last white space, with that "
+            "white space before every answer: {{ 'ASSISTANT:' }} and {{ ' ' + message.content }}, not {{ 'ASSISTANT: ' }}"
+        )
+
+
+def ordinary_answers(renderer: Renderer, prompt: Text) -> list[str]:
+    """Return answers that a policy may well give to a prompt: its own last words, and words of the vocabulary.
+
+    If the prompt's rendering ends with a space, they are words that have a token together with a space.
+    """
+    if isinstance(prompt, str):
+        return []
+    words = [prompt[-1].content.strip() or "an answer", "你好", "an answer"]
+    if renderer.template.text(prompt, add_generation_prompt=True).endswith(" "):
+        vocabulary = sorted(renderer.tokenizer.get_vocab().items(), key=lambda item: item[1])
+        spaced = (i for token, i in vocabulary if token[:1] in ("\u0120", "\u2581", " ") and token[1:].isalpha())
+        texts = (renderer.encoder.decode_after([i], [i]) for i in itertools.islice(spaced, ORDINARY))
+        words = [text.strip() for text in texts] + words
+    thought = renderer.opening + "some thought\n</think>\n\n" if renderer.opening else ""
+    return [thought + word for word in words]
 
 
 def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Response, str]]:
@@ -74,22 +130,23 @@ def _chosen(samples: Iterable[Sample]) -> list[tuple[Conversation, Response, str
 
 def _agree(renderer: Renderer, ours: list[int], whole: list[int]) -> bool:
     """The template may write something after the end of the turn. Without a token that ends it, ours adds one."""
-    ours = ours if renderer.ends_turns else ours[:-1]
-    texts = (SPACED.sub(r"\1", renderer.decode(ids)) for ids in (whole, ours))
-    return whole[: len(ours)] == ours or next(texts).startswith(next(texts))
+    if renderer.ends_turns:
+        return whole[: len(ours)] == ours
+    return renderer.decode(whole).startswith(renderer.decode(ours[:-1]))
 
 
-def _is_meant(renderer: Renderer, prompt: Conversation, response: Response, whole: str) -> bool:
-    """True if the template only strips white space around the answer, or shows no thought where the prompt or we have one."""
+def _is_meant(renderer: Renderer, prompt: Conversation, response: Response, ours: list[int], whole: list[int]) -> bool:
+    """True if the template shows no thought where the prompt or we have one, or writes it with other white space."""
     end = renderer.decode([renderer.turn_end_id]) if renderer.ends_turns else ""
     thinking, answer = split_thinking(plain_response(response))
-    asked = renderer.decode(renderer.prompt_ids(prompt))
-    if thinking is None and whole.startswith(asked + plain_response(response).strip() + end):
-        return True
     if answer is None or (thinking is None and not renderer.closes_thinking):
         return False
+    texts = (SPACED.sub(r"\1", renderer.decode(ids)) for ids in (whole, ours if renderer.ends_turns else ours[:-1]))
+    if next(texts).startswith(next(texts)):
+        return True
+    asked = renderer.decode(renderer.prompt_ids(prompt))
     before = re.escape(THOUGHT.sub("", asked)) + r"\s*" + THOUGHT.pattern.removesuffix("$")
-    return re.match(before + re.escape(answer.strip() + end), whole) is not None
+    return re.match(before + re.escape(answer.strip() + end), renderer.decode(whole)) is not None
 
 
 def _check_tools(renderer: Renderer, messages: Conversation, whole: list[int]) -> None:
@@ -106,14 +163,19 @@ def _check_tools(renderer: Renderer, messages: Conversation, whole: list[int]) -
         )
 
 
-def _report(renderer: Renderer, ours: list[int], whole: list[int], response: Response) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(ours, whole, strict=False)) if a != b), min(len(ours), len(whole)))
-    rows: list[tuple[str, ...]] = [("token", "prompt, then response", "template's rendering")]
-    for i in range(max(0, at - AROUND), min(max(len(ours), len(whole)), at + AROUND + 1)):
-        texts = [repr(renderer.decode(ids[i : i + 1])) if i < len(ids) else "(ended)" for ids in (ours, whole)]
+def _table(renderer: Renderer, left: list[int], right: list[int], names: tuple[str, str]) -> tuple[int, str]:
+    """Return where two lists of ids part, and the tokens around that place."""
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    rows: list[tuple[str, ...]] = [("token", *names)]
+    for i in range(max(0, at - AROUND), min(max(len(left), len(right)), at + AROUND + 1)):
+        texts = [repr(renderer.decode(ids[i : i + 1])) if i < len(ids) else "(ended)" for ids in (left, right)]
         rows.append((f"{'>' if i == at else ' '} {i}", *texts))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    table = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return at, "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _report(renderer: Renderer, ours: list[int], whole: list[int], response: Response) -> str:
+    at, table = _table(renderer, ours, whole, ("prompt, then response", "template's rendering"))
     thinks = split_thinking(plain_response(response))[0] is not None
     if renderer.opening and not thinks:
         advice = (
@@ -121,11 +183,9 @@ def _report(renderer: Renderer, ours: list[int], whole: list[int], response: Res
             "template has that switch"
         )
     elif renderer.lacks_header:
-        advice = (
-            "the template ignores add_generation_prompt, so a prompt does not end where an answer begins. Mend that"
-        )
+        advice = "the template ignores add_generation_prompt, so a prompt does not end where an answer begins. Fix that"
     else:
-        advice = "a prompt ends in another way than the conversation goes on. Mend the template"
+        advice = "a prompt ends in another way than the conversation continues. Fix the template"
     return (
         f"the chat template of {renderer.template.name} renders the whole conversation in another way than its prompt and "
         f"the response after it; from token {at} on they differ:\n{table}\n"

@@ -69,7 +69,9 @@ class Sampler:
     def _completions(self, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> list[Completion]:
         rows = zip(prompts, rollouts.responses(with_stop=False), rollouts.truncated.tolist(), strict=True)
         return [
-            Completion(p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt), ids, cut)
+            Completion(
+                p.prompt, self.renderer.response_text(ids, prompt=p.prompt.prompt, truncated=cut), ids, truncated=cut
+            )
             for p, ids, cut in rows
         ]
 

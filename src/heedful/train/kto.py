@@ -130,7 +130,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     sampler = make_sampler(
         SamplingOptions(max_new_tokens=new_tokens), renderer, policy, is_used=config.sample_every > 0
     )
-    by_prompt = {one.record.prompt: one for one in held_out or train if len(one.prompt) <= context - new_tokens}
+    by_prompt = {one.record.prompt: one for one in held_out or train if len(one.asked) <= context - new_tokens}
     learner = PolicyLearner(
         model=policy,
         tokenizer=tokenizer,
@@ -195,7 +195,7 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
     """Rows for the table of samples: labelled responses, and what the policy answers to their prompts."""
     if not data.shown:
         return []
-    prompts = [EncodedPrompt(Prompt(one.record.prompt, one.record.source), one.prompt) for one in data.shown]
+    prompts = [EncodedPrompt(Prompt(one.record.prompt, one.record.source), one.asked) for one in data.shown]
     _, completions = data.sampler.respond(learner.model, prompts, learner.generator)
     return [
         {
@@ -245,7 +245,7 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     total = 0.0
     ordered = sorted(labelled, key=lambda one: one.other_length)
     for part in own_micro_batches(ordered, limit, lambda one: (1, one.other_length), passes((policy, policy.zero))):
-        logprobs = whole_logprobs(policy, [one.prompt for one in part], [one.other for one in part], pad_id)
+        logprobs = whole_logprobs(policy, [one.asked for one in part], [one.other for one in part], pad_id)
         total += float((logprobs - logprobs.new_tensor([one.ref_other for one in part])).sum())
     ranks.all_well()
     return ranks.total(total) / len(labelled)

@@ -27,14 +27,17 @@ class LabelledRow:
     """A labelled response as token ids, and how likely the reference finds it."""
 
     record: Labelled
+    asked: list[int]
+    """The prompt by itself, as a policy is given it."""
     prompt: list[int]
+    """The prompt before the response, without a token that holds the beginning of the response too."""
     response: list[int]
     other: list[int]
     """A response to another prompt: on such, KTO estimates how far the policy is from the reference."""
     ref: float = math.nan
     """Log-probability of the whole response, in nats."""
     ref_other: float = math.nan
-    """The same of the other one, after this prompt."""
+    """The same of the other one, after this prompt by itself."""
 
     @property
     def length(self) -> int:
@@ -42,7 +45,7 @@ class LabelledRow:
 
     @property
     def other_length(self) -> int:
-        return len(self.prompt) + len(self.other)
+        return len(self.asked) + len(self.other)
 
 
 def encode_labelled(
@@ -55,7 +58,11 @@ def encode_labelled(
     kept, counts = encode_responses(
         records, renderer, max_length=limit, action=config.too_long, what="labelled responses"
     )
-    return [LabelledRow(record, example.prompt, example.response, []) for record, example in kept], counts
+    rows = (
+        LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])
+        for record, example in kept
+    )
+    return list(rows), counts
 
 
 def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
@@ -68,7 +75,7 @@ def check_labels(labelled: Sequence[LabelledRow], path: str) -> None:
             f"{path}: `label` is {found} in all {len(labelled)} records to train on, and KTO learns from both: add "
             f"{missing} responses{instead}"
         )
-    if len({tuple(one.prompt) for one in labelled}) == 1:
+    if len({tuple(one.asked) for one in labelled}) == 1:
         raise DataError(
             f"{path}: all {len(labelled)} records to train on have the same prompt, and KTO estimates the KL to the "
             "reference on responses to other prompts; add records of other prompts"
@@ -83,24 +90,28 @@ def with_others(
     They are drawn once, so that the reference has to read them only once. ``pool`` has at least two prompts.
     """
     draws, done = random.Random(f"{seed}: responses to other prompts"), []
-    by_prompt = sorted(pool, key=lambda other: other.prompt)
-    sizes, first = Counter(tuple(other.prompt) for other in by_prompt), dict[tuple[int, ...], int]()
+    by_prompt = sorted(pool, key=lambda other: other.asked)
+    sizes, first = Counter(tuple(other.asked) for other in by_prompt), dict[tuple[int, ...], int]()
     for place, other in enumerate(by_prompt):
-        first.setdefault(tuple(other.prompt), place)
+        first.setdefault(tuple(other.asked), place)
     for one in labelled:
-        own = sizes[tuple(one.prompt)]
+        own = sizes[tuple(one.asked)]
         place = draws.randrange(len(pool) - own)
-        drawn = by_prompt[place + own if own and place >= first[tuple(one.prompt)] else place]
+        drawn = by_prompt[place + own if own and place >= first[tuple(one.asked)] else place]
         done.append((one, drawn.response))
-    cut = sum(len(one.prompt) + len(response) > limit for one, response in done)
-    return [replace(one, other=response[: limit - len(one.prompt)]) for one, response in done], cut
+    cut = sum(len(one.asked) + len(response) > limit for one, response in done)
+    return [replace(one, other=response[: limit - len(one.asked)]) for one, response in done], cut
 
 
 def with_reference(
     reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, micro_batch: MicroBatch, room: Room
 ) -> list[LabelledRow]:
     """The records, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
-    rows = [(i, one.prompt, ids) for i, one in enumerate(labelled) for ids in (one.response, one.other)]
+    rows = [
+        (i, prompt, ids)
+        for i, one in enumerate(labelled)
+        for prompt, ids in ((one.prompt, one.response), (one.asked, one.other))
+    ]
     order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]) + len(rows[row][2]), reverse=True)
     found: dict[int, float] = {}
 

@@ -27,6 +27,9 @@ class Pair:
 
     ranking: Ranking
     prompt: list[int]
+    """By itself, as a policy is given it."""
+    prompts: tuple[list[int], list[int]]
+    """Before the chosen and before the rejected response, without a token that holds the beginning of the response too."""
     chosen: list[int]
     rejected: list[int]
     ref_chosen: float = math.nan
@@ -35,7 +38,7 @@ class Pair:
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+        return max(len(self.prompts[0]) + len(self.chosen), len(self.prompts[1]) + len(self.rejected))
 
 
 def encode_preferences(
@@ -45,7 +48,7 @@ def encode_preferences(
 
     Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
     """
-    inputs = RewardInputs(renderer.tokenizer, written=True)
+    inputs = RewardInputs(renderer.tokenizer, written=True, special_tokens=renderer.special_tokens)
     if inputs.renderer is None:
         raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
     rows, counts = encode_pairs(
@@ -61,8 +64,15 @@ def _split(row: PairRows, renderer: Renderer) -> Pair:
             f"{row.ranking.source}: the prompt is empty and the model has no BOS, so a response's first token follows "
             "nothing. DPO needs prompts; `heedful reward` compares whole texts"
         )
-    chosen, rejected = (side["input_ids"][len(prompt) :] for side in (row.chosen, row.rejected))
-    return Pair(row.ranking, prompt, chosen, rejected)
+    prompts, responses = [], []
+    for side, response in zip((row.chosen, row.rejected), row.ranking.responses, strict=True):
+        ids = side["input_ids"]
+        start = len(prompt)
+        if ids[:start] != prompt:  # they share a token
+            start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
+        prompts.append(ids[:start])
+        responses.append(ids[start:])
+    return Pair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
 
 
 def with_reference(
@@ -89,7 +99,7 @@ def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tup
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
     whole = whole_logprobs(
         policy,
-        [pair.prompt for _ in range(2) for pair in pairs],
+        [pair.prompts[side] for side in range(2) for pair in pairs],
         [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
         pad_id,
     )

@@ -1,0 +1,185 @@
+"""Text to the token ids of one tokenizer and back, exactly: which tokens a text has where it stands, and which text tokens had.
+
+A tokenizer may put a space before a text or before each part of it (SentencePiece's do), and leave it out again when it
+decodes. A text that follows another one therefore has other tokens than the same text by itself.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+
+class Encoder:
+    """Encodes and decodes with one tokenizer.
+
+    What somebody typed is never read as a special token. In a text that holds both, markers stand for typed ones (`marked`).
+    A marker has a random number, so that no text contains it; ids do not depend on that number.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self.special_texts = sorted(specials, key=lambda text: (-len(text), text))
+        self._heads = {text[:2] for text in self.special_texts}
+        number = f"{secrets.randbelow(10**18):018}"
+        self._sign = f"\ue000{number}."
+        self._markers = {text: f"{self._sign}{i:05}\ue001" for i, text in enumerate(self.special_texts)}
+        self._typed = {marker: text for text, marker in self._markers.items()}
+        self._names = {text: f"h{number}n{i:05}h" for i, text in enumerate(self.special_texts)}
+        """What special tokens are called in `_renamed`."""
+
+    def specials_in(self, *texts: str) -> list[str]:
+        """Return the texts of special tokens that occur in texts, longest first."""
+        possible = [text for text in texts if any(head in text for head in self._heads)]
+        return [special for special in self.special_texts if any(special in text for text in possible)]
+
+    def marked(self, text: str, but: Sequence[str] = ()) -> str:
+        """Return a text with markers for the special tokens in it, except those named in ``but``."""
+        found = [special for special in self.specials_in(text) if special not in but]
+        return _substituted(text, {special: self._markers[special] for special in found})
+
+    def literal(self, text: str) -> list[int]:
+        """Return the ids of a text by itself, of which no part is read as a special token."""
+        if self.specials_in(text) and self._renamed is not None:
+            return self._renamed.encode(text, add_special_tokens=False).ids
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+
+    def read(self, text: str) -> list[int]:
+        """Return the ids of a text by itself, with its special tokens; markers are read as the letters they stand for."""
+        if self._sign not in text:
+            return self.tokenizer(text, add_special_tokens=False).input_ids
+        if self._renamed is not None:
+            return self._renamed.encode(self._unmarked(text), add_special_tokens=False).ids
+        pieces = re.split(f"({re.escape(self._sign)}[0-9]*\ue001)", text)
+        encoded = (self.literal(self._typed[p]) if p in self._typed else self.read(p) for p in pieces)
+        return [i for ids in encoded for i in ids]
+
+    def tokens_within(self, text: str, end: int) -> int:
+        """Return how many of the first tokens of `read` hold nothing of what stands behind ``end``.
+
+        A special token may take in white space beside it. It counts as standing where its own text stands.
+        """
+        if self._renamed is None:  # without offsets: as many as the text up to there has, too
+            pairs = zip(self.read(text), self.read(text[:end]), strict=False)
+            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(self.read(text[:end])))
+        whole = self._unmarked(text)
+        border = len(self._unmarked(text[:end]))
+        encoding = self._renamed.encode(whole, add_special_tokens=False)
+        names = self._names_by_id
+        for i, (token, (start, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+            if token in names:
+                start = whole.index(names[token], start)
+                stop = start + len(names[token])
+            if stop > border or start >= border:
+                return i
+        return len(encoding.ids)
+
+    def within(self, text: str, *, with_specials: bool = False) -> list[int]:
+        """Return the ids of a text inside another one: without a space that the tokenizer puts before a text."""
+        if self._unprefixed is None:
+            return self.read(text) if with_specials else self.literal(text)
+        return self._unprefixed.encode(self._unmarked(text) if with_specials else text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids by themselves, special tokens included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of token ids that follow others.
+
+        Decoders leave out a space at the beginning. Here it is left out only if the tokenizer put it there: at the beginning of
+        all text, or behind a special token.
+        """
+        neutral = self.tokenizer.eos_token_id
+        start, text = self.decode([neutral]), self.decode([neutral, *ids])
+        if not text.startswith(start):
+            return self.decode(ids)
+        text = text[len(start) :]
+        return text[1:] if text.startswith(" ") and self._puts_space(before) else text
+
+    def _puts_space(self, before: Sequence[int]) -> bool:
+        """True if a text that follows these ids is decoded with a space that it has not."""
+        if not self._has_spaces:
+            return True
+        if not before or list(before) == [self.tokenizer.bos_token_id]:
+            return self._prefixes[0]
+        return before[-1] in self.tokenizer.added_tokens_decoder and self._prefixes[1]
+
+    @cached_property
+    def _has_spaces(self) -> bool:
+        """False if tokens do not say whether a space stands before them, as with WordPiece."""
+        return self.literal(".a") != self.literal(". a")
+
+    @cached_property
+    def _prefixes(self) -> tuple[bool, bool]:
+        """Whether the tokenizer puts a space before a text, and before what follows a special token."""
+        end = self.tokenizer.eos_token
+        ids = self.read(end), self.read(f"{end}a"), self.literal("a")
+        found = [self.decode(row).removeprefix(self.decode(ids[0])) for row in (ids[0] + ids[2], ids[1])]
+        return found[0].startswith(" "), found[1].startswith(" ")
+
+    def _unmarked(self, text: str) -> str:
+        """Return a text as `_renamed` reads it: typed special tokens as they are, the others by their names."""
+        return _substituted(text, {special: self._names[special] for special in self.specials_in(text)} | self._typed)
+
+    @cached_property
+    def _names_by_id(self) -> dict[int, str]:
+        return {self.tokenizer.convert_tokens_to_ids(special): name for special, name in self._names.items()}
+
+    @cached_property
+    def _renamed(self) -> Tokenizer | None:
+        """The tokenizer with other names for its special tokens and true offsets; None if it is not made of `tokenizers`."""
+        return self._copy(lambda spec: spec)
+
+    @cached_property
+    def _unprefixed(self) -> Tokenizer | None:
+        """`_renamed`, without a space that is put before a text."""
+        return self._copy(_without_prefix)
+
+    def _copy(self, change: Callable[[Any], Any]) -> Tokenizer | None:
+        if not self.tokenizer.is_fast:
+            return None
+        spec = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        spec |= {"post_processor": None, "truncation": None, "padding": None}
+        for token in spec["added_tokens"]:
+            token["content"] = self._names.get(token["content"], token["content"])
+        model, names = spec["model"], self._names
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+        if model.get("unk_token") is not None:
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        if "merges" in model:
+            pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+            model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & names.keys()]
+        spec["normalizer"], spec["pre_tokenizer"] = change(spec["normalizer"]), change(spec["pre_tokenizer"])
+        return Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
+
+
+def _substituted(text: str, substitutes: dict[str, str]) -> str:
+    if not substitutes:
+        return text
+    return re.sub("|".join(map(re.escape, substitutes)), lambda match: substitutes[match.group()], text)
+
+
+def _without_prefix(spec: Any) -> Any:
+    """Return a normalizer or a pre-tokenizer that puts no space before a text."""
+    if not isinstance(spec, dict):
+        return spec
+    if spec["type"] == "Prepend":
+        return None
+    for name in ("normalizers", "pretokenizers"):
+        if name in spec:
+            spec[name] = [part for part in map(_without_prefix, spec[name]) if part is not None]
+    return spec | {
+        name: off for name, off in (("prepend_scheme", "never"), ("add_prefix_space", False)) if name in spec
+    }
+
+
