@@ -109,10 +109,10 @@ class Renderer:
     def written(self, prompt: Text, response: Response, *, truncated: bool = False) -> tuple[list[int], list[int]]:
         """Return the ids of a prompt and of the response that a policy has to write after it, with the token that ends it.
 
-        In a conversation they are the template's own rendering of prompt and response, tokenised as one text, up to the end of
-        the turn. A token that holds the end of the prompt and the beginning of the response belongs to the response. Thinking
-        that the template does not show follows the prompt as it is. Raw text after a raw prompt has the ids with which it
-        continues the prompt's; if a token would hold a part of both, its own ones.
+        In a conversation they are the template's own rendering of prompt and response, tokenised as one text, up to the end
+        of the turn. A token that holds the end of the prompt and the beginning of the response belongs to the response.
+        Thinking that the template does not show follows the prompt as it is. Raw text after a raw prompt has the ids with
+        which it continues the prompt's; if a token would hold a part of both, its own ones.
 
         Args:
             prompt: what the response answers. A response to raw text ends with EOS, an answer in a conversation with the

@@ -1,4 +1,4 @@
-"""Text to the token ids of one tokenizer and back, exactly: which tokens a text has where it stands, and which text tokens had.
+"""Text to the token ids of one tokenizer and back: which tokens a text has at its place, and which text tokens had.
 
 A tokenizer may put a space before a text or before each part of it (SentencePiece's do), and leave it out again when it
 decodes. A text that follows another one therefore has other tokens than the same text by itself.
@@ -25,6 +25,9 @@ class Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        specials -= {
+            f"<0x{byte:02X}>" for byte in range(256)
+        }  # letters of texts, also where they are marked as special
         self.special_texts = sorted(specials, key=lambda text: (-len(text), text))
         self._heads = {text[:2] for text in self.special_texts}
         number = f"{secrets.randbelow(10**18):018}"
@@ -73,10 +76,10 @@ class Encoder:
         encoding = self._renamed.encode(whole, add_special_tokens=False)
         names = self._names_by_id
         for i, (token, (start, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
-            if token in names:
-                start = whole.index(names[token], start)
-                stop = start + len(names[token])
-            if stop > border or start >= border:
+            name = names.get(token, "")
+            place = whole.find(name, start, stop) if name else -1  # -1 too for text that is unknown
+            first, last = (start, stop) if place < 0 else (place, place + len(name))
+            if last > border or first >= border:
                 return i
         return len(encoding.ids)
 
@@ -93,8 +96,8 @@ class Encoder:
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text of token ids that follow others.
 
-        Decoders leave out a space at the beginning. Here it is left out only if the tokenizer put it there: at the beginning of
-        all text, or behind a special token.
+        Decoders leave out a space at the beginning. Here it is left out only if the tokenizer put it there: at the beginning
+        of all text, or behind a special token.
         """
         neutral = self.tokenizer.eos_token_id
         start, text = self.decode([neutral]), self.decode([neutral, *ids])
@@ -181,5 +184,3 @@ def _without_prefix(spec: Any) -> Any:
     return spec | {
         name: off for name, off in (("prepend_scheme", "never"), ("add_prefix_space", False)) if name in spec
     }
-
-

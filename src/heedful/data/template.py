@@ -19,6 +19,7 @@ from heedful.types import THINK, THINK_END, Conversation, Message
 TIME_LIMIT = TimeLimit(10.0)
 """Of one rendering, which takes less than a millisecond."""
 
+
 @contextlib.contextmanager
 def naming(source: str) -> Iterator[None]:
     """Put the place of a record before the errors that its rendering raises."""

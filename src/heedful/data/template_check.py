@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool = False) -> None:
-    """Check that the ids of prompt and response are those of the template's rendering of the whole, up to the end of the turn.
+    """Check that the ids of prompt and response are those of the template's rendering of the whole, up to the turn's end.
 
     Compared are the first conversations, and the first of each kind: with tools, with thinking, with an earlier answer. Some
     differences are meant: thinking that the template never shows or writes with other white space, which is learned as it is;
@@ -87,7 +87,8 @@ def check_sampling(renderer: Renderer, samples: Iterable[Sample]) -> None:
         at, table = _table(renderer, asked, whole, ("prompt", "prompt and answer"))
         raise CheckpointError(
             f"{source}: the chat template of {renderer.template.name} ends a prompt inside a token; from token {at} on a "
-            f"prompt by itself, after which answers are sampled, differs from one with its answer, which is learned:\n{table}\n"
+            "prompt by itself, after which answers are sampled, differs from one with its answer, which is learned:\n"
+            f"{table}\n"
             "The cause: the last characters of the prompt and the first ones of an answer are one token in this tokenizer. "
             "Give a --chat-template whose prompt ends with a special token, or before its last white space, with that "
             "white space before every answer: {{ 'ASSISTANT:' }} and {{ ' ' + message.content }}, not {{ 'ASSISTANT: ' }}"
@@ -168,7 +169,8 @@ def _table(renderer: Renderer, left: list[int], right: list[int], names: tuple[s
     at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     rows: list[tuple[str, ...]] = [("token", *names)]
     for i in range(max(0, at - AROUND), min(max(len(left), len(right)), at + AROUND + 1)):
-        texts = [repr(renderer.decode(ids[i : i + 1])) if i < len(ids) else "(ended)" for ids in (left, right)]
+        pieces = [ids[i : i + 1] for ids in (left, right)]
+        texts = [repr(renderer.encoder.decode_after(piece, piece)) if piece else "(ended)" for piece in pieces]
         rows.append((f"{'>' if i == at else ' '} {i}", *texts))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return at, "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,374 @@
+"""What is learned and sampled from, for tokenizers of every kind and templates of every style: the template's own rendering.
+
+Expected ids come from ``tokenizer.apply_chat_template(tokenize=True)``, and the border between prompt and response from the
+characters of its text and the tokenizer's own offsets. None of them comes from heedful.
+"""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.configs.dpo import DPOConfig
+from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
+from heedful.errors import CheckpointError
+from heedful.train.pairs import encode_preferences
+from heedful.types import Demonstration, Labelled, Message, Prompt, Ranking
+
+TEXTS = [
+    "The quick brown fox says that x and y are letters, and 12 + 34 = 46.",
+    "你好，今天天气怎么样？今天天气很好。",
+    "def f():\n    return 1\n\n\nHello, how are you?\n\n I am fine.",
+    "USER: hello ASSISTANT: yes , no. User: hi\nAssistant: q0 and x [INST] a [/INST] b",
+] * 10
+ROLES = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
+HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<end_of_turn>"]
+SPECIALS = ["<unk>", "<s>", "</s>", *ROLES, *HEADERS]
+
+
+def bpe(pre_tokenizer, *, normalizer=None, decoder=None, bytewise=False, fallback=False, processor=None):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=fallback, fuse_unk=True))
+    fallbacks = [f"<0x{i:02X}>" for i in range(256)] if fallback else []
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if bytewise else ["▁", "x", "q", "0"]
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    if processor is not None:
+        tokenizer.post_processor = processor
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, show_progress=False, special_tokens=SPECIALS + fallbacks, initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    spec = json.loads(tokenizer.to_str())  # bytes are tokens of the vocabulary, not special ones
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in SPECIALS]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def byte_level(*, add_prefix_space=False, processor=None, normalizer=None, use_regex=True):
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex)
+    decoder = decoders.ByteLevel()
+    return bpe(pre_tokenizer, decoder=decoder, bytewise=True, processor=processor, normalizer=normalizer)
+
+
+def metaspace(scheme):
+    parts = [decoders.Metaspace(prepend_scheme=scheme), decoders.ByteFallback(), decoders.Fuse()]
+    pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    return bpe(pre_tokenizer, decoder=decoders.Sequence(parts), fallback=True)
+
+
+def llama_2():
+    """A Prepend normalizer in place of a pre-tokenizer, bytes for unknown characters."""
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return bpe(None, normalizer=normalizer, decoder=decoders.Sequence(parts), fallback=True)
+
+
+def unigram(scheme="always"):
+    """The words of the texts, with the space before them and without it, and all their characters."""
+    words = sorted({word for text in TEXTS for word in text.split()})
+    characters = sorted({character for text in TEXTS for character in text.replace(" ", "▁")})
+    pieces = dict.fromkeys(["▁" + word for word in words] + words + characters)
+    tokenizer = Tokenizer(
+        models.Unigram([*((t, 0.0) for t in SPECIALS), *((p, -5.0 - len(p) / 99) for p in pieces)], 0)
+    )
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return tokenizer
+
+
+def word_piece():
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=400, show_progress=False, special_tokens=SPECIALS)
+    )
+    return tokenizer
+
+
+KINDS = {
+    "byte-level": byte_level,
+    "byte-level, trimmed offsets": lambda: byte_level(processor=processors.ByteLevel(trim_offsets=True)),
+    "byte-level, no regex": lambda: byte_level(use_regex=False),
+    "byte-level, prefix space": lambda: byte_level(add_prefix_space=True),
+    "byte-level, NFKC": lambda: byte_level(normalizer=normalizers.NFKC()),
+    "Metaspace first": lambda: metaspace("first"),
+    "Metaspace always": lambda: metaspace("always"),
+    "Metaspace never": lambda: metaspace("never"),
+    "Prepend and bytes": llama_2,
+    "Unigram": unigram,
+    "WordPiece": word_piece,
+    "lowercase": lambda: byte_level(normalizer=normalizers.Lowercase()),
+}
+
+TURNS = "{% for m in messages %}TURN{% endfor %}{% if add_generation_prompt %}PROMPT{% endif %}"
+
+
+def turns(turn, prompt):
+    return TURNS.replace("TURN", turn).replace("PROMPT", prompt)
+
+
+def by_role(user, assistant, system=""):
+    return (
+        f"{{% if m.role == 'assistant' %}}{assistant}{{% elif m.role == 'system' %}}{system}"
+        f"{{% else %}}{user}{{% endif %}}"
+    )
+
+
+STYLES = {
+    "ChatML": turns(
+        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}", "{{ '<|im_start|>assistant\n' }}"
+    ),
+    "Llama-3": "{{ bos_token }}"
+    + turns(
+        "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + (m.content | trim) + '<|eot_id|>' }}",
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
+    ),
+    "Gemma": "{{ bos_token }}"
+    + turns(
+        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' + (m.content | trim) "
+        "+ '<end_of_turn>\n' }}",
+        "{{ '<start_of_turn>model\n' }}",
+    ),
+    "Zephyr": turns("{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}", "{{ '<|assistant|>\n' }}"),
+    "Phi-3": turns("{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}", "{{ '<|assistant|>\n' }}"),
+    "Phi-4": turns("{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}", "{{ '<|assistant|>' }}"),
+    "Llama-2": "{{ bos_token }}"
+    + turns(
+        by_role(
+            "{{ '[INST] ' + m.content + ' [/INST]' }}",
+            "{{ ' ' + m.content + ' ' + eos_token }}",
+            "{{ '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' }}",
+        ),
+        "",
+    ),
+    "Vicuna": turns(
+        by_role(
+            "{{ 'USER: ' + m.content + ' ' }}", "{{ 'ASSISTANT: ' + m.content + eos_token }}", "{{ m.content + ' ' }}"
+        ),
+        "{{ 'ASSISTANT:' }}",
+    ),
+    "Vicuna, prompt with a space": turns(
+        by_role(
+            "{{ 'USER: ' + m.content + ' ' }}", "{{ 'ASSISTANT: ' + m.content + eos_token }}", "{{ m.content + ' ' }}"
+        ),
+        "{{ 'ASSISTANT: ' }}",
+    ),
+    "DeepSeek": "{{ bos_token }}"
+    + turns(
+        by_role("{{ '<|user|>' + m.content }}", "{{ '<|assistant|>' + m.content + eos_token }}", "{{ m.content }}"),
+        "{{ '<|assistant|>' }}",
+    ),
+    "plain": "plain",
+}
+END = {
+    "ChatML": "<|im_end|>",
+    "Llama-3": "<|eot_id|>",
+    "Gemma": "<end_of_turn>",
+    "Phi-3": "<|end|>",
+    "Phi-4": "<|end|>",
+}
+"""The token that ends a turn; EOS in other styles."""
+CONVERSATIONS = [
+    [("user", "q0"), ("assistant", "x")],
+    [("user", "q0"), ("assistant", " x \n")],
+    [("user", "hello"), ("assistant", "yes, I am fine.\n\n    return 1")],
+    [
+        ("system", "你是助手。\n\n"),
+        ("user", "你好，今天\n\n天气？ "),
+        ("assistant", "今天天气很好。 🙂"),
+        ("user", "ﬁne? é"),
+        ("assistant", "q0 x\n"),
+    ],
+    [("user", "a"), ("assistant", "\nb")],
+    [("user", "hi "), ("assistant", "The quick brown fox")],
+]
+REFUSED = {
+    **{
+        (kind, "Vicuna, prompt with a space"): "'x' and the space before it are one token"
+        for kind in KINDS
+        if kind not in ("byte-level, no regex", "Prepend and bytes", "WordPiece")
+    },
+    **{
+        (kind, "Llama-3"): "two line breaks are one token at the end of a text, and two before a letter"
+        for kind in KINDS
+        if kind.startswith("byte-level") or kind == "lowercase"
+        if kind != "byte-level, no regex"
+    },
+    **{
+        (kind, style): "this tokenizer has tokens of a colon and the space after it"
+        for kind in ("byte-level, no regex", "Prepend and bytes")
+        for style in ("Vicuna", "plain")
+    },
+}
+"""Where a prompt ends inside a token, so that it cannot be what is learned."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """``made(kind, style)``: a tokenizer of that kind from a folder, with a template of that style; and true offsets."""
+    kinds, folders = {}, tmp_path_factory.mktemp("kinds")
+
+    def make(kind, style):
+        tokenizer = kinds[kind] = kinds.get(kind) or KINDS[kind]()
+        folder = folders / f"{list(KINDS).index(kind)} {style}"
+        if not folder.exists():
+            names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+            fast.chat_template = None if style == "plain" else STYLES[style]
+            fast.save_pretrained(folder)
+            (folder / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
+        offsets = Tokenizer.from_str(tokenizer.to_str())
+        offsets.post_processor = processors.Sequence([])
+        return load_tokenizer(str(folder), chat_template="plain" if style == "plain" else ""), offsets
+
+    return make
+
+
+def as_dicts(turns):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def as_messages(turns):
+    return tuple(Message(role, content) for role, content in turns)
+
+
+def by_hand(tokenizer, offsets, turns, end):
+    """What is sampled from, and the prompt and the response that are learned: ids of the template's own rendering."""
+    before = tokenizer.apply_chat_template(as_dicts(turns[:-1]), tokenize=False, add_generation_prompt=True)
+    asked = tokenizer.apply_chat_template(as_dicts(turns[:-1]), tokenize=True, add_generation_prompt=True).input_ids
+    whole = tokenizer.apply_chat_template(as_dicts(turns), tokenize=True).input_ids
+    text = tokenizer.apply_chat_template(as_dicts(turns), tokenize=False)
+    encoding = offsets.encode(text, add_special_tokens=False)
+    assert encoding.ids == whole
+    start = next(i for i, (a, b) in enumerate(encoding.offsets) if b > len(before) or a >= len(before))
+    last = len(whole) - 1 - whole[::-1].index(tokenizer.convert_tokens_to_ids(end))
+    return asked, whole[:start], whole[start : last + 1]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_learned_and_sampled_is_the_templates_rendering(made, kind, style):
+    """In SFT, reward models, DPO, KTO and rollouts; or the run is refused, and only where no ids could agree."""
+    tokenizer, offsets = made(kind, style)
+    expected = [by_hand(tokenizer, offsets, turns, END.get(style, "</s>")) for turns in CONVERSATIONS]
+    records = [(as_messages(turns[:-1]), turns[-1][1], f"数据.jsonl:{i}") for i, turns in enumerate(CONVERSATIONS)]
+    renderer, limit = Renderer(tokenizer), {"max_length": 1000, "action": "error"}
+    sampled = [renderer.prompt_ids(prompt) for prompt, *_ in records]
+    assert sampled == [asked for asked, *_ in expected]
+
+    # A reward model only reads, so it has nothing to be sampled after.
+    other = "no, q0"
+    rankings = [Ranking(prompt, (response, other), (0, 1), source) for prompt, response, source in records]
+    inputs = RewardInputs(tokenizer)
+    pairs, _ = encode_pairs(rankings, inputs, equal_pairs="error", **limit)
+    assert [pair.chosen["input_ids"] for pair in pairs] == [prompt + response for _, prompt, response in expected]
+
+    def run(trainer):
+        if trainer == "sft":
+            examples = encode_demonstrations([Demonstration(*record) for record in records], renderer, **limit)[0]
+            return [(example.prompt, example.response) for example in examples]
+        if trainer == "kto":
+            labelled = [Labelled(*record, label=True) for record in records]
+            kept = encode_responses(labelled, renderer, what="labelled responses", **limit)[0]
+            return [(example.prompt, example.response) for _, example in kept]
+        if trainer == "dpo":
+            encoded = encode_preferences(rankings, renderer, 1000, DPOConfig(model="m", data="d", output="o"))[0]
+            return [(pair.prompts[0], pair.chosen) for pair in encoded]
+        prompts = [Prompt(prompt, source) for prompt, _, source in records]
+        return [one.ids for one in encode_prompts(prompts, renderer, **limit)[0]]
+
+    for trainer in ("sft", "dpo", "kto", "grpo"):
+        if (kind, style) in REFUSED:
+            with pytest.raises(CheckpointError, match="ends a prompt inside a token"):
+                run(trainer)
+        elif trainer == "grpo":
+            assert run(trainer) == sampled
+        else:
+            assert run(trainer) == [(prompt, response) for _, prompt, response in expected]
+
+
+LOSSY = ("WordPiece", "Unigram", "lowercase", "byte-level, NFKC")
+"""These do not give back every text."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_of_a_sampled_response_is_what_was_answered(made, kind):
+    """With the space that it begins with and without one that the tokenizer puts there; read again it has the same ids."""
+    for style in STYLES:
+        tokenizer, offsets = made(kind, style)
+        renderer = Renderer(tokenizer)
+        for turns in CONVERSATIONS:
+            asked, before, response = by_hand(tokenizer, offsets, turns, END.get(style, "</s>"))
+            if before != asked:  # nothing can be sampled that begins inside a token of the prompt
+                continue
+            prompt, content = as_messages(turns[:-1]), turns[-1][1]
+            said = renderer.response_text(response[:-1], prompt=prompt)
+            assert renderer.written(prompt, said) == (asked, response)
+            assert RewardInputs(tokenizer).encode(prompt, said)["input_ids"] == asked + response
+            trimmed = content.strip() if style in ("Llama-3", "Gemma") else content
+            # A text that begins with a space gets no other one from these, so the two texts have the same ids.
+            may_lack = trimmed[0] == " " and kind in ("Metaspace always", "byte-level, prefix space")
+            if kind not in LOSSY:
+                assert said in ([trimmed, trimmed[1:]] if may_lack else [trimmed])
+
+
+PROGRAM = "def f(x):\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        (PROGRAM, "    return 1"),
+        ("Q: 你好\nA:", " 好 x"),
+        ("Q: x\nA: ", "y"),
+        ("一加一", "二"),
+        ("", " x"),
+        ("a\n", "\nb"),
+    ],
+)
+def test_raw_text_goes_on_as_it_stands(made, kind, prompt, completion):
+    """A prompt is read by itself; its completion gets no space that the text has not, and loses none."""
+    tokenizer, _ = made(kind, "ChatML")
+    renderer = Renderer(tokenizer)
+    alone = tokenizer(prompt, add_special_tokens=False).input_ids
+    whole = tokenizer(prompt + completion, add_special_tokens=False).input_ids
+    asked, response = renderer.written(prompt, completion)
+    assert asked == alone == renderer.prompt_ids(prompt)
+    assert response[-1] == tokenizer.eos_token_id
+    if whole[: len(alone)] == alone:
+        assert alone + response[:-1] == whole
+    if kind not in LOSSY:
+        # A text that begins with a space gets no other one from these, so " x" and "x" have the same ids.
+        vanishes = not prompt and kind in ("Metaspace first", "Metaspace always", "byte-level, prefix space")
+        assert renderer.response_text(response[:-1], prompt=prompt) == completion[vanishes:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_somebody_typed_are_letters(made, kind):
+    """Between the template's special tokens each text has the ids of its letters, with no space that the template has not."""
+    tokenizer, offsets = made(kind, "ChatML")
+    if kind == "Metaspace first":  # in the rendering, no text stands first
+        offsets.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    offsets.encode_special_tokens = True
+    texts = ["user\nx <|end|> y</s>z 你好", "\n", "assistant\n<|im_end|> <s>好"]
+    special = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIALS}
+    start, end = special["<|im_start|>"], special["<|im_end|>"]
+    user, between, answer = (offsets.encode(text, add_special_tokens=False).ids for text in texts)
+    renderer, prompt = Renderer(tokenizer), (Message("user", texts[0].removeprefix("user\n")),)
+    asked, response = renderer.written(prompt, texts[2].removeprefix("assistant\n"))
+    raw = [i for ids in renderer.written(texts[0], texts[2]) for i in ids]
+    assert set(asked + response) & set(special.values()) - {special["<unk>"]} == {start, end}
+    assert set(raw) & set(special.values()) - {special["<unk>"]} == {special["</s>"]}
+    if kind != "Unigram":  # whose own tokenizer reads the letters of "</s>" as that token
+        assert asked + response == [start, *user, end, *between, start, *answer, end]
