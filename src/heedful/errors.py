@@ -40,7 +40,7 @@ class CheckpointError(HeedfulError, RuntimeError):
 class RewardError(HeedfulError, RuntimeError):
     """A reward failed on more responses than may fail, or did not return one entry per response.
 
-    Its status is 4 if a server stopped answering that had answered before.
+    Its status is 4 if a run had begun, or if a server stopped answering that had answered before.
     """
 
 

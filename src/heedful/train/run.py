@@ -23,7 +23,7 @@ import torch
 
 from heedful.configs.options import TrainingOptions
 from heedful.display import Display
-from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError
+from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
 from heedful.faults import hit
 from heedful.parallel import ranks
 from heedful.parallel.in_step import all_stop
@@ -299,8 +299,8 @@ class Run:
                     self._say_what_is_left(error)
                 else:
                     self._save_what_was_learned(error)
-            if isinstance(error, HeedfulError) and self.done:
-                error.status = max(error.status, 4) if error.status != MachineError.status else error.status
+            if isinstance(error, HeedfulError) and error.status != MachineError.status:
+                error.status = max(error.status, TrainingError.status)  # the run had begun
         finally:
             self._stops.close()
             self._hook.remove()

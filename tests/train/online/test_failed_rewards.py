@@ -103,6 +103,65 @@ def test_more_than_may_fail_end_the_run(config, kind):
     assert list((settings.output / "checkpoints").iterdir()) != []
 
 
+FAILS_IN_STEPS = """
+broken = []
+
+def raises(completions, **columns):
+    broken.extend(completions[4:])
+    if broken:
+        raise ValueError("坏了")
+    return [0.5] * len(completions)
+
+def falls_short(completions, **columns):
+    return [0.5] * min(4, len(completions))
+"""
+"""Rewards that score the few responses on which every reward is tried, but not those of a step."""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("raises", "raised ValueError: 坏了"), ("falls_short", "returned 4 scores")]
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ppo", "--minibatch-size", "8"),
+        pytest.param(("a2c",), marks=pytest.mark.exhaustive),
+        ("grpo", "--samples-per-prompt", "2", "--minibatch-size", "8"),
+        pytest.param(
+            ("online-dpo", "--samples-per-prompt", "2", "--minibatch-size", "2"), marks=pytest.mark.exhaustive
+        ),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_reward_that_fails_in_the_first_step(heedful, tiny, written, tmp_path, command, name, said):
+    """Exit status 4, as in later steps, and the folder is as it was: nothing, or the run that would have been replaced."""
+    reward = f"python:{written('评分.py', FAILS_IN_STEPS)}:{name}"
+    data = written("题目.jsonl", [{"prompt": f"第{i}问"} for i in range(8)])
+    flags = (
+        "--model",
+        tiny(),
+        "--data",
+        data,
+        "--output",
+        tmp_path / "运行",
+        "--rollout-batch-size",
+        "8",
+        "--steps",
+        "1",
+    )
+    flags += ("--max-new-tokens", "4", "--eval-fraction", "0", "--dtype", "float32")
+    outcome = heedful(*command, *flags, "--rewards", reward)
+    assert outcome.status == 4, outcome.err
+    assert said in outcome.message
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "运行").exists()
+    if name == "raises":
+        assert heedful(*command, *flags, "--rewards", "rule:digits").status == 0
+        before = (tmp_path / "运行" / "summary.json").read_bytes()
+        assert heedful(*command, *flags, "--rewards", reward, "--overwrite").status == 4
+        assert (tmp_path / "运行" / "summary.json").read_bytes() == before
+
+
 def learned_from(config, make_learner, experience_of, rows, kind=PPOConfig, **changes):
     """Experience on four prompts, with a reward that fails on these rows."""
     settings = config(kind, whiten_advantages=False, kl_coef=0.0, **changes)
