@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from heedful.command_table import COMMANDS, GROUPS
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
-from heedful.redact import remember_command
+from heedful.redact import WithoutSecrets, remember_command
 
 SPINS, SPINS_OF_SHORT_PAUSES = 1000, 2000
 """How often a thread of GNU OpenMP looks whether it may go on before it sleeps. Between two looks it pauses, by an
@@ -42,8 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only while the command runs.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    told = cast(TextIO, WithoutSecrets(sys.stderr))
+    if arguments is None:
+        sys.stderr = told  # also for a traceback, should there be one
     try:
-        status = _outcome(words, is_program=arguments is None)
+        with contextlib.redirect_stderr(told):
+            status = _outcome(words, is_program=arguments is None)
     except Exception:
         if arguments is None and _is_rank():
             _end_at_once(1, has_traceback=True)

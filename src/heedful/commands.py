@@ -33,6 +33,7 @@ from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import pass_at_k, policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
+from heedful.redact import redact
 
 __all__ = ["chat"]
 
@@ -242,4 +243,4 @@ def serve_policy(config: ServePolicyConfig) -> None:
 
 
 def _print(text: str) -> None:
-    Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)
+    Screen(soft_wrap=True).print(harmless(redact(text)), markup=False, highlight=False)

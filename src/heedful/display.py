@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text as RichText
 
+from heedful.redact import redact
+
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -125,7 +127,9 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
         else:
             table.add_column(RichText(name), overflow="fold", ratio=1)
     for row in rows:
-        table.add_row(*(RichText(shown(value)) for value in row.values()))
+        table.add_row(
+            *(RichText(shown(redact(value))) for value in row.values())
+        )  # before a secret is broken into lines
     console.print(table, soft_wrap=False)
 
 

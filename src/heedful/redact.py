@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 HIDDEN = "***"
@@ -15,9 +15,11 @@ NAMES = re.compile(
 """Names of flags, keys and environment variables that hold a secret. ``max_new_tokens`` is none."""
 SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
-    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+|(?:gsk|r8|npm)_[A-Za-z0-9]{20,}|(?:xai|nvapi|pypi)-[\w-]{20,}"
+    r"|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22})|(?<=\bBearer )[\w.~+/=-]{8,}"
 )
-"""Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT."""
+"""Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT, Groq,
+Replicate, npm, xAI, NVIDIA, PyPI, ModelScope; and what follows ``Bearer``."""
 URL = re.compile(r"\b(judge:)?((?:https?:|[a-z][a-z0-9+.-]*://)[^\s'\"<>]+)", re.I)
 """A URL; that of a judge has its model as fragment, which is no secret."""
 SHORTEST = 8
@@ -47,6 +49,47 @@ def holds_secret(text: str) -> bool:
     variable of the environment holds. A query or a fragment by itself is none."""
     users = any("@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0] for _, url in URL.findall(text))
     return users or SHAPES.search(text) is not None or any(secret in text for secret in _in_environment())
+
+
+class WithoutSecrets:
+    """A text stream whose writer may not know what is secret: every text goes through `redact` before it is written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text without secrets."""
+        self._stream.write(_text(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts without secrets."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def without_secrets_of(settings: Any) -> Callable[[str], str]:
+    """Return a function that takes out of a text what is a secret by its form, or of the environment, in a setting's text.
+
+    For records of what a run did: they repeat settings such as ``--system-prompt``, but else they are data, which stay as
+    they are.
+
+    Args:
+        settings: a dataclass.
+    """
+    texts = [value for value in vars(settings).values() if isinstance(value, str)]
+    found = {one.group() for text in texts for one in SHAPES.finditer(text)}
+    found |= {one for one in _in_environment() if any(one in text for text in texts)}
+
+    def hide(text: str) -> str:
+        for secret in sorted(found, key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    return hide
 
 
 _command: list[str] = []

@@ -4,16 +4,19 @@ A YAML file becomes flags that stand before the user's own, so both go through o
 "perhaps you meant", and a flag wins over the file.
 """
 
+import codecs
 import contextlib
 import dataclasses
+import difflib
 import io
 import itertools
 import json
 import math
+import os
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +30,12 @@ from heedful.redact import HIDDEN, redact
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 """The tags of values for which none was written."""
+LARGEST_FILE = 2**18
+"""In bytes; a larger file holds no settings."""
+LARGEST_NODE = 1000
+"""How many keys and values a mapping in a list of settings may have."""
+MOST_NAMED, LONGEST_NAME = 5, 60
+"""How many keys that are not settings are named, and their longest beginning."""
 NULLS = ("", "null", "Null", "NULL", "~", "None")
 
 
@@ -57,7 +66,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     flags = [argument for flag in from_yaml for argument in flag.arguments]
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), _whole_lines(arguments, flags):
             config = tyro.cli(config_class, args=[*flags, *arguments], prog=prog, config=(tyro.conf.AvoidSubcommands,))
     except SystemExit as error:
         message = said.getvalue()
@@ -68,6 +77,20 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
         raise
     object.__setattr__(config, "given", _given(config_class, from_yaml, arguments))
     return config
+
+
+@contextlib.contextmanager
+def _whole_lines(*words: Sequence[str]) -> Iterator[None]:
+    """Have messages in lines as long as they are, if a word holds a secret: one that is broken could not be found."""
+    if all(redact(list(some)) == list(some) for some in words):
+        yield
+        return
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(200 + 2 * sum(len(word) for some in words for word in some))
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.__setitem__("COLUMNS", before)
 
 
 def _by_command(message: str, config_class: type, prog: str) -> str:
@@ -119,11 +142,10 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
 
     Raises ConfigError: missing file, bad YAML, not a mapping, a repeated key, or a nested value.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such YAML file (a configuration file comes directly after the command)")
+    text = _settings_text(path)
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply; settings are flat 'key: value' lines") from error
@@ -134,36 +156,99 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         raise ConfigError(f"{path}: expected 'key: value' lines, found {found}")
     _refuse_tag(root, str(path))
     hints = typing.get_type_hints(config_class)
-    flags: list[YamlFlag] = []
+    names = {field.name for field in dataclasses.fields(config_class)}
+    flags: dict[str, YamlFlag] = {}
+    unknown: list[tuple[str, str]] = []
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{place}: expected a name before the colon; settings are flat 'key: value' lines")
-        _refuse_tag(key_node, place)
-        key = str(key_node.value).replace("-", "_")
-        if not key.isidentifier():
-            raise ConfigError(f"{place}: {key_node.value!r:.80} is not the name of a setting; write key: value")
-        if key in ("help", "h"):
-            raise ConfigError(f"{place}: {key} is not a setting; heedful COMMAND --help lists them")
-        if key not in hints and hints.get(key.removeprefix("no_")) is bool:
-            raise ConfigError(f"{place}: {key} is not a setting; write {key.removeprefix('no_')}: false")
-        if any(flag.key == key for flag in flags):
+        key = _key(key_node, hints, place)
+        if key in flags:
             raise ConfigError(f"{place}: the key {key!r} is set twice")
         if key in getattr(config_class, "NESTED", ()) and isinstance(value_node, yaml.SequenceNode):
             value_node.value = [_flattened(node) for node in value_node.value]
-        flags.append(YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place))
-    return flags
+        if key not in names:
+            unknown.append((place, key))
+        flags[key] = YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place)
+    if unknown:
+        raise ConfigError(_unknown(unknown, names))
+    return list(flags.values())
+
+
+def _settings_text(path: Path) -> str:
+    """The text of a file of settings. Raises ConfigError for what cannot be one."""
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such YAML file (a configuration file comes directly after the command)")
+    if not path.is_file():
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'no file'}; name a YAML file of settings")
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > LARGEST_FILE:
+        raise ConfigError(
+            f"{path} has more than {LARGEST_FILE:,} bytes, so it is no file of settings; a command's settings are flat "
+            "'key: value' lines, and its data is named by --data"
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        kind = "it is UTF-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else str(error)
+        raise ConfigError(f"{path}: not valid YAML: not UTF-8 ({kind}); save it as UTF-8") from error
+
+
+def _unknown(keys: Sequence[tuple[str, str]], names: Collection[str]) -> str:
+    """What to say of keys that are no settings; with thousands of them the file is probably no file of settings."""
+    lines = []
+    for place, key in keys[:MOST_NAMED]:
+        near = difflib.get_close_matches(key[:LONGEST_NAME], names, n=1)
+        hint = f". Perhaps you meant {near[0]} (--{near[0].replace('_', '-')})" if near else ""
+        lines.append(
+            f"{place}: {redact(key[:LONGEST_NAME])} (--{redact(key[:LONGEST_NAME]).replace('_', '-')}) is not a setting{hint}"
+        )
+    if len(keys) > MOST_NAMED:
+        lines.append(f"and {len(keys) - MOST_NAMED:,} more keys that are not settings; is this a file of settings?")
+    lines.append("heedful COMMAND --help lists the settings of a command")
+    return "\n".join(lines)
+
+
+def _key(node: yaml.Node, hints: Mapping[str, Any], place: str) -> str:
+    """A key as the name of a setting, if it can be one. Raises ConfigError."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise ConfigError(f"{place}: expected a name before the colon; settings are flat 'key: value' lines")
+    _refuse_tag(node, place)
+    key = str(node.value).replace("-", "_")
+    if not key.isidentifier():
+        raise ConfigError(f"{place}: {node.value!r:.80} is not the name of a setting; write key: value")
+    if key in ("help", "h"):
+        raise ConfigError(f"{place}: {key} is not a setting; heedful COMMAND --help lists them")
+    if key not in hints and hints.get(key.removeprefix("no_")) is bool:
+        raise ConfigError(f"{place}: {key} is not a setting; write {key.removeprefix('no_')}: false")
+    return key
 
 
 def _flattened(node: yaml.Node) -> yaml.Node:
     """A mapping in a list as one line of JSON, which is YAML too, for settings whose class says that they are ``NESTED``."""
-    if not isinstance(node, yaml.MappingNode):
+    if not isinstance(node, yaml.MappingNode) or not _is_small(node):
         return node
     try:
         content = yaml.BaseLoader("").construct_document(node)
     except yaml.YAMLError:  # a list as a key, or an alias of what it is in
         return node
     return yaml.ScalarNode("tag:yaml.org,2002:str", json.dumps(content, ensure_ascii=False))
+
+
+def _is_small(node: yaml.Node) -> bool:
+    """Whether a node stays small when aliases in it are unfolded."""
+    count, left = 0, [node]
+    while left and count <= LARGEST_NODE:
+        one = left.pop()
+        count += 1
+        if isinstance(one, yaml.MappingNode):
+            left += itertools.chain.from_iterable(one.value)
+        elif isinstance(one, yaml.SequenceNode):
+            left += one.value
+    return count <= LARGEST_NODE
 
 
 def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[str, ...]:

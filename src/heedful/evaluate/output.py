@@ -11,8 +11,8 @@ from heedful.configs.parse import plain_value
 from heedful.configs.tasks import TasksConfig
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, write_json
-from heedful.redact import redact
+from heedful.files import blocking_file, to_json, write_text
+from heedful.redact import redact, without_secrets_of
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json")
 """What a run writes into its folder."""
@@ -85,7 +85,9 @@ def report(result: Mapping[str, Any], config: EvaluationOptions | TasksConfig) -
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         settings = {field.name: plain_value(getattr(config, field.name)) for field in fields(config)}
-        write_json(output, {**result, "settings": redact(settings)})
+        write_text(
+            output, without_secrets_of(config)(to_json({**result, "settings": redact(settings)}, indent=2)) + "\n"
+        )
         console.print(f"written to {output}", highlight=False, markup=False)
 
 

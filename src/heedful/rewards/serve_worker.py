@@ -18,6 +18,7 @@ from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import harmless
 from heedful.errors import CheckpointError, DataError, HeedfulError, RewardError, is_out_of_memory
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.redact import redact
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward
 from heedful.rewards.score_request import RequestError, read_request
@@ -105,7 +106,9 @@ def answer(
         return 400, {"error": "the model's chat template cannot render a conversation; the server's log says why"}
     except Exception as error:
         if _is_end_of_device(error):
-            raise SystemExit(harmless(f"heedful: scoring failed for good: {type(error).__name__}: {error}")) from error
+            raise SystemExit(
+                redact(harmless(f"heedful: scoring failed for good: {type(error).__name__}: {error}"))
+            ) from error
         log(f"scoring failed: {type(error).__name__}: {error}")
         return 500, {"error": "scoring failed; the server's log says why"}
     if not all(map(math.isfinite, scores)):
@@ -137,7 +140,7 @@ class _Log:
             return
         more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
         self._next, self._left_out = time.monotonic() + QUIET_SECONDS, 0
-        print(f"heedful: {harmless(text)}{more}", file=sys.stderr, flush=True)
+        print(f"heedful: {redact(harmless(text))}{more}", file=sys.stderr, flush=True)
 
 
 def _load(config: ServeRewardConfig, index: int) -> ModelReward:

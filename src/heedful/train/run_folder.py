@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
 from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
 from heedful.lock import LOCK, FolderLock
+from heedful.redact import redact, without_secrets_of
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
 from heedful.train.environment import SOURCES, Given, digest, environment, same_sources
 from heedful.train.manifest import SCHEMA
@@ -241,7 +242,7 @@ class RunFolder:
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Lines of samples.jsonl."""
         for sample in samples:
-            self._write_line(self._samples, {"step": step, **sample})
+            self._write_line(self._samples, {"step": step, **sample}, without_secrets_of(self._config))
 
     def log_sizes(self) -> dict[str, int]:
         """Bytes of every log as it is now, so that a run that goes on from here can cut off what came later."""
@@ -281,7 +282,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json: the run is complete."""
-        write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", redact(summary))
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -314,8 +315,8 @@ class RunFolder:
                 self._aside.rename(self.path)
 
     @staticmethod
-    def _write_line(file: Any, record: Mapping[str, Any]) -> None:
-        file.write((to_json(record) + "\n").encode("utf-8", "backslashreplace"))
+    def _write_line(file: Any, record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
+        file.write((hide(to_json(record)) + "\n").encode("utf-8", "backslashreplace"))
         file.flush()
 
 

@@ -1,6 +1,6 @@
 """Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +9,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
 from heedful.files import write_bytes
 from heedful.parallel import ranks
+from heedful.redact import without_secrets_of
 from heedful.train.online.respond import Scored
 from heedful.train.output_folder import real_path
 
@@ -47,11 +48,12 @@ def write_rollouts(config: RolloutConfig, step: int, scored: Scored) -> None:
     folder = real_path(config.output) / FOLDER
     folder.mkdir(exist_ok=True)
     content = pa.BufferOutputStream()
-    pq.write_table(_table(step, scored, has_kl=config.needs_reference), content, compression="zstd")
+    table = _table(step, scored, has_kl=config.needs_reference, hide=without_secrets_of(config))
+    pq.write_table(table, content, compression="zstd")
     write_bytes(folder / _name(step), content.getvalue().to_pybytes())
 
 
-def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
+def _table(step: int, scored: Scored, *, has_kl: bool, hide: Callable[[str], str]) -> pa.Table:
     rollouts, completions, given = scored.drawn.rollouts, scored.drawn.completions, scored.drawn.given
     responses, batch = rollouts.responses(with_stop=True), rollouts.batch
     width = batch.ids.shape[1] - batch.response_mask.shape[1]
@@ -63,7 +65,7 @@ def _table(step: int, scored: Scored, *, has_kl: bool) -> pa.Table:
     texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
     columns = {
         "step": pa.array([step] * len(completions), pa.int32()),
-        "prompt": _strings(plain_text(one.prompt.prompt) for one in completions),
+        "prompt": _strings(hide(plain_text(one.prompt.prompt)) for one in completions),
         "response": _strings(one.response for one in completions),
         "prompt_ids": pa.array(
             [[i for i, real in zip(ids, mask, strict=True) if real] for ids, mask in prompts], texts

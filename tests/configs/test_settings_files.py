@@ -1,0 +1,93 @@
+"""Files that hold no settings, whatever they hold: refused soon, with what they are."""
+
+import os
+import threading
+import time
+
+import pytest
+
+LAUGH = (
+    "a: &a ["
+    + "x," * 9
+    + "]\n"
+    + "".join(f"{new}: &{new} [{f'*{old},' * 9}]\n" for old, new in zip("abcdefg", "bcdefgi", strict=True))
+)
+FILES = {
+    "a long comment": ("model: m\n# " + "长" * 40_000_000, "has more than 262,144 bytes, so it is no file of settings"),
+    "60,000 keys": ("".join(f"k{i}: 1\n" for i in range(60_000)), "has more than 262,144 bytes"),
+    "20,000 keys": ("".join(f"k{i}: 1\n" for i in range(20_000)), "19,995 more keys that are not settings"),
+    "a key twice": ("model: a\nmodel: b\n", ":2: the key 'model' is set twice"),
+    "a long key": ("x" * 100_000 + ": 1", f":1: {'x' * 60} (--"),
+    "aliases of aliases": (LAUGH, "a nested or dashed item"),
+    "an alias of itself": ("model: &a [*a]", "a nested or dashed item"),
+    "deep lists": ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    "deep mappings": ("{a: " * 5000 + "}" * 5000, "nested too deeply"),
+    "JSON": ('{"model": {"a": 1}}', "model holds a mapping"),
+    "a list": ("[1]", "found a list"),
+    "a word": ("model", "found a single value"),
+    "UTF-16": ("model: 模型\n".encode("utf-16"), "not UTF-8 (it is UTF-16); save it as UTF-8"),
+    "GB18030": ("model: 模型\n".encode("gb18030"), "not UTF-8"),
+    "any bytes": (bytes(range(256)), "not UTF-8"),
+    "NUL": (b"\0model: m", "not valid YAML"),
+    "a tag": ("model: !!python/object:os.system x", "has the tag"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_holds_no_settings(heedful, tmp_path, name):
+    content, said = FILES[name]
+    path = tmp_path / "设置.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    started = time.thread_time()
+    outcome = heedful("sft", path)
+    assert time.thread_time() - started < 10  # the comment alone took more than a minute
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"heedful: ConfigError: {path}")
+    assert said.replace(" ", "") in outcome.message.replace(" ", "")
+    assert len(outcome.err) < 2000
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/dev/zero", "is no file"), ("{tmp}", "is a folder"), ("{tmp}/a", "no such YAML file")]
+)
+def test_what_is_no_file(heedful, tmp_path, path, said):
+    outcome = heedful(
+        "sft", path.format(tmp=tmp_path) + ("" if path.startswith("/") or path.endswith("}") else ".yaml")
+    )
+    assert outcome.status == 2
+    assert said in outcome.message
+
+
+def test_a_pipe_is_not_waited_for(heedful, tmp_path):
+    """Reading it would wait until somebody writes."""
+    os.mkfifo(tmp_path / "a.yaml")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(heedful("sft", tmp_path / "a.yaml")), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found
+    assert "is no file" in found[0].message
+
+
+def test_keys_that_are_no_settings_are_named_with_the_nearest(heedful, written):
+    path = written("a.yaml", "model: m\nlearning_rat: 1\n学习率: 2\n")
+    outcome = heedful("sft", path)
+    assert outcome.status == 2
+    assert (
+        f"{path}:2: learning_rat (--learning-rat) is not a setting. Perhaps you meant learning_rate" in outcome.message
+    )
+    assert f"{path}:3: 学习率 (--学习率) is not a setting heedful COMMAND --help" in outcome.message
+
+
+def test_criteria_that_are_aliases_of_aliases(heedful, written, tmp_path):
+    """The only settings that are mappings in a list; unfolded, these would be 9 ** 8 words."""
+    laugh = "criteria:\n  - &a {name: x}\n" + "".join(
+        f"  - &{new} {{{', '.join(f'k{i}: *{old}' for i in range(9))}}}\n"
+        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    started = time.thread_time()
+    outcome = heedful("label", "new", written("项目.yaml", f"project: {tmp_path / '乙'}\nname: a\n{laugh}"))
+    assert outcome.status == 2
+    assert "criteria holds a nested" in outcome.message
+    assert time.thread_time() - started < 10
