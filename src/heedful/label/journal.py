@@ -1,7 +1,13 @@
-"""The journal of a project: one event per line of JSON, only ever appended to, on the disk before anybody is told."""
+"""The journal of a project: one event per line of JSON, only ever appended to, on the disk before anybody is told.
+
+Each line ends with a checksum, the key ``crc``: the CRC-32 of the line without that key, as eight hexadecimal digits. Lines
+without it, which older versions wrote, are read too.
+"""
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +20,43 @@ from heedful.label.records import Event
 from heedful.label.state import NewerError, State
 
 JOURNAL = "journal.jsonl"
+CHECKSUM = re.compile(r',"crc":"([0-9a-f]{8})"}\Z')
+"""The end of a line. No line without a checksum ends so, because its last key is another."""
 
 
 def event_line(event: Event) -> str:
     """Return an event as it is in the journal and in the database. Raises DataError for what JSON cannot hold."""
-    return to_line({name: getattr(event, name) for name in Event.__dataclass_fields__})
+    line = to_line({name: getattr(event, name) for name in Event.__dataclass_fields__})
+    return f'{line[:-1]},"crc":"{_checksum(line)}"}}'
 
 
 def read_event(line: str) -> Event:
-    """Return the event of a line. Raises DataError for anything else."""
+    """Return the event of a line. Raises DataError for anything else, and if the line's checksum is not its own."""
+    given = CHECKSUM.search(line, max(0, len(line) - 20))
+    if given is not None:
+        line = line[: given.start()] + "}"
+        if _checksum(line) != given[1]:
+            raise DataError("the line was damaged: its checksum is not that of its text")
     try:
         fields: Any = json.loads(line)
-        return Event(**fields)
+        event = Event(**fields)
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"not an event of a labelling project: {error}") from error
+    if type(event.seq) is not int or not isinstance(event.content, dict):
+        raise DataError("not an event of a labelling project: its number or its content is none")
+    return event
+
+
+def _checksum(line: str) -> str:
+    return f"{zlib.crc32(line.encode()):08x}"
+
+
+def remedy(path: Path) -> str:
+    """Return what to do about a damaged line of a journal."""
+    return (
+        f"run `heedful label rebuild {path.parent}`: it puts damaged lines aside, takes from the database what they held, "
+        "and keeps all others"
+    )
 
 
 def read_lines(path: Path, offset: int = 0, before: int = 0) -> tuple[list[str], int]:
@@ -47,7 +76,7 @@ def read_lines(path: Path, offset: int = 0, before: int = 0) -> tuple[list[str],
         lines = whole.decode().split("\n")[:-1]
     except UnicodeDecodeError as error:
         number = before + whole[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}:{number}: not UTF-8 text; the file was damaged") from error
+        raise DataError(f"{path}:{number}: not UTF-8 text; the line was damaged; {remedy(path)}") from error
     return lines, offset + len(whole)
 
 
@@ -60,9 +89,7 @@ def advance(state: State, lines: Sequence[str], path: Path) -> None:
         except NewerError as error:
             raise DataError(f"{place}: {error}") from error
         except DataError as error:
-            raise DataError(
-                f"{place}: {error}; take the file from a backup, or remove its lines from here on"
-            ) from error
+            raise DataError(f"{place}: {error}; {remedy(path)}") from error
 
 
 class Journal:

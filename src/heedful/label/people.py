@@ -34,7 +34,9 @@ def add_person(
 ) -> Person:
     """Add somebody. Raises DataError for a name, role or standing that cannot be."""
     screens = role == "annotator" and settings.screening_items > 0
-    number = len(transaction.state.people) + 1
+    number = next(
+        n for n in itertools.count(len(transaction.state.people) + 1) if f"p{n}" not in transaction.state.people
+    )
     person = _checked(Person(f"p{number}", name, role, standing or ("screening" if screens else "active")))
     transaction.add("person", None, dataclasses.asdict(person))
     return person

@@ -17,13 +17,13 @@ from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
-from heedful.label.journal import event_line
+from heedful.label.journal import JOURNAL, read_lines
 from heedful.label.labelling import Sent, UndoLimits
 from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.rounds_page import trained_on
-from heedful.label.settings_file import read_settings, write_settings
+from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.store import Store, Transaction, iso
 from heedful.lock import FolderLock
 
@@ -81,11 +81,12 @@ class Project:
         )
         try:
             store = Store(folder, clock)
+            raise_format(folder)
         except BaseException:
             lock.release()
             raise
         project = cls(folder, settings, store, lock)
-        if not project.people():  # also if the one who made it was killed in between
+        if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
             project.add_person("owner", "owner")
         return project
 
@@ -351,8 +352,8 @@ class Project:
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all events, as 64 hexadecimal digits: that of journal.jsonl."""
-        content = "".join(f"{event_line(event)}\n" for event in self.events())
-        return hashlib.sha256(content.encode()).hexdigest()
+        lines = self._store.look(lambda *_: read_lines(self.folder / JOURNAL)[0])
+        return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
     def event(self, event_id: str) -> Event | None:
         """Return an event, also one that was retracted; None if there is none with that id."""

@@ -99,6 +99,7 @@ class Event:
     - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
     - ``correct``: ``event`` (the id of a label of anybody), ``answer`` (what an owner puts in place of its answer), ``old``
       (the answer before), ``reason``. The label counts with the new answer, and has the owner's id as ``corrected_by``
+    - ``lost``: nothing; it has the number of an event whose line was damaged, and of which there was no other copy
 
     ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:
 
@@ -120,7 +121,7 @@ class Event:
     """UTC, ISO 8601 with milliseconds."""
     person: str | None
     """Who did it; None for the program."""
-    kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct"]
+    kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct", "lost"]
     content: Mapping[str, Any]
     nonce: str | None = None
     """Made by the page for each thing sent; a second event with the same nonce and person is the first one again."""

@@ -1,5 +1,6 @@
 """project.yaml: the settings of a project, written once and read back strictly."""
 
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from heedful.files import write_text
 from heedful.label.state import NewerError
 
 SETTINGS = "project.yaml"
-FORMAT = 1
+FORMAT = 2
 """The format of project.yaml and journal.jsonl. Raise it with any change that an older heedful would misread."""
 
 
@@ -20,6 +21,16 @@ def write_settings(folder: Path, settings: ProjectSettings) -> None:
     """Write the settings of a project into its folder."""
     plain = ProjectSettings(**{name: getattr(settings, name) for name in ProjectSettings.__dataclass_fields__})
     write_text(folder / SETTINGS, f"format: {FORMAT}\n{to_yaml(plain)}")
+
+
+def raise_format(folder: Path) -> None:
+    """Note in a project's settings that what is written from now on is of this `FORMAT`. The rest of the file stays."""
+    text, line = (folder / SETTINGS).read_text(encoding="utf-8"), f"format: {FORMAT}"
+    changed, count = re.subn(r"^format *:.*$", line, text, count=1, flags=re.MULTILINE)
+    if not count and not text.lstrip().startswith("{"):
+        changed = f"{text.rstrip()}\n{line}\n"
+    if changed != text:
+        write_text(folder / SETTINGS, changed)
 
 
 def read_settings(folder: Path) -> ProjectSettings:
@@ -67,7 +78,7 @@ def _check_format(flags: Sequence[YamlFlag]) -> None:
             if given > FORMAT:
                 raise NewerError(f"{flag.place}: format {given} is not known; this heedful knows {FORMAT}")
             if given < 1:
-                raise ConfigError(f"{flag.place}: format must be {FORMAT}, got {given}")
+                raise ConfigError(f"{flag.place}: format must be 1 to {FORMAT}, got {given}")
 
 
 def _value(place: str, key: str, hint: Any, text: str) -> Any:

@@ -89,6 +89,7 @@ class State:
             "skip": self._skip,
             "retract": self._retract,
             "correct": self._correct,
+            "lost": lambda *_: None,
         }
         if isinstance(event.kind, str) and event.kind not in kinds:
             raise NewerError(f"events of the kind {event.kind!r:.60} are not known")
@@ -102,12 +103,13 @@ class State:
 
     def _item(self, _event: Event, content: Mapping[str, Any]) -> None:
         item = item_from(content)
+        overlapping = may_overlap(item) and item.needed > 1
         self._position[item.item_id] = len(self._order)
         self._order.append(item)
         self.items[item.item_id] = item
         self.tasks.add(item.task)
         self.judged += may_overlap(item)
-        self.overlapping += may_overlap(item) and item.needed > 1
+        self.overlapping += overlapping
         if item.screening:
             self.screening.append(item)
         else:
@@ -124,9 +126,10 @@ class State:
         self.instructions.append(content["text"])
 
     def _label(self, event: Event, content: Mapping[str, Any]) -> None:
+        days, answers_item = _days(event), self._answers_item(event)  # what cannot be applied changes nothing
         self._count(event)
-        self.labels_by.update(_days(event))
-        if self._answers_item(event):
+        self.labels_by.update(days)
+        if answers_item:
             self.answers.setdefault(content["item"], {})[str(event.person)] = event
             self._look_again(content["item"])
 
@@ -134,7 +137,8 @@ class State:
         self._count(event)
 
     def _retract(self, _event: Event, content: Mapping[str, Any]) -> None:
-        old = self.counting.pop(content["event"])
+        old = self.counting[content["event"]]
+        del self.counting[old.event_id]
         trail = self.trail[str(old.person)]
         del trail[next(i for i in reversed(range(len(trail))) if trail[i].event_id == old.event_id)]
         self.undone.setdefault(str(old.person), []).append(old)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from heedful.errors import ConfigError, DataError, HeedfulError, MachineError
 from heedful.faults import hit
 from heedful.label.desk import Desk
-from heedful.label.journal import JOURNAL, Journal, advance, event_line, read_event
+from heedful.label.journal import JOURNAL, Journal, advance, event_line, read_event, remedy
 from heedful.label.records import Event
 from heedful.label.state import State
 
@@ -281,6 +281,10 @@ def _make_equal(database: sqlite3.Connection, journal: Journal, folder: Path) ->
     stored = [line for (line,) in database.execute("SELECT line FROM events ORDER BY seq")]
     for number, (one, other) in enumerate(zip(stored, journal.lines, strict=False), 1):
         if one != other:
+            try:
+                read_event(other)
+            except DataError as error:
+                raise DataError(f"{journal.path}:{number}: {error}; {remedy(journal.path)}") from error
             raise DataError(
                 f"{folder}: event {number} differs between {DATABASE} and line {number} of {JOURNAL}; "
                 f"`heedful label rebuild {folder}` makes the database anew from the journal and keeps the old one"

@@ -65,7 +65,7 @@ def test_settings_are_read_back(tmp_path):
         ("repeats: nan\n", "project.yaml:1: --repeats must be"),
         ("format: 一\n", "project.yaml:1: format must be a whole number, got '一'"),
         ("format: []\n", "project.yaml:1: format must be a whole number, got ''"),
-        ("format: 0\n", "project.yaml:1: format must be 1, got 0"),
+        ("format: 0\n", "project.yaml:1: format must be 1 to 2, got 0"),
         ("- a\n", "expected 'key: value' lines"),
     ],
 )

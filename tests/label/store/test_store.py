@@ -461,9 +461,155 @@ def test_a_damaged_journal_is_named_with_its_line(project, line, fragment):
     lines = journal_of(project).read_bytes().split(b"\n")
     journal_of(project).write_bytes(b"\n".join([*lines[:3], line, b""]))
     (project.folder / "labels.sqlite").unlink()
-    for call in (Project.open, rebuild, lambda folder: Project.open(folder, read_only=True)):
-        with pytest.raises(DataError, match=rf"journal.jsonl:4: .*{fragment}"):
+    for call in (Project.open, lambda folder: Project.open(folder, read_only=True)):
+        with pytest.raises(DataError, match=rf"journal.jsonl:4: .*{fragment}.*`heedful label rebuild .*`"):
             call(project.folder)
+    rebuild(project.folder)
+    with Project.open(project.folder) as again:
+        assert [event.kind for event in again.events()][:3] == ["person", "person", "item"]
+    assert (project.folder / "journal.damaged.jsonl").read_bytes() == line + b"\n"
+
+
+def two_nuls(lines, at):
+    lines[at] = lines[at][:9] + b"\0\0" + lines[at][11:]
+
+
+def another_letter(lines, at):
+    """Of a text: it is still JSON."""
+    lines[at] = lines[at].replace(b'"at":"2', b'"at":"3')
+
+
+def no_text(lines, at):
+    lines[at] = b"\xff\xfe" + lines[at]
+
+
+def its_end_is_gone(lines, at):
+    lines[at] = lines[at][:-30]
+
+
+def gone(lines, at):
+    del lines[at]
+
+
+def two_in_one(lines, at):
+    lines[at - 1 : at + 1] = [lines[at - 1] + b" " + lines[at]]
+
+
+def one_in_two(lines, at):
+    lines[at : at + 1] = [lines[at][:50], lines[at][50:]]
+
+
+def twice(lines, at):
+    lines[at] = lines[at - 1]
+
+
+def nothing_but_nuls(lines, at):
+    lines[at] = b"\0" * len(lines[at])
+
+
+DAMAGES = [
+    two_nuls,
+    another_letter,
+    no_text,
+    its_end_is_gone,
+    gone,
+    two_in_one,
+    one_in_two,
+    twice,
+    nothing_but_nuls,
+]
+
+
+@pytest.mark.parametrize(("at", "has_database"), [(1, False), (5, False), (23, True), (-1, True)])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_what_is_intact_outlives_a_damaged_journal(project, how, at, has_database, capsys):
+    """One remedy, which every command names: the line goes aside, what it held comes from the database, the rest stays."""
+    for number in range(8):
+        send(project, f"n{number}")
+    project.set_instructions("一\u2028二")
+    send(project, "last")
+    events, folder = project.events(), project.folder
+    project.close()
+    lines = journal_of(folder).read_bytes().split(b"\n")[:-1]
+    assert [json.loads(line)["kind"] for line in (lines[1], lines[5], lines[23])] == ["person", "item", "label"]
+    how(lines, at if at >= 0 else len(lines) - 1)
+    journal_of(folder).write_bytes(b"".join(line + b"\n" for line in lines))
+    if not has_database:
+        for path in folder.glob("labels.sqlite*"):
+            path.unlink()
+    cut_short = how is gone and at == -1
+    if not cut_short:
+        with pytest.raises(DataError, match="`heedful label rebuild "):
+            Project.open(folder)
+        assert main(["label", "stats", str(folder)]) == 2
+        assert "heedful label rebuild" in capsys.readouterr().err.replace("\n", "")
+    assert main(["label", "rebuild", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert ("journal.damaged.jsonl" in said) == (
+        how not in (gone, two_in_one) or (how is gone and at == 5 and not has_database)
+    )
+    with Project.open(folder) as again:
+        found = again.events()
+        if has_database:
+            assert found == events
+        else:
+            kept = {event.event_id for event in found}
+            hurt = set() if how is two_in_one else {events[at].event_id}
+            item = events[at].content.get("item_id", "none")
+            assert {event.event_id for event in events} - kept <= hurt | {
+                event.event_id for event in events if event.content.get("item") == item
+            }
+        owner = next(person.person_id for person in again.people() if person.role == "owner")
+        send(again, "after", owner)
+    assert main(["label", "rebuild", str(folder)]) == 0
+    assert "is sound, and equal" in capsys.readouterr().out
+    check_equal(folder)
+
+
+def test_a_lost_person_keeps_their_labels(project):
+    """Their name is gone with both copies of its line; the owner can give them one again."""
+    for number in range(3):
+        send(project, f"n{number}")
+    third = project.add_person("李娜", "annotator").person_id
+    labels = [one.event for one in project.labels()]
+    project.close()
+    lines = journal_of(project).read_bytes().split(b"\n")
+    lines[1] = lines[1][:-4] + b"....."
+    journal_of(project).write_bytes(b"\n".join(lines))
+    (project.folder / "labels.sqlite").unlink()
+    assert any("p2 stand for them, with their labels" in line for line in rebuild(project.folder))
+    with Project.open(project.folder) as again:
+        assert [one.event for one in again.labels()] == labels
+        people = {person.person_id: person for person in again.people()}
+        assert (people["p2"].name, people["p2"].standing) == ("p2", "removed")
+        assert people[third].name == "李娜"
+        again.set_person("p2", name="张伟", standing="active")
+        send(again, "more")
+
+
+def test_journals_without_checksums_are_read_and_go_on_with_them(project):
+    send(project, "n")
+    events = project.events()
+    project.close()
+    journal_of(project).write_text(without_checksums(journal_of(project).read_text(encoding="utf-8")), encoding="utf-8")
+    settings = project.folder / "project.yaml"
+    settings.write_text(settings.read_text(encoding="utf-8").replace("format: 2\n", "# 我的\n"), encoding="utf-8")
+    (project.folder / "labels.sqlite").unlink()
+    with Project.open(project.folder) as again:
+        assert again.events() == events
+        assert again.content_hash() == hashlib.sha256(journal_of(project).read_bytes()).hexdigest()
+        send(again, "m")
+    old, new = journal_of(project).read_text(encoding="utf-8").split("\n")[-4], None
+    new = journal_of(project).read_text(encoding="utf-8").split("\n")[-2]
+    assert ("crc" in json.loads(old), "crc" in json.loads(new)) == (False, True)
+    assert "# 我的\n" in settings.read_text(encoding="utf-8")
+    assert "format: 2\n" in settings.read_text(encoding="utf-8"), "an older heedful says that it is too old"
+    check_equal(project.folder)
+
+
+def without_checksums(text):
+    """A journal as an older heedful wrote it."""
+    return "".join(line.rpartition(',"crc":')[0] + "}\n" for line in text.split("\n")[:-1])
 
 
 @pytest.mark.parametrize("how", ["kind", "format"])
@@ -477,9 +623,9 @@ def test_what_a_newer_heedful_wrote_is_not_called_damaged(project, how):
         (project.folder / "labels.sqlite").unlink()
     else:
         settings = project.folder / "project.yaml"
-        assert settings.read_text(encoding="utf-8").startswith("format: 1\n")
-        settings.write_text("name: 🐈\nnew_key: 1\nformat: 2\n", encoding="utf-8")
-    place = {"kind": r"journal.jsonl:4: events of the kind '看\\u2028'", "format": "project.yaml:3: format 2"}[how]
+        assert settings.read_text(encoding="utf-8").startswith("format: 2\n")
+        settings.write_text("name: 🐈\nnew_key: 1\nformat: 3\n", encoding="utf-8")
+    place = {"kind": r"journal.jsonl:4: events of the kind '看\\u2028'", "format": "project.yaml:3: format 3"}[how]
     wanted = f"{place}.* not known.*: the project was written by a newer heedful; update heedful, do not edit the file$"
     for call in (Project.open, rebuild, lambda folder: Project.open(folder, read_only=True)):
         with pytest.raises(DataError, match=wanted):
