@@ -33,8 +33,15 @@ def pair(name, first="短", second="长长长", **fields):
 NUMBERS = itertools.count(1)
 
 
-def says(person, item, answer, *, order=(0, 1), seconds=10.0, day="2026-03-01", repeat=False):
-    content = {"item": item.item_id, "answer": answer, "order": list(order), "seconds": seconds, "repeat": repeat}
+def says(person, item, answer, *, order=(0, 1), seconds=10.0, day="2026-03-01", repeat=False, **more):
+    content = {
+        "item": item.item_id,
+        "answer": answer,
+        "order": list(order),
+        "seconds": seconds,
+        "repeat": repeat,
+        **more,
+    }
     content |= {"instructions": 0, "comment": "", "flags": []}
     number = next(NUMBERS)
     return Labelled(
@@ -204,6 +211,19 @@ def test_screening_is_by_the_rule_that_lets_people_in():
     ]
     found = of(statistics([says(*one) for one in said], EVERYBODY), LATE)["screening"]
     assert (found["value"], found["count"]) == (close((1 + 0 + 2 / 3) / 3), 3)
+
+
+def test_time_in_which_nobody_worked_is_not_counted():
+    a, b = pair("a"), pair("b")
+    labels = [
+        says(ANNA, a, FIRST, seconds=90, active=8.5),
+        says(BO, a, FIRST, seconds=7),
+        says(BO, b, FIRST, seconds=30, active=1),
+    ]
+    found = statistics(labels, EVERYBODY)
+    assert found["median_seconds"] == {"pair": 7}, "a label of before it was recorded counts with all of its time"
+    assert of(found, ANNA)["median_seconds"] == 8.5
+    assert of(found, BO)["median_seconds"] == 4
 
 
 def test_time():

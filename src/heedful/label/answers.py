@@ -247,6 +247,19 @@ def check_seconds(seconds: Any) -> float:
     return float(seconds)
 
 
+def check_active(active: Any, seconds: float) -> float:
+    """Return the part of the time of a label in which somebody worked. Raises DataError if it is longer, or no time."""
+    if check_seconds(active) > seconds:
+        raise _wrong("active", active, f"at most seconds, which is {seconds!r:.80}")
+    return float(active)
+
+
+def worked_seconds(content: Mapping[str, Any]) -> float | None:
+    """Return how long somebody worked on a label: its active time, all of its time if that is not known, None if imported."""
+    active = content.get("active")
+    return content["seconds"] if active is None else active
+
+
 def _is_one_of(name: str, value: Any, allowed: Sequence[int], other: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
         words = ", ".join(map(str, allowed)) + (f", or {other}" if other else "")

@@ -74,6 +74,17 @@ def _lease(row: Row) -> Lease:
     return Lease(row.value["item"], row.value["repeat"], float(row.until or 0), row.value.get("token", ""))
 
 
+def drafts_of(row: Row | None) -> list[dict[str, Any]]:
+    """Return the drafts of a row, the last one last: each has the ``tab`` that saved it, its number there (``save``), and the
+    ``draft``.
+    """
+    if row is None or row.value is None:
+        return []
+    if isinstance(row.value, dict) and "tabs" in row.value:
+        return list(row.value["tabs"])
+    return [{"tab": "", "save": 0, "draft": row.value}]  # of before tabs were told apart
+
+
 def draft_key(person_id: str, item_id: str) -> str:
     """Return the key of the draft of a person for an item."""
     return to_line([person_id, item_id])

@@ -10,6 +10,7 @@ from typing import Any
 from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import (
+    check_active,
     check_answer,
     check_flags,
     check_item,
@@ -30,12 +31,31 @@ from heedful.label.assignment import (
     screen_order,
     superseded,
 )
-from heedful.label.desk import Desk, Row, draft_key
+from heedful.label.desk import Desk, Row, draft_key, drafts_of
 from heedful.label.identity import to_line
 from heedful.label.people import find_person, screen
 from heedful.label.records import Assignment, Event, Item, Person
 from heedful.label.state import State, item_content
 from heedful.label.store import Transaction, iso
+
+MOST_TABS = 8
+"""Drafts that a person may have of one item, each of another tab."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Which draft somebody saves."""
+
+    tab: str = ""
+    """The name of the tab, drawn when it was loaded."""
+    save: int = 0
+    """The how manyth draft of that tab."""
+    begun: tuple[str, int] | None = None
+    """The tab and the save of the draft that this one goes on from."""
+
+
+ONLY_TAB = Saved()
+"""Whoever has no tabs."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,8 @@ class Sent:
     """The version of the instructions that the person saw; None is the newest."""
     token: str | None = None
     """The token of the assignment that a page shows; None if there is no page."""
+    active: float | None = None
+    """Seconds of work among ``seconds``; None if nobody knows."""
 
 
 def checked_items(items: Sequence[Item]) -> list[Item]:
@@ -107,16 +129,19 @@ def held(state: State, desk: Desk, settings: ProjectSettings, person_id: str) ->
 def assignment_of(state: State, desk: Desk, settings: ProjectSettings, person_id: str, lease: Lease) -> Assignment:
     """Return a lease as a page sees it."""
     item = state.items[lease.item_id]
-    draft = desk.get("draft", draft_key(person_id, item.item_id))
+    drafts = drafts_of(desk.get("draft", draft_key(person_id, item.item_id)))
+    last = drafts[-1] if drafts else None
     return Assignment(
         item,
         screen_order(state, settings, person_id, item, lease.repeat),
         iso(lease.until),
         lease.repeat,
-        None if draft is None else draft.value,
+        None if last is None else last["draft"],
         len(state.instructions),
         lease.token,
         state.turns(person_id, item.item_id) if item.task == "chat" else (),
+        None if last is None else f"{last['tab']}.{last['save']}",
+        _words(drafts[:-1]),
     )
 
 
@@ -142,6 +167,7 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
         "order": list(order),
         "instructions": _version(state, sent.expected_version),
         "seconds": check_seconds(sent.seconds),
+        **({} if sent.active is None else {"active": check_active(sent.active, sent.seconds)}),
         "comment": check_words("comment", sent.comment),
         "flags": check_flags(sent.flags),
         "repeat": lease.repeat,
@@ -278,7 +304,11 @@ def undo(
             transaction.desk.drop("lease", other)
         transaction.desk.hold(person_id, Lease(item.item_id, choice.repeat, 0))
     if last.kind == "label":
-        transaction.desk.put("draft", draft_key(person_id, item.item_id), Row(_as_draft(last)))
+        transaction.desk.put(
+            "draft",
+            draft_key(person_id, item.item_id),
+            Row({"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}),
+        )
     return event, next_item(transaction, settings, person_id)
 
 
@@ -379,11 +409,38 @@ def save_draft(
     draft: Any,
     *,
     token: str | None = None,
-) -> None:
-    """Keep a draft, and the item for some more minutes. Raises NotHeldError."""
+    saved: Saved = ONLY_TAB,
+) -> tuple[Mapping[str, str], ...]:
+    """Keep a draft, and the item for some more minutes. Returns the words of what other tabs have. Raises NotHeldError.
+
+    A tab's draft replaces its earlier one, and the one that it began with, unless that has been changed since.
+    """
     lease = _held_lease(transaction, person_id, item_id, token)
-    transaction.desk.put("draft", draft_key(person_id, item_id), Row(draft))
+    key = draft_key(person_id, item_id)
+    drafts = drafts_of(transaction.desk.get("draft", key))
+    others = [one for one in drafts if one["tab"] != saved.tab]
+    is_late = any(one["tab"] == saved.tab and one["save"] > saved.save for one in drafts)
+    if draft is not None and not is_late:
+        others = [one for one in others if (one["tab"], one["save"]) != saved.begun and one["draft"] != draft]
+        if len(others) >= MOST_TABS:
+            raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
+        own = {"tab": saved.tab, "save": saved.save, "draft": draft}
+        transaction.desk.put("draft", key, Row({"tabs": [*others, own]}))
     transaction.desk.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+    return _words(others)
+
+
+def _words(drafts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
+    """What was written in drafts: texts and comments, where there are any."""
+    found = []
+    for one in drafts:
+        draft = one["draft"] if isinstance(one["draft"], Mapping) else {}
+        answer = draft.get("answer")
+        said = {"text": answer.get("text") if isinstance(answer, Mapping) else "", "comment": draft.get("comment")}
+        words = {name: text if isinstance(text, str) else "" for name, text in said.items()}
+        if any(words.values()):
+            found.append(words)
+    return tuple(found)
 
 
 def _as_draft(event: Event) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import JOURNAL, read_lines
-from heedful.label.labelling import Sent, UndoLimits
+from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
 from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
@@ -192,19 +192,21 @@ class Project:
         flags: Sequence[str] = (),
         expected_version: int | None = None,
         token: str | None = None,
+        active: float | None = None,
     ) -> Event:
         """Record a person's answer to the item that they hold.
 
         Args:
             nonce: the same for the same thing sent again, which then changes nothing and returns the same event.
-            seconds: how long it took.
+            seconds: how long it took, from shown to sent.
+            active: for how much of that time somebody worked (docs/labelling-statistics.md); None if nobody knows.
             expected_version: the version of the instructions that the person saw; None is the newest.
             token: that of the `Assignment` that a page shows. The answer then names places on its screen, and counts only
                 while the person still holds that assignment. Without it the answer names candidates, as those of chats do.
 
         Raises NotHeldError if the person does not hold the item, DataError if the answer is not one that the task takes.
         """
-        sent = Sent(answer, nonce, seconds, comment, flags, expected_version, token)
+        sent = Sent(answer, nonce, seconds, comment, flags, expected_version, token, active)
         return self._store.do(lambda t: labelling.label(t, self.settings, person_id, item_id, sent))
 
     def add_labels(self, person_id: str, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
@@ -280,10 +282,17 @@ class Project:
         """Return what owners changed of a label, the oldest first."""
         return self._store.look(lambda state, *_: list(state.corrections.get(event_id, ())))
 
-    def save_draft(self, person_id: str, item_id: str, draft: Any, *, token: str | None = None) -> None:
-        """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError."""
+    def save_draft(
+        self, person_id: str, item_id: str, draft: Any, *, token: str | None = None, saved: Saved = ONLY_TAB
+    ) -> tuple[Mapping[str, str], ...]:
+        """Keep what a person has so far of the item that they hold, and keep the item for them. Raises NotHeldError.
 
-        self._store.do(lambda t: labelling.save_draft(t, self.settings, person_id, item_id, draft, token=token))
+        A draft of None only keeps the item. Each tab (``saved``) has a draft of its own; returns the ``text`` and ``comment``
+        of those of others.
+        """
+        return self._store.do(
+            lambda t: labelling.save_draft(t, self.settings, person_id, item_id, draft, token=token, saved=saved)
+        )
 
     def progress(self, person_id: str) -> dict[str, int]:
         """Return counts for a person's page.

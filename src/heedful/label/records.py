@@ -92,7 +92,8 @@ class Event:
     - ``person``: the fields of a `Person`; a later one for the same ``person_id`` replaces it
     - ``instructions``: ``version`` (1, 2, ...), ``text``
     - ``label``: ``item``, ``answer`` (below), ``order`` (candidate index at each place on the screen, left or top first),
-      ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``comment``, ``flags`` (of
+      ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``active`` (those of
+      them in which somebody worked; not there if that is not known), ``comment``, ``flags`` (of
       `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat); after a redo also ``again``, the id of the label that was
       taken back
     - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``; after a redo also ``again``
@@ -148,10 +149,14 @@ class Assignment:
     repeat: bool
     """True for a hidden repeat. Never sent to the page."""
     draft: Any
-    """What the page saved last: ``{"answer", "comment", "flags"}`` with the answer as on the screen; None if nothing."""
+    """What a page saved last: ``{"answer", "comment", "flags"}`` with the answer as on the screen; None if nothing."""
     instructions_version: int
     """0 if there are no instructions."""
     token: str
     """Drawn when the item was given; what a page sends about the item counts only with it. It says nothing."""
     turns: tuple[Event, ...] = ()
     """Of a chat: this person's labels of its turns so far."""
+    draft_of: str | None = None
+    """Which tab saved the draft, and the how manyth of it: ``TAB.SAVE``."""
+    others: tuple[Mapping[str, str], ...] = ()
+    """``text`` and ``comment`` of drafts that other tabs have saved."""

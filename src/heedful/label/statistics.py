@@ -26,6 +26,7 @@ from heedful.label.agreement import (
     majority,
     share,
 )
+from heedful.label.answers import worked_seconds
 from heedful.label.export_records import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
@@ -242,13 +243,14 @@ def _habits(labels: Sequence[Labelled], habits: Mapping[str, Sequence[list[float
     left, longer, ties, both_bad = (share(list(group.values())) for group in groups)
     by_task: dict[str, list[float]] = defaultdict(list)
     for one in labels:
-        by_task[one.item.task].append(one.event.content["seconds"])
+        if (seconds := worked_seconds(one.event.content)) is not None:
+            by_task[one.item.task].append(seconds)
     return {
         "left": _json(left),
         "longer": _json(longer),
         "ties": _json(ties),
         "both_bad": _json(both_bad),
-        "median_seconds": {task: numbers.median(seconds) for task, seconds in sorted(by_task.items())},
+        "median_seconds": {task: numbers.median(times) for task, times in sorted(by_task.items())},
     }
 
 
@@ -323,7 +325,7 @@ def _person(
     own_screening: Sequence[Labelled],
 ) -> dict[str, Any]:
     """What one person's own labels say."""
-    seconds = [one.event.content["seconds"] for one in own]
+    seconds = [time for one in own if (time := worked_seconds(one.event.content)) is not None]
     return {
         "person": person.person_id,
         "name": person.name,

@@ -189,6 +189,53 @@ class TestWork:
         assert ada.post("/api/draft", {**shown(ada), "draft": [1]}).status == 422
         assert ada.post("/api/draft", {**shown(ada), "draft": {"answer": {"responses": []}}}).status == 422
 
+    def test_each_tab_has_a_draft_and_replaces_what_it_began_with(self, served, pair_item):
+        ada = served([pair_item(0)]).signed_in("Ada")
+
+        def save(tab, number, text, **more):
+            body = {**shown(ada), "draft": {"answer": {}, "comment": text}, "tab": tab, "save": number, **more}
+            return ada.post("/api/draft", body).json
+
+        assert save("one", 1, "一") == {"saved": True}
+        assert save("two", 1, "二")["others"] == [{"text": "", "comment": "一"}]
+        item = ada.get("/api/next").json["item"]
+        assert (item["draft"]["comment"], item["draft_of"], item["others"]) == (
+            "二",
+            "two.1",
+            [{"text": "", "comment": "一"}],
+        )
+        assert "others" in save("one", 2, "一一"), "the other tab's is still there"
+        save("two", 3, "二二二")
+        assert save("two", 2, "二二")["saved"], "one that comes late replaces nothing"
+        assert save("three", 1, "三", **{"from": "two.3"})["others"] == [{"text": "", "comment": "一一"}]
+        assert len(save("four", 1, "四", **{"from": "one.1"})["others"]) == 2, "it was changed since"
+        assert ada.post("/api/draft", {**shown(ada), "draft": None}).status == 200
+        assert ada.get("/api/next").json["item"]["draft"]["comment"] == "四"
+        for wrong in ({"tab": "a b"}, {"save": -1}, {"save": True}, {"from": "x"}, {"from": 1}):
+            refused = ada.post("/api/draft", {**shown(ada), "draft": {}, **wrong})
+            assert refused.status == 422
+            assert next(iter(wrong)) in refused.error
+        statuses = [
+            ada.post("/api/draft", {**shown(ada), "draft": {"comment": f"{i}"}, "tab": f"t{i}"}).status
+            for i in range(9)
+        ]
+        assert statuses[:4] == [200] * 4
+        assert statuses[-1] == 409, "none is thrown away for a new one"
+
+    @pytest.mark.parametrize(
+        ("active", "status"), [(1.5, 200), (2.5, 200), (2.6, 422), (-1, 422), ("1", 422), (None, 422)]
+    )
+    def test_active_time_is_part_of_the_time(self, served, pair_item, active, status):
+        server = served([pair_item(0)])
+        answer = {"preferred": 0, "strength": 1, "both_bad": False}
+        sent = send(server.signed_in("Ada"), answer, active=active)
+        assert sent.status == status
+        if status == 200:
+            (label,) = server.project.labels()
+            assert (label.event.content["seconds"], label.event.content["active"]) == (2.5, active)
+        else:
+            assert "active" in sent.error
+
     def test_undo_gives_the_item_back_as_it_was_on_the_screen(self, served, pair_item):
         server = served([pair_item(i) for i in range(6)], repeats=0.0)
         ada = server.signed_in("Ada")

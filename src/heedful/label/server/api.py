@@ -79,7 +79,7 @@ def next_item(site: Site, asked: Asked) -> Answer:
 def label(site: Site, asked: Asked) -> Answer:
     """``POST /api/label``: the answer names places on the screen; for a turn of a chat it has the ``turn``."""
     body, person = asked.body, asked.caller.person_id
-    fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "comment", "flags", "version")
+    fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "active", "comment", "flags", "version")
     item, answer = fields.item_id(body), body.get("answer")
     if not isinstance(answer, dict):
         raise Refused(422, f"answer must be an object, got {answer!r:.60}")
@@ -93,6 +93,7 @@ def label(site: Site, asked: Asked) -> Answer:
         flags=fields.flags(body, ITEM_FLAGS),
         expected_version=body.get("version"),
         token=fields.assignment(body),
+        active=fields.seconds(body, "active") if "active" in body else None,
     )
     return {"label": event.event_id, "progress": site.project.progress(person)}
 
@@ -139,8 +140,8 @@ def _moved(site: Site, asked: Asked, moved: tuple[Event, Assignment | None] | No
 
 
 def draft(site: Site, asked: Asked) -> Answer:
-    """``POST /api/draft``: keep what is not decided yet."""
-    fields.only(asked.body, "item", "assignment", "draft")
+    """``POST /api/draft``: keep what is not decided yet; a null keeps only the item. ``others`` is what other tabs have."""
+    fields.only(asked.body, "item", "assignment", "draft", "tab", "save", "from")
     value = asked.body.get("draft")
     if value is not None and not isinstance(value, dict):
         raise Refused(422, f"draft must be an object or null, got {value!r:.60}")
@@ -151,8 +152,9 @@ def draft(site: Site, asked: Asked) -> Answer:
     if len(repr(value)) > LONGEST_DRAFT:
         raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
     token = fields.assignment(asked.body)
-    site.project.save_draft(asked.caller.person_id, fields.item_id(asked.body), value, token=token)
-    return {"saved": True}
+    item, saved = fields.item_id(asked.body), fields.saved(asked.body)
+    others = site.project.save_draft(asked.caller.person_id, item, value, token=token, saved=saved)
+    return {"saved": True, **({"others": list(others)} if others else {})}
 
 
 def chat(site: Site, asked: Asked) -> Answer:
@@ -193,6 +195,8 @@ def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
         "prompt": item.prompt,
         "answers": answers,
         "draft": _chat_draft(site, person, assignment) if item.task == "chat" else assignment.draft,
+        "draft_of": assignment.draft_of,
+        "others": list(assignment.others),
         "instructions": {"version": version, "text": text},
         "lease_until": assignment.lease_until,
         "markdown": [markdown_to_html(one) if _is_marked_up(site, one) else None for one in answers],

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.data.readers import kind_of, listed
+from heedful.label.labelling import Saved
 from heedful.label.records import Person
 
+TAB = re.compile(r"[A-Za-z0-9_-]{0,64}")
+DRAFT = re.compile(r"([A-Za-z0-9_-]{0,64})\.([0-9]{1,9})")
 NONCE = re.compile(r"[A-Za-z0-9_-]{8,64}")
 LONGEST_NAME = 200
 LONGEST_COMMENT = 10_000
@@ -89,12 +92,27 @@ def assignment(fields: Mapping[str, Any]) -> str:
     return text(fields, "assignment", most=100)
 
 
-def seconds(fields: Mapping[str, Any]) -> float:
+def seconds(fields: Mapping[str, Any], name: str = "seconds") -> float:
     """Return how long something took."""
-    value = fields.get("seconds")
+    value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
-        raise Refused(422, f"seconds must be a number from 0 to {LONGEST_SECONDS}, got {_got(fields, 'seconds')}")
+        raise Refused(422, f"{name} must be a number from 0 to {LONGEST_SECONDS}, got {_got(fields, name)}")
     return float(value)
+
+
+def saved(fields: Mapping[str, Any]) -> Saved:
+    """Return which draft is saved: the how manyth of which tab, and from which draft it began."""
+    tab, save, begun = fields.get("tab", ""), fields.get("save", 0), fields.get("from")
+    if not isinstance(tab, str) or not TAB.fullmatch(tab):
+        raise Refused(
+            422, f"tab must be up to 64 letters, digits, _ or -, drawn anew per page, got {_got(fields, 'tab')}"
+        )
+    if isinstance(save, bool) or not isinstance(save, int) or not 0 <= save < 10**9:
+        raise Refused(422, f"save must be a whole number from 0, got {_got(fields, 'save')}")
+    found = DRAFT.fullmatch(begun) if isinstance(begun, str) else None
+    if begun is not None and found is None:
+        raise Refused(422, f"from must be the draft_of of an item, got {_got(fields, 'from')}")
+    return Saved(tab, save, None if found is None else (found[1], int(found[2])))
 
 
 def flags(fields: Mapping[str, Any], allowed: tuple[str, ...]) -> tuple[str, ...]:

@@ -46,6 +46,18 @@ export function nonce() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** This loading of the page, and the one before in the same tab, if any: two tabs with one item must not write over each other. */
+export const tab = nonce();
+export const tabBefore = (() => {
+  try {
+    const before = sessionStorage.getItem("heedful.tab");
+    sessionStorage.setItem("heedful.tab", tab);
+    return before;
+  } catch {
+    return null; // forbidden
+  }
+})();
+
 /** What the browser remembers between visits; without storage (private windows) it remembers until the page closes. */
 const fallback = new Map();
 export const memory = {

@@ -1,8 +1,9 @@
 // The page on which people label: takes an item, shows it, sends what was decided, takes the next.
+import { activeTime, idleTime } from "./active.js";
 import { get, post, Refused, Unreachable } from "./api.js";
 import { asText, isRaw, markScrolling, prompt, toggleRaw } from "./content.js";
 import { criteria } from "./criteria.js";
-import { el, key, latin, memory, nonce } from "./dom.js";
+import { el, key, latin, memory, nonce, tab, tabBefore } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
 import { announce, ask, attempt, leave, offline, projectName, ready, said, showBanner, start, toast } from "./shell.js";
 import { chat } from "./tasks/chat.js";
@@ -18,6 +19,7 @@ const SKIP_REASONS = ["unclear", "not-my-field", "cannot-decide", "other"];
 const RENEW = 4 * 60_000; // ms between renewals of an item's lease (15 minutes by default)
 const STILL_THERE = 10 * 60_000; // ms after which somebody who does nothing counts as gone
 const LOOK_AGAIN = 20; // seconds between looks for new items when there are none
+const MOST_TABS = 8; // whose drafts this browser keeps
 const MOST_TRIES = 4; // of a message that the server takes but the model does not answer
 const MOST_ABOUT = 120; // characters of a prompt that say which item something was about
 
@@ -25,7 +27,9 @@ const main = document.getElementById("main");
 const tabs = "BroadcastChannel" in window ? new BroadcastChannel("heedful") : null;
 let me = null;
 let out = null;
-/** The item on the screen: `item`, its `view`, `flags`, `comment`, `before` (seconds of earlier visits), `shown` (when). */
+/** The item on the screen: `item`, its `view`, `flags`, `comment`, `before` and `activeBefore` (seconds of
+ *  earlier visits), `shown` and `activeShown` (when), `changed` (somebody did something to it), `saved` (the server has that),
+ *  `from` (the draft that it began with, as tab.save), `past` (that, and what that began with), `others` (what was written in other tabs). */
 let now = null;
 let sending = false;
 /** The server has ended because everything is labelled: there is nothing more to ask it. */
@@ -70,11 +74,12 @@ function show(reply) {
   sending = false;
   if (!reply.item) return showNothing(reply);
   const item = { ...reply.item, redo: reply.redo };
-  now = { item, flags: [], before: 0, shown: performance.now() };
+  now = { item, flags: [], before: 0, activeBefore: 0, shown: performance.now(), activeShown: activeTime(), saved: true, from: item.draft_of, past: [], others: [...item.others ?? []] };
   now.comment = el("textarea", { class: "comment", rows: "2", dir: "auto", aria: { label: t("comment") }, placeholder: t("comment_placeholder"), on: { input: () => { fit(now.comment); changed(); } } });
   now.view = TASKS[item.task](item, { changed, request, submit });
   now.criteria = criteria(item.criteria, item.criteria.length ? [...now.view.body.querySelectorAll(".answer")] : [], { changed, done: () => document.getElementById("question").focus() });
   now.commentBox = el("section", { class: "comment-box", hidden: true }, now.comment);
+  now.othersBox = el("section", { class: "card others", hidden: true, aria: { label: t("other_tabs") } });
   now.flagNote = el("span", { class: "flag-note" });
   main.className = `work task-${item.task}`;
   main.dataset.item = item.id;
@@ -83,9 +88,10 @@ function show(reply) {
     instructionsPane(item),
     el("div", { class: "work-area" },
       item.task === "chat" ? null : el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(item.prompt)),
-      now.view.body, now.commentBox),
+      now.view.body, now.commentBox, now.othersBox),
     el("section", { class: "bar", aria: { label: t("decide") } }, now.view.controls, actions()));
   restore(item);
+  drawOthers();
   drawFlags();
   window.scrollTo(0, 0);
   markScrolling();
@@ -180,46 +186,101 @@ const draftName = () => `draft.${owner()}`;
 /** Says which item, and which giving of it: a hidden repeat may show its answers the other way round. */
 const given = (item) => ({ item: item.id, assignment: item.assignment });
 const seconds = () => Math.round(now.before * 10 + (performance.now() - now.shown) / 100) / 10;
+const active = () => Math.min(seconds(), Math.round(now.activeBefore * 10 + (activeTime() - now.activeShown) / 100) / 10);
+
+/** Drafts of this browser by tab, the last one last. One of before heedful told tabs apart is by itself. */
+const drafts = () => {
+  const kept = memory.get(draftName()) ?? {};
+  return kept.assignment ? { "": kept } : kept;
+};
+/** The draft of this tab for the item on the screen. */
+const ownDraft = () => [drafts()[tab]].find((one) => one?.assignment === now.item.assignment);
+let saves = 0;
+
+function keepHere() {
+  const { [tab]: _, ...others } = drafts();
+  saves += 1;
+  now.saved = false;
+  const own = { assignment: now.item.assignment, draft: draftNow(), save: saves, past: now.past };
+  memory.set(draftName(), Object.fromEntries([...Object.entries(others).slice(1 - MOST_TABS), [tab, own]]));
+}
+
+function forgetHere() {
+  const { [tab]: _, ...others } = drafts();
+  memory.set(draftName(), Object.keys(others).length ? others : null);
+}
 
 function draftNow() {
   const answer = { ...(now.view.draft ? now.view.draft() : now.view.answer()), ...now.criteria.answer() };
-  return { answer, comment: now.comment.value, flags: now.flags, seconds: seconds() };
+  return { answer, comment: now.comment.value, flags: now.flags, seconds: seconds(), active: active() };
 }
 
 function changed() {
   if (now === null || sending) return;
   now.changed = true;
   document.getElementById("missing").textContent = "";
-  memory.set(draftName(), { assignment: now.item.assignment, draft: draftNow() });
+  keepHere();
   clearTimeout(draftTimer);
   draftTimer = setTimeout(saveDraft, 800);
 }
 
 function saveDraft() {
   clearTimeout(draftTimer);
-  if (now === null || sending || memory.get(draftName())?.assignment !== now.item.assignment) return;
+  if (now === null || sending || !ownDraft()) return;
   const keepalive = document.visibilityState === "hidden";
-  post("/api/draft", { ...given(now.item), draft: draftNow() }, { keepalive }).catch(() => {}); // the browser has it too
+  sendDraft({ keepalive }).catch(() => {}); // the browser has it too
+}
+
+/** Sends the draft of this tab; the reply says what was written about the same item in others, which the page then shows. */
+async function sendDraft(options) {
+  const sent = now;
+  const save = saves;
+  const reply = await post("/api/draft", { ...given(sent.item), draft: draftNow(), tab, save, ...(sent.from ? { from: sent.from } : {}) }, options);
+  sent.saved = save === saves;
+  sent.others = reply.others ?? [];
+  if (sent === now) drawOthers();
+  return reply;
+}
+
+/** What was written about this item in other tabs, or in one that was closed: to be read and copied, so that none of it is lost. */
+function drawOthers() {
+  const own = { text: draftNow().answer?.text ?? "", comment: now.comment.value };
+  const differing = now.others.filter((one) => (one.text && one.text !== own.text) || (one.comment && one.comment !== own.comment));
+  const shown = [...new Map(differing.map((one) => [JSON.stringify([one.text, one.comment]), one])).values()];
+  now.othersBox.hidden = shown.length === 0;
+  if (now.othersBox.dataset.shown === JSON.stringify(shown)) return;
+  now.othersBox.dataset.shown = JSON.stringify(shown);
+  now.othersBox.replaceChildren(el("h2", {}, t("other_tabs")), el("p", { class: "hint" }, t("other_tabs_hint")), ...shown.flatMap((one) => [["not_saved_text", one.text], ["comment", one.comment]]).filter(([, text]) => text).map(written));
 }
 
 /** Renews the lease of an item that somebody reads for long: as long as they scroll or touch a key now and then. */
-let active = 0;
-for (const kind of ["keydown", "pointerdown", "wheel", "touchmove"]) document.addEventListener(kind, () => { active = performance.now(); }, { passive: true });
 setInterval(() => {
-  if (now === null || sending || document.visibilityState === "hidden" || performance.now() - active > STILL_THERE) return;
-  post("/api/draft", { ...given(now.item), draft: draftNow() }).catch(() => {});
+  if (now === null || sending || document.visibilityState === "hidden" || idleTime() > STILL_THERE) return;
+  if (ownDraft()) sendDraft().catch(() => {});
+  else post("/api/draft", { ...given(now.item), draft: null }).catch(() => {}); // nobody has made anything yet
 }, RENEW);
 
 function restore(item) {
-  const kept = memory.get(draftName());
-  const draft = kept?.assignment === item.assignment ? kept.draft : item.draft;
+  const kept = Object.entries(drafts()).filter(([, one]) => one.assignment === item.assignment);
+  const own = kept.find(([name]) => name === tab) ?? kept.find(([name]) => name === tabBefore) ?? (item.draft ? undefined : kept.at(-1));
+  if (own) now.from = `${own[0]}.${own[1].save ?? 0}`;
+  now.past = [...(own?.[1].past ?? []), now.from].filter(Boolean).slice(-20);
+  for (const [name, { draft, save }] of kept) if (name !== own?.[0] && !now.past.includes(`${name}.${save}`)) now.others.push({ text: draft.answer?.text ?? "", comment: draft.comment });
+  const draft = own ? own[1].draft : item.draft;
+  if (own && item.draft && item.draft_of?.split(".")[0] !== own[0]) now.others.push({ text: item.draft.answer?.text ?? "", comment: item.draft.comment });
   if (!draft) return;
   now.before = Number(draft.seconds) || 0;
+  now.activeBefore = Number(draft.active ?? draft.seconds) || 0;
   now.flags = (draft.flags ?? []).filter((name) => ITEM_FLAGS.includes(name));
   now.comment.value = draft.comment ?? "";
   now.commentBox.hidden = now.comment.value === "";
   now.view.restore(draft.answer ?? draft);
   now.criteria.restore(draft.answer?.criteria);
+  if (own) { // under the name of this tab from now on
+    now.changed = true;
+    keepHere();
+    draftTimer = setTimeout(saveDraft, 800);
+  }
 }
 
 /* ---- sending ---- */
@@ -233,13 +294,12 @@ async function submit(more = {}) {
   }
   const answer = { ...now.view.answer(more), ...now.criteria.answer() };
   const { item, view } = now;
-  const body = { nonce: nonce(), ...given(item), answer, seconds: seconds(), comment: now.comment.value.trim(), flags: now.flags, version: versionOf(item) };
+  const body = { nonce: nonce(), ...given(item), answer, seconds: seconds(), active: active(), comment: now.comment.value.trim(), flags: now.flags, version: versionOf(item) };
   const reply = await deliver("/api/label", body);
   if (reply === null) return;
   if (view.sent?.(answer)) {
     drawProgress(reply.progress);
-    now.shown = performance.now();
-    now.before = 0;
+    Object.assign(now, { shown: performance.now(), activeShown: activeTime(), before: 0, activeBefore: 0 });
     changed();
   } else await next();
   toast(t("saved"));
@@ -252,15 +312,15 @@ async function deliver(path, body) {
   clearTimeout(draftTimer);
   try {
     const reply = await out.send(path, body, about);
-    memory.set(draftName(), null);
-    tabs?.postMessage({ owner: owner(), item: body.item });
+    forgetHere();
+    tabs?.postMessage({ owner: owner(), item: body.item, words: wordsOf(body) });
     busy(false);
     return reply;
   } catch (error) {
     busy(false);
     if (error instanceof Refused && error.status === 409 && body.item === undefined) toast(said(error), "warn"); // undo and redo
     else if (error instanceof Refused && error.status === 409) {
-      memory.set(draftName(), null);
+      forgetHere();
       await next();
       if (now?.item.id === body.item) {
         now.view.lost?.();
@@ -285,15 +345,28 @@ const wordsOf = ({ answer, comment, reason }) => [["not_saved_text", answer?.tex
 
 /** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
 function notSaved({ path, body, about, error }) {
-  const written = ([name, text]) => {
-    const box = el("textarea", { class: "writing", readonly: true, rows: name === "not_saved_text" ? "8" : "2", dir: "auto", aria: { label: t(name) } });
-    box.value = text;
-    return el("label", { class: "field" }, el("span", {}, t(name)), box);
-  };
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
     el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : said(error)),
     about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
     ...wordsOf(body).map(written)]);
+}
+
+/** A text that somebody wrote, to be copied. */
+function written([name, text]) {
+  const box = el("textarea", { class: "writing", readonly: true, rows: name === "not_saved_text" ? "8" : "2", dir: "auto", aria: { label: t(name) } });
+  box.value = text;
+  return el("label", { class: "field" }, el("span", {}, t(name)), box);
+}
+
+/** Another tab has sent something. What was written in this one about an item that it then no longer shows is not thrown away. */
+async function othersSent(data) {
+  if (data.owner !== owner() || sending || (now !== null && data.item !== undefined && data.item !== now.item.id)) return;
+  const draft = now?.changed && (data.item !== undefined || !now.saved) ? draftNow() : {};
+  const isLost = wordsOf(draft).length > 0 && JSON.stringify(wordsOf(draft)) !== JSON.stringify(data.words);
+  const about = isLost && excerpt(now.item.prompt);
+  if (isLost) forgetHere();
+  await next();
+  if (isLost) notSaved({ path: "/api/label", body: draft, about, error: { status: 409 } });
 }
 
 function busy(is) {
@@ -304,11 +377,10 @@ function busy(is) {
 
 /** Waits until the server has what was just typed: an undo shows another item in its place. False if it was refused. */
 async function keepDraft() {
-  if (now === null || memory.get(draftName())?.assignment !== now.item.assignment) return true;
+  if (now === null || !ownDraft()) return true;
   clearTimeout(draftTimer);
-  const body = { ...given(now.item), draft: draftNow() };
   busy(true);
-  const kept = await insist(() => post("/api/draft", body));
+  const kept = await insist(() => sendDraft());
   busy(false);
   return kept !== null;
 }
@@ -459,9 +531,7 @@ if (me !== null) {
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => document.visibilityState === "hidden" && saveDraft());
   window.addEventListener("pageshow", (event) => event.persisted && next()); // back to this page: what it shows may be old
-  tabs?.addEventListener("message", ({ data }) => {
-    if (data.owner === owner() && !sending && (now === null || data.item === undefined || data.item === now.item.id)) next();
-  });
+  tabs?.addEventListener("message", ({ data }) => othersSent(data));
   const refused = await attempt(() => out.flush());
   await next();
   if (refused) notSaved(refused);
