@@ -137,8 +137,10 @@ def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     return [*flags, *arguments[len(words) :]]
 
 
-def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
+def read_yaml_flags(path: Path, config_class: type, *, may_have_others: bool = False) -> list[YamlFlag]:
     """The keys of a YAML file as flags. Scalars are taken as they are written (``no`` and ``1e-5`` too).
+
+    With ``may_have_others`` keys that are no settings come along; whoever asks looks at them.
 
     Raises ConfigError: missing file, bad YAML, not a mapping, a repeated key, or a nested value.
     """
@@ -169,7 +171,7 @@ def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
         if key not in names:
             unknown.append((place, key))
         flags[key] = YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place)
-    if unknown:
+    if unknown and not may_have_others:
         raise ConfigError(_unknown(unknown, names))
     return list(flags.values())
 

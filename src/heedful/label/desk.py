@@ -7,6 +7,11 @@ from typing import Any
 from heedful.label.assignment import Lease
 from heedful.label.identity import to_line
 
+GIVEN = {"lease": 86_400.0, "invitation": 72 * 3600.0, "session": 14 * 86_400.0}
+"""For how many seconds rows were given at most by an older heedful, which did not note when they began."""
+SLACK = 60.0
+"""Seconds by which a clock may be set back without leases ending."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,6 +31,24 @@ class Desk:
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Row]] = {"lease": {}, "draft": {}, "invitation": {}, "session": {}}
         self.changes: list[tuple[str, str, Row | None]] = []
+        self.now = 0.0
+        """The time at which rows are put."""
+        self._is_checked = False
+
+    def tell_time(self, now: float) -> None:
+        """Say what time it is. If the clock was set back, what began in what is now the future begins now.
+
+        So sessions and invitations last as long as they were given for, and no longer. Leases of then have ended: whoever has
+        left keeps an item from nobody, and whoever has not may still label it while nobody else has it.
+        """
+        is_back, self.now = now < self.now or not self._is_checked, now
+        self._is_checked = True
+        for kind, most in GIVEN.items() if is_back else ():
+            for key, row in list(self._rows[kind].items()):
+                end = row.until or 0.0
+                began = row.value.get("from", end - most)
+                if began > now + SLACK:
+                    self.put(kind, key, Row(row.value, now if kind == "lease" else now + end - began))
 
     def load(self, kind: str, key: str, value: str, until: float | None) -> None:
         """Put what the database has."""
@@ -40,7 +63,9 @@ class Desk:
         return self._rows[kind]
 
     def put(self, kind: str, key: str, row: Row) -> None:
-        """Set a row. Raises DataError for what JSON cannot hold."""
+        """Set a row; one that ends notes when it began (``from``). Raises DataError for what JSON cannot hold."""
+        if row.until is not None:
+            row = Row({**row.value, "from": self.now}, row.until)
         row.columns()
         self._rows[kind][key] = row
         self.changes.append((kind, key, row))

@@ -23,6 +23,8 @@ INVITATION_HOURS = 72.0
 """How long an invitation can be redeemed."""
 SESSION_HOURS = 14 * 24.0
 """How long somebody stays signed in."""
+FORGOTTEN_HOURS = 2 * 365 * 24.0
+"""How long what has ended is kept: the clock may be wrong now, and it would count again once that is set right."""
 IMPORT: tuple[str, Role, Standing] = ("import", "annotator", "removed")
 """Name, role and standing of whom labels that came with files are kept under. Nobody else may have this name."""
 LONGEST_NAME = 200
@@ -132,7 +134,7 @@ def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float
     token = secrets.token_urlsafe(32)
     key = token_hash(token)
     for other, row in list(transaction.desk.rows(kind).items()):
-        if (row.until or 0) <= transaction.now:
+        if (row.until or 0) + FORGOTTEN_HOURS * 3600 <= transaction.now:
             transaction.desk.drop(kind, other)
     value = {"hash": key, "person": person_id, "since": transaction.state.seq}
     transaction.desk.put(kind, key, Row(value, transaction.now + hours * 3600))

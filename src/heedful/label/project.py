@@ -301,7 +301,8 @@ class Project:
         items, and for somebody who labels for evaluation only, of what they have labelled themselves. ``own``: this person's
         labels that count; ``today``: those of this day in UTC.
         """
-        return self._store.look(lambda state, _, now: progress(state, self.settings, person_id, iso(now)[:10]))
+        today = iso(self._store.time_of_day())[:10]
+        return self._store.look(lambda state, *_: progress(state, self.settings, person_id, today))
 
     def waiting(self) -> int:
         """Return how many items wait at least for each person who labels, whoever else is labelling now.

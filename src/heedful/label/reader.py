@@ -18,7 +18,7 @@ class Reader:
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self.path = folder / JOURNAL
-        self._clock = clock
+        self.time_of_day = clock
         self._lock = threading.Lock()
         self._begin()
         self._catch_up()
@@ -33,7 +33,7 @@ class Reader:
         """Return what a function finds in the events that the journal has by now."""
         with self._lock:
             self._catch_up()
-            return work(self._state, Desk(), self._clock())
+            return work(self._state, Desk(), self.time_of_day())
 
     def close(self) -> None:
         """Nothing is open."""

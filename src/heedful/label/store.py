@@ -44,19 +44,36 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Transaction:
-    """What an operation sees and changes. An operation checks first and changes last."""
+def steady() -> Callable[[], float]:
+    """Return a clock that begins with the time of day and then runs on evenly, whatever the system's clock is set to.
 
-    def __init__(self, state: State, desk: Desk, now: float) -> None:
+    Time for which the machine sleeps counts.
+    """
+    began, ticks = time.time(), _ticks()
+    return lambda: began + _ticks() - ticks
+
+
+def _ticks() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Transaction:
+    """What an operation sees and changes. An operation checks first and changes last.
+
+    ``now`` is what leases, sessions and invitations end by; ``at`` is the time of day for events, None for that of ``now``.
+    """
+
+    def __init__(self, state: State, desk: Desk, now: float, at: str | None = None) -> None:
         self.state = state
         self.desk = desk
         self.now = now
+        self.at = at
         self.lines: list[tuple[int, str]] = []
 
     def add(self, kind: Any, person: str | None, content: Mapping[str, Any], nonce: str | None = None) -> Event:
         """Append an event and return it as it will be read back."""
         seq = self.state.seq + 1
-        line = event_line(Event(seq, uuid.uuid4().hex, iso(self.now), person, kind, content, nonce))
+        line = event_line(Event(seq, uuid.uuid4().hex, self.at or iso(self.now), person, kind, content, nonce))
         event = read_event(line)
         self.state.apply(event)
         self.lines.append((seq, line))
@@ -74,7 +91,8 @@ class Store:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
-        self._clock = clock
+        self.time_of_day = clock
+        self._clock = steady() if clock is time.time else clock
         self._lock = threading.Lock()
         """Held while the state changes and until that is on the disk."""
         self._gate = threading.Lock()
@@ -175,7 +193,8 @@ class Store:
             try:
                 if not self._is_sound:
                     self._reload()
-                transaction = Transaction(self._state, self._desk, self._clock())
+                transaction = Transaction(self._state, self._desk, self._clock(), iso(self.time_of_day()))
+                self._desk.tell_time(transaction.now)
                 for waiting in batch:
                     changes = (len(transaction.lines), len(self._desk.changes))
                     try:

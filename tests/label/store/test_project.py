@@ -1,8 +1,11 @@
 """The facade on the disk: projects and their settings, people and their tokens, labels from elsewhere, the commands."""
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -10,7 +13,8 @@ from heedful.cli import main
 from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError, DataError
 from heedful.label import project as project_module
-from heedful.label.project import Project
+from heedful.label import store
+from heedful.label.project import NotHeldError, Project
 from heedful.label.records import Person
 
 SETTINGS = ProjectSettings(
@@ -167,6 +171,90 @@ def test_tokens_end(tmp_path):
         assert project.session(late).role == "owner"
         clock.pass_hours(24 * 14)
         assert project.session(late) is None
+
+
+HOURS_OF_A_YEAR = 365 * 24
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_clock_that_was_ahead_reserves_nothing(tmp_path, items, restarts):
+    """Nor does it lock anybody out, or let a link or a session live longer than it was given for."""
+    clock, folder = Clock(), tmp_path / "p"
+    project = Project.create(folder, ProjectSettings(overlap=0), clock=clock)
+
+    def set_clock(hours):
+        nonlocal project
+        clock.pass_hours(hours)
+        if restarts:
+            project.close()
+            project = Project.open(folder, clock=clock)
+
+    project.add_items(items(1))
+    ada, bo = (project.add_person(name, "annotator").person_id for name in ("张伟", "Bo"))
+    before = project.redeem(project.invite(bo))
+    set_clock(HOURS_OF_A_YEAR)
+    assert project.session(before) is None
+    held = project.next_item(ada)
+    project.save_draft(ada, held.item.item_id, {"answer": "猫\u2028"})
+    session, link = project.redeem(project.invite(ada)), project.invite(bo)
+    set_clock(-HOURS_OF_A_YEAR)
+    assert project.next_item(bo).item == held.item, "it is not kept for a year"
+    with pytest.raises(NotHeldError):
+        project.label(ada, held.item.item_id, {}, nonce="n", seconds=1)
+    assert project.session(before).person_id == bo, "what ended only by the wrong clock has not ended"
+    assert project.session(session).person_id == ada
+    set_clock(71.9)
+    assert project.redeem(link) is not None
+    set_clock(14 * 24 - 72.1)
+    assert project.session(session).person_id == ada
+    link = project.invite(bo)
+    set_clock(0.3)
+    assert project.session(session) is None, "it is 14 days old"
+    set_clock(72)
+    assert project.redeem(link) is None
+    project.close()
+
+
+def test_a_late_label_counts_also_after_a_clock_was_set_back(tmp_path, items, answers):
+    clock = Clock()
+    with Project.create(tmp_path / "p", ProjectSettings(overlap=0), clock=clock) as project:
+        project.add_items(items(2))
+        ada, bo = (project.add_person(name, "annotator").person_id for name in ("张伟", "Bo"))
+        held = project.next_item(ada).item.item_id
+        clock.pass_hours(-30)
+        assert project.label(ada, held, answers["pair"], nonce="n", seconds=1).content["item"] == held
+        held = project.next_item(ada).item.item_id
+        clock.pass_hours(-2 / 3600)
+        assert project.next_item(bo) is None, "a step of two seconds takes nothing away"
+        assert project.next_item(ada).item.item_id == held
+
+
+def test_what_an_older_heedful_reserved_for_a_year(tmp_path, items):
+    """It did not note when a lease began."""
+    clock, folder = Clock(), tmp_path / "p"
+    with Project.create(folder, ProjectSettings(overlap=0), clock=clock) as project:
+        project.add_items(items(1))
+        ada, bo = (project.add_person(name, "annotator").person_id for name in ("张伟", "Bo"))
+        clock.pass_hours(HOURS_OF_A_YEAR)
+        project.next_item(ada)
+        session = project.redeem(project.invite(ada))
+    with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as database, database:
+        database.execute("UPDATE desk SET value = json_remove(value, '$.from')")
+    clock.pass_hours(-HOURS_OF_A_YEAR)
+    with Project.open(folder, clock=clock) as project:
+        assert project.next_item(bo) is not None
+        clock.pass_hours(14 * 24 + 1)
+        assert project.session(session) is None
+
+
+def test_the_clock_of_leases_runs_on_evenly(monkeypatch):
+    """While a server runs, nothing ends or is kept because somebody sets the machine's clock."""
+    real, shift = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + shift)
+    clock = store.steady()
+    shift = 3600.0 * HOURS_OF_A_YEAR
+    assert time.time() - real() > shift / 2
+    assert abs(clock() - real()) < 60
 
 
 def test_who_is_removed_is_signed_out(project):
