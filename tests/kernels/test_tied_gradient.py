@@ -12,6 +12,7 @@ from heedful.checkpoints.load import load_causal_lm, load_policy
 from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate
 from heedful.kernels.tied_gradient import TiedMatrix
+from heedful.kernels.untrained_rows import UntrainedRows
 from heedful.models import policy as policy_module
 
 TOKENIZER = byte_tokenizer()
@@ -164,6 +165,29 @@ OTHERS = {
     "a gradient of read rows": lambda: Tied(nn.Embedding(10, 4, sparse=True)),
     "rows that a hook changes": lambda: Tied(with_noise(nn.Embedding(10, 4))),
 }
+
+
+def test_rows_that_nobody_trained_are_held_and_the_gradient_is_still_one():
+    """What torch gives the head at such a row, and nothing of what was read."""
+    torch.manual_seed(3)
+    embedding, row = nn.Embedding(10, 4), int(IDS.flatten()[0])
+    embedding.weight.data[row] = 0
+    head = Tied(embedding)
+    with TiedMatrix(head) as matrix:
+        (head.embedding(IDS) @ matrix.weight.t() - 1).square().sum().backward()
+    wanted, embedding.weight.grad = embedding.weight.grad, None
+    of_rows = embedding(IDS).detach()
+    (of_rows @ embedding.weight.t() - 1).square().sum().backward()
+    of_head, embedding.weight.grad = embedding.weight.grad[row].clone(), None
+    embedding.register_forward_hook(UntrainedRows(torch.tensor([row]), "m"))
+    with TiedMatrix(head) as matrix:
+        rows = head.embedding(IDS)
+    with pytest.warns(UserWarning, match=f"token {row} is zero"):
+        (rows @ matrix.weight.t() - 1).square().sum().backward()
+    assert matrix.weight is not embedding.weight
+    torch.testing.assert_close(embedding.weight.grad[row], of_head)
+    others = [i for i in range(10) if i != row]
+    torch.testing.assert_close(embedding.weight.grad[others], wanted[others])
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -36,25 +36,13 @@ def made(tiny, tmp_path):
     return make
 
 
-def learned(heedful, model, run):
-    """Gradient norm of one step of SFT on a record that has the letter 读 and the letter x."""
-    data = run.parent / "data.jsonl"
-    data.write_text(
-        json.dumps({"prompt": "怎么读？", "completion": "xyz 读"}, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    words = (
-        "--max-steps",
-        "1",
-        "--batch-size",
-        "1",
-        "--learning-rate",
-        "1e-4",
-        "--eval-fraction",
-        "0",
-        "--dtype",
-        "float32",
-    )
-    done = heedful("sft", "--model", model, "--data", data, "--output", run, *words)
+def learned(heedful, model, run, *more):
+    """Gradient norm of one step of SFT on an answer that has the letters 读 and x, and on more of them."""
+    data, texts = run.parent / "data.jsonl", ("xyz 读", *more)
+    records = [{"prompt": "怎么读？", "completion": text} for text in texts]
+    data.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    settings = f"--max-steps 1 --batch-size {len(texts)} --learning-rate 1e-4 --eval-fraction 0 --dtype float32"
+    done = heedful("sft", "--model", model, "--data", data, "--output", run, *settings.split())
     assert done.status == 0, done.err
     first = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     return first["optimizer/grad_norm"]
@@ -82,17 +70,15 @@ def test_a_row_of_zeros_does_not_take_over_the_gradient(heedful, made, tiny, tmp
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_gradient_is_that_of_transformers_for_its_padding_row(made, architecture, tied):
-    """transformers keeps the padding token's row out of the gradient of the embedding, not of a head that shares it.
-
-    Any model that it makes has such a row, so that needs no warning.
-    """
+    """transformers keeps the padding token's row out of the gradient of the embedding, not of a head that shares it."""
     theirs = AutoModelForCausalLM.from_pretrained(made(architecture, [PADDING], tied=tied)).double()
     policy = Policy(copy.deepcopy(theirs))
     policy.lm.get_input_embeddings().padding_idx = None
     hold_untrained_rows(policy.lm, "model")
     ids = torch.tensor([[10, 11, 12, 100, PADDING, 102, 103]])
     everything, inside = torch.ones_like(ids, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
-    sft_loss(policy(ids, everything, inside, temperature=1.0).logprobs, inside)[0].backward()
+    with pytest.warns(UserWarning, match="model: the embedding of token 0 is zero or next to zero"):
+        sft_loss(policy(ids, everything, inside, temperature=1.0).logprobs, inside)[0].backward()
     logits = theirs(input_ids=ids).logits[0, 2:-1]
     torch.nn.functional.cross_entropy(logits, ids[0, 3:]).backward()
     for (name, ours), other in zip(policy.lm.named_parameters(), theirs.parameters(), strict=True):
@@ -106,3 +92,11 @@ def test_a_model_with_positions_learns_its_rows_of_zeros(heedful, made, tiny, tm
     assert learned(heedful, model, tmp_path / "run") < 60
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "run/final").get_input_embeddings().weight
     assert after[row].abs().max() > 0
+
+
+def test_what_fills_up_a_batch_needs_no_word(heedful, made, tmp_path):
+    """Every model that transformers makes has a row of zeros for it. Warnings are errors here.
+
+    The second answer is one letter longer: too little to arrange the rows without padding.
+    """
+    assert learned(heedful, made("qwen3", [PADDING]), tmp_path / "run", "xyzz 读") < 60

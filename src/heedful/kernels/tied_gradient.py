@@ -43,8 +43,8 @@ class TiedMatrix:
             return None  # a hook may change the rows
         rows, self.weight = _TiedRows.apply(embedding.weight, *inputs)
         for hook in hooks:
-            changed = hook(embedding, inputs, rows)
-            rows = rows if changed is None else changed
+            read = hook(embedding, inputs, rows)
+            rows = rows if read is None else read
         return rows
 
 

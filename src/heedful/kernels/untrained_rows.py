@@ -1,6 +1,7 @@
 """Rows of an embedding that nobody trained: they are read as they are, and get no gradient from being read."""
 
 import warnings
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,32 +20,32 @@ class UntrainedRows:
     the matrix still learns all rows.
     """
 
-    def __init__(self, rows: Tensor, padding: int | None, name: str) -> None:
-        self.rows, self.padding, self.name = rows, padding, name
+    def __init__(self, rows: Tensor, name: str) -> None:
+        self.rows, self.name = rows, name
         self.is_said = False
 
-    def __call__(self, _embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def __call__(self, _embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if not output.requires_grad:
-            return None
+            return
         ids = inputs[0]
         self.rows = self.rows.to(ids.device)
         is_untrained = torch.isin(ids, self.rows)
-        if not is_untrained.any():
-            return None
-        self._say(ids[is_untrained])
-        return torch.where(is_untrained.unsqueeze(-1), output.detach(), output)
+        if is_untrained.any():
+            output.register_hook(partial(self._without, ids, is_untrained))
 
-    def _say(self, ids: Tensor) -> None:
-        """Warn once of the first tokens that are not padding."""
-        read = [row for row in ids.unique().tolist() if row != self.padding]
-        if read and not self.is_said:
-            self.is_said = True
-            warnings.warn(
-                f"{self.name}: the embedding of token {', '.join(map(str, read[:5]))} is zero or next to zero, as nobody "
-                "trained it, and the data has it. The gradient into such a row is up to a million times too large, so it "
-                "stays as it is where it is read. To learn it, first set it to the mean of the other rows",
-                stacklevel=2,
-            )
+    def _without(self, ids: Tensor, is_untrained: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of the rows that were read, 0 at untrained ones. What fills up a batch has none, so needs no word."""
+        if not self.is_said:
+            read = ids[is_untrained & (gradient != 0).any(dim=-1)].unique().tolist()
+            self.is_said = bool(read)
+            if read:
+                warnings.warn(
+                    f"{self.name}: the embedding of token {', '.join(map(str, read[:5]))} is zero or next to zero, as nobody "
+                    "trained it, and this run reads it. The gradient into such a row is up to a million times too large, so "
+                    "it stays as it is where it is read. To learn it, first set it to the mean of the other rows",
+                    stacklevel=2,
+                )
+        return gradient.masked_fill(is_untrained.unsqueeze(-1), 0.0)
 
 
 def hold_untrained_rows(model: PreTrainedModel, name: str) -> None:
@@ -63,8 +64,7 @@ def hold_untrained_rows(model: PreTrainedModel, name: str) -> None:
     sizes = torch.linalg.vector_norm(embedding.weight.detach(), ord=torch.inf, dim=1)
     rows = (sizes <= SMALLEST_ROW * sizes.median()).nonzero().flatten()
     if len(rows):
-        padding = model.config.get_text_config(decoder=True).pad_token_id
-        embedding.register_forward_hook(UntrainedRows(rows, padding, name))
+        embedding.register_forward_hook(UntrainedRows(rows, name))
 
 
 def _adds_positions(model: PreTrainedModel) -> bool:
