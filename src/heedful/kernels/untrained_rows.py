@@ -43,7 +43,7 @@ class UntrainedRows:
                     f"{self.name}: the embedding of token {', '.join(map(str, read[:5]))} is zero or next to zero, as nobody "
                     "trained it, and this run reads it. The gradient into such a row is up to a million times too large, so "
                     "it stays as it is where it is read. To learn it, first set it to the mean of the other rows",
-                    stacklevel=2,
+                    stacklevel=1,
                 )
         return gradient.masked_fill(is_untrained.unsqueeze(-1), 0.0)
 
