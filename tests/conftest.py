@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
@@ -172,6 +173,12 @@ def thinker(tmp_path_factory):
         return folders[template]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def malformed():
+    """What `malformed.py` has: requests that are none."""
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parent / "malformed.py")))
 
 
 class ChatServer:

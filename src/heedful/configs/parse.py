@@ -16,7 +16,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     arguments = _named(arguments, getattr(config_class, "POSITIONAL", ()))
     if arguments and not arguments[0].startswith("-"):
         from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
+        _refuse_unknown(from_yaml, config_class)
         file, *arguments = arguments
         _refuse_hidden(Path(file), from_yaml, arguments)
     stray = _stray_argument(arguments, config_class)
@@ -137,7 +138,7 @@ def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     return [*flags, *arguments[len(words) :]]
 
 
-def read_yaml_flags(path: Path, config_class: type, *, may_have_others: bool = False) -> list[YamlFlag]:
+def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
     """The keys of a YAML file as flags. Scalars are taken as they are written (``no`` and ``1e-5`` too).
 
     With ``may_have_others`` keys that are no settings come along; whoever asks looks at them.
@@ -158,9 +159,7 @@ def read_yaml_flags(path: Path, config_class: type, *, may_have_others: bool = F
         raise ConfigError(f"{path}: expected 'key: value' lines, found {found}")
     _refuse_tag(root, str(path))
     hints = typing.get_type_hints(config_class)
-    names = {field.name for field in dataclasses.fields(config_class)}
     flags: dict[str, YamlFlag] = {}
-    unknown: list[tuple[str, str]] = []
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
         key = _key(key_node, hints, place)
@@ -168,11 +167,7 @@ def read_yaml_flags(path: Path, config_class: type, *, may_have_others: bool = F
             raise ConfigError(f"{place}: the key {key!r} is set twice")
         if key in getattr(config_class, "NESTED", ()) and isinstance(value_node, yaml.SequenceNode):
             value_node.value = [_flattened(node) for node in value_node.value]
-        if key not in names:
-            unknown.append((place, key))
         flags[key] = YamlFlag(key, _arguments(key, value_node, hints.get(key), place), place)
-    if unknown and not may_have_others:
-        raise ConfigError(_unknown(unknown, names))
     return list(flags.values())
 
 
@@ -199,8 +194,12 @@ def _settings_text(path: Path) -> str:
         raise ConfigError(f"{path}: not valid YAML: not UTF-8 ({kind}); save it as UTF-8") from error
 
 
-def _unknown(keys: Sequence[tuple[str, str]], names: Collection[str]) -> str:
-    """What to say of keys that are no settings; with thousands of them the file is probably no file of settings."""
+def _refuse_unknown(flags: Sequence[YamlFlag], config_class: type) -> None:
+    """Refuse keys that are no settings. With thousands of them the file is probably no file of settings."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    keys = [(flag.place, flag.key) for flag in flags if flag.key not in names]
+    if not keys:
+        return
     lines = []
     for place, key in keys[:MOST_NAMED]:
         near = difflib.get_close_matches(key[:LONGEST_NAME], names, n=1)
@@ -211,7 +210,7 @@ def _unknown(keys: Sequence[tuple[str, str]], names: Collection[str]) -> str:
     if len(keys) > MOST_NAMED:
         lines.append(f"and {len(keys) - MOST_NAMED:,} more keys that are not settings; is this a file of settings?")
     lines.append("heedful COMMAND --help lists the settings of a command")
-    return "\n".join(lines)
+    raise ConfigError("\n".join(lines))
 
 
 def _key(node: yaml.Node, hints: Mapping[str, Any], place: str) -> str:

@@ -47,7 +47,7 @@ def read_settings(folder: Path) -> ProjectSettings:
     hints = typing.get_type_hints(ProjectSettings)
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    flags = read_yaml_flags(path, ProjectSettings, may_have_others=True)
+    flags = read_yaml_flags(path, ProjectSettings)
     _check_format(flags)
     for flag in flags:
         if flag.key == "format":

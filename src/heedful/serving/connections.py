@@ -14,7 +14,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import h11
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -73,11 +75,13 @@ class Connections:
         """
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            connection = self.open.get(cast(Peer, tuple(scope["client"])))
-            if connection is None:  # it is just being closed
-                await app(scope, receive, send)
+            connection = self.open.get(cast(Peer, tuple(scope["client"] or ())))
+            if connection is None:  # it is just being closed; the client's address may be gone already
+                while (await receive())["type"] != "http.disconnect":
+                    pass
                 return
             headers = Headers(scope=scope)
+            refused = framing_refusal(headers, scope["http_version"])
             complete = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
             connection.work() if complete else connection.send_body()
 
@@ -98,9 +102,21 @@ class Connections:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
                     connection.wait()
 
-            await app(scope, received, sent)
+            await (app if refused is None else JSONResponse({"error": refused}, 400))(scope, received, sent)
 
         return run
+
+
+def framing_refusal(headers: Headers, version: str) -> str | None:
+    """What is wrong with a request that does not say clearly where it ends; None if it does.
+
+    A proxy before the server may see its end elsewhere, and take what follows for another request (RFC 9112, section 6.1).
+    """
+    if "transfer-encoding" not in headers:
+        return None
+    if "content-length" in headers:
+        return "a request has either Content-Length or Transfer-Encoding, not both"
+    return "Transfer-Encoding needs HTTP/1.1" if version != "1.1" else None
 
 
 class Connection(asyncio.Protocol):
@@ -120,8 +136,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or close the connection at once if there is none."""
         self.transport = cast(asyncio.Transport, transport)
-        self.peer = cast(Peer, tuple(transport.get_extra_info("peername")[:2]))
-        self.is_taken = self.connections.make_room()
+        self.peer = cast(Peer, tuple((transport.get_extra_info("peername") or ())[:2]))  # none if it is reset already
+        self.is_taken = bool(self.peer) and self.connections.make_room()
         if not self.is_taken:
             self.transport.abort()
             return
@@ -132,11 +148,23 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand on what came, or throw it away after an answer that refused it."""
         if self.thrown_away is None:
-            self.inner.data_received(data)
+            try:
+                self.inner.data_received(data)
+            except h11.ProtocolError:  # uvicorn refuses what came, but the answer to it has begun
+                self.drop()
+            if self.inner.conn.their_state is h11.ERROR:
+                self._give_up_request()
             return
         self.thrown_away += len(data)
         if self.thrown_away > LINGER_BYTES:
             self.drop()
+
+    def _give_up_request(self) -> None:
+        """Tell the application that nobody waits for its answer: uvicorn has refused the rest of the request."""
+        cycle = self.inner.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
