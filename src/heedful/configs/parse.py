@@ -141,7 +141,7 @@ def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
 def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
     """The keys of a YAML file as flags. Scalars are taken as they are written (``no`` and ``1e-5`` too).
 
-    With ``may_have_others`` keys that are no settings come along; whoever asks looks at them.
+    Keys that are no settings come along.
 
     Raises ConfigError: missing file, bad YAML, not a mapping, a repeated key, or a nested value.
     """
