@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,30 @@ def _let_others_read(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(mode)
+
+
+def make_private(folder: Path) -> list[Path]:
+    """Take from everybody but their owner the rights to a folder and all that is in it; links and what is behind them stay.
+
+    Returns what cannot be changed, because it belongs to somebody else.
+    """
+    refused = []
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent), *(Path(parent, name) for name in names)):
+            try:
+                mode = path.lstat().st_mode
+                if stat.S_IMODE(mode) & 0o077 and (path == folder or not stat.S_ISLNK(mode)):
+                    path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+            except FileNotFoundError:  # another program has just removed it
+                pass
+            except OSError:
+                refused.append(path)
+    return refused
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open`, so that nobody but its owner may read it if it is new."""
+    return os.open(path, flags, 0o600)
 
 
 def sync(path: Path) -> None:

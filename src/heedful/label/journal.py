@@ -101,7 +101,7 @@ class Journal:
         """The lines that were there; whoever has read them may empty the list."""
         self.count = len(self.lines)
         """How many lines are on the disk."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if os.fstat(self._file).st_size > self._end:  # the last line was cut by a crash; nobody was told of it
                 os.ftruncate(self._file, self._end)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.configs.label import ProjectSettings
+from heedful.display import say
 from heedful.errors import ConfigError
+from heedful.files import make_private
 from heedful.label import labelling
 from heedful.label import people as persons
 from heedful.label.answers import check_words
@@ -60,13 +62,16 @@ class Project:
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} exists and is not an empty folder; choose another name for the project")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         write_settings(folder, settings)
         return cls.open(folder, clock=clock)
 
     @classmethod
     def open(cls, folder: Path | str, read_only: bool = False, *, clock: Callable[[], float] = time.time) -> "Project":
         """Open a project. One process at a time may do so to write; with ``read_only`` any number may, at any time.
+
+        Opened to write, the folder and its files become readable for their owner only.
 
         Raises ConfigError if it is no project, or if another process has it open to write; DataError if it is damaged.
         """
@@ -82,6 +87,10 @@ class Project:
         try:
             store = Store(folder, clock)
             raise_format(folder)
+            if refused := make_private(folder):
+                say(
+                    f"warning: {refused[0]} belongs to somebody else, so others may be able to read it; make it your own"
+                )
         except BaseException:
             lock.release()
             raise

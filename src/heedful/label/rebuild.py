@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heedful.errors import DataError, HeedfulError
-from heedful.files import sync, write_bytes
+from heedful.files import make_private, private_opener, sync, write_bytes
 from heedful.label.journal import JOURNAL, Journal, advance, event_line, read_event
 from heedful.label.records import Event, Person
 from heedful.label.settings_file import read_settings
@@ -48,6 +48,7 @@ def rebuild(folder: Path) -> list[str]:
             return said + _rebuild(folder, journal, old, desk, damage)
         finally:
             journal.close()
+            make_private(folder)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _repair(folder: Path, stored: Sequence[str], *, is_sound: bool) -> list[str]
         return []
     repair.aside.sort()
     if repair.aside:
-        with (folder / DAMAGED).open("ab") as file:
+        with open(folder / DAMAGED, "ab", opener=private_opener) as file:
             file.write(b"".join(raw + b"\n" for _, _, raw in repair.aside))
         sync(folder / DAMAGED)
     write_bytes(path, b"".join(line + b"\n" for line in repair.lines))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from heedful.label import project as project_module
 from heedful.label import store
 from heedful.label.project import NotHeldError, Project
 from heedful.label.records import Person
+from heedful.label.server.security import Audit
 
 SETTINGS = ProjectSettings(
     name="猫 🐈: #1",
@@ -171,6 +173,57 @@ def test_tokens_end(tmp_path):
         assert project.session(late).role == "owner"
         clock.pass_hours(24 * 14)
         assert project.session(late) is None
+
+
+def readable_for_others(folder):
+    """What in a folder, or the folder itself, somebody else has any right to."""
+    return sorted(str(path) for path in (folder, *folder.rglob("*")) if path.lstat().st_mode & 0o077)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_project_is_for_its_owner_only(tmp_path, items, answers, there):
+    """It has the seed from which the order on the screen follows, answers and names."""
+    folder, before = tmp_path / "项目", os.umask(0)
+    try:
+        if there:
+            folder.mkdir(mode=0o777)
+        assert main(["label", "new", str(folder)]) == 0
+        with Project.open(folder) as project:
+            project.add_items(items(2))
+            project.label("p1", project.next_item("p1").item.item_id, answers["pair"], nonce="n", seconds=1)
+            Audit(folder / "audit.jsonl").note("signed in", person="p1", address="127.0.0.1")
+            assert (folder / "labels.sqlite-wal").is_file()
+            assert readable_for_others(folder) == []
+        journal = folder / "journal.jsonl"
+        lines = journal.read_bytes().split(b"\n")
+        journal.write_bytes(b"\n".join([*lines[:1], b"\0" + lines[1], *lines[2:]]))
+        assert main(["label", "rebuild", str(folder)]) == 0
+        assert {"journal.damaged.jsonl", "audit.jsonl", "project.yaml"} < {path.name for path in folder.iterdir()}
+        assert readable_for_others(folder) == []
+    finally:
+        os.umask(before)
+
+
+def test_a_project_that_others_could_read_is_tightened(tmp_path, items):
+    """All but what is behind links; reading it changes nothing."""
+    folder, outside = tmp_path / "p", tmp_path / "模型"
+    outside.mkdir(mode=0o755)
+    (outside / "weights").write_bytes(b"x")
+    for path in (outside, outside / "weights"):
+        path.chmod(0o755)
+    with Project.create(folder, SETTINGS) as project:
+        project.add_items(items(1))
+    (folder / "rounds" / "1").mkdir(parents=True)
+    (folder / "rounds" / "1" / "answers.jsonl").write_text("{}", encoding="utf-8")
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o664)
+    (folder / "rounds" / "model").symlink_to(outside)
+    Project.open(folder, read_only=True).close()
+    assert len(readable_for_others(folder)) > 5
+    Project.open(folder).close()
+    assert readable_for_others(folder) == [str(folder / "rounds" / "model")]
+    assert [path.stat().st_mode & 0o777 for path in (outside, outside / "weights")] == [0o755] * 2
+    assert (folder.stat().st_mode & 0o777, (folder / "project.yaml").stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 HOURS_OF_A_YEAR = 365 * 24

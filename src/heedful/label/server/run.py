@@ -22,7 +22,7 @@ from heedful.data.messages import as_dict
 from heedful.data.schemas import read_prompts
 from heedful.display import Screen, harmless, say
 from heedful.errors import ConfigError
-from heedful.files import write_text
+from heedful.files import make_private, write_text
 from heedful.hub import MODELSCOPE
 from heedful.label.project import Project
 from heedful.label.records import Person, Standing
@@ -173,6 +173,7 @@ def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[Policy
         return
     settings = config.project / "policy.yaml"
     write_text(settings, _worker_settings(config))
+    make_private(config.project)
     prompts = [] if config.prompts is None else [_as_json(one) for one in read_prompts(config.prompts)]
     worker = PolicyWorker(settings, config.project / "policy.log")
     buffer = Buffer(project, worker, prompts, config.answers, config.buffer)

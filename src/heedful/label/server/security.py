@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from heedful.display import say
+from heedful.files import private_opener
 from heedful.serving.guard import Refusal, host_refusal
 
 CONTENT_POLICY = (
@@ -158,7 +159,7 @@ class Audit:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"at": at, "what": what, "person": person, "address": address, **more}, ensure_ascii=False)
         try:
-            with self._lock, self.path.open("a", encoding="utf-8", newline="\n") as file:
+            with self._lock, open(self.path, "a", encoding="utf-8", newline="\n", opener=private_opener) as file:
                 file.write(line + "\n")
         except OSError as error:
             say(f"{self.path} could not be written ({error.strerror}); lost: {line}")

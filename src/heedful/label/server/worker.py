@@ -19,6 +19,7 @@ from typing import Any
 
 from heedful.display import say
 from heedful.errors import MachineError
+from heedful.files import private_opener
 
 FIRST_WAIT = 1.0
 """Seconds until a process that died is started again for the first time."""
@@ -129,7 +130,7 @@ class PolicyWorker:
 
     def _run(self) -> str:
         """Run the process to its end, hand out what it answers, and say how it ended."""
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,
