@@ -159,6 +159,11 @@ COMMANDS = {
         "label.data_commands:correct_label",
         "put another answer in place of a label's, and keep both",
     ),
+    "label withdraw": Command(
+        "configs.label_data:WithdrawConfig",
+        "label.data_commands:withdraw_items",
+        "take wrongly imported items out of a project, or put them back",
+    ),
     "label simulate": Command(
         "configs.rounds:SimulateConfig",
         "commands:simulate_labels",

@@ -18,7 +18,14 @@ from heedful.configs.evaluate import (
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.kto import KTOConfig
 from heedful.configs.label import NewProjectConfig, RebuildConfig
-from heedful.configs.label_data import CorrectConfig, ExportConfig, ImportConfig, ListConfig, StatsConfig
+from heedful.configs.label_data import (
+    CorrectConfig,
+    ExportConfig,
+    ImportConfig,
+    ListConfig,
+    StatsConfig,
+    WithdrawConfig,
+)
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
 from heedful.configs.merge import MergeConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
@@ -87,6 +94,7 @@ LEAST = {
     ImportConfig: {"project": "项目", "data": "数据.jsonl"},
     ExportConfig: {"project": "项目", "output": "导出"},
     StatsConfig: {"project": "项目"},
+    WithdrawConfig: {"project": "项目"},
     ListConfig: {"project": "项目"},
     CorrectConfig: {"project": "项目", "label": "0a1b", "answer": "{}"},
     PlanPPOConfig: {"model": "4B"},

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from heedful.configs.label import Task
 from heedful.configs.ranges import BELOW_ONE, Range
 from heedful.configs.settings import Settings
+from heedful.errors import ConfigError
 
 PROJECT = ("project",)
 
@@ -62,6 +63,8 @@ class ExportConfig(Settings):
     files."""
     without: tuple[str, ...] = ()
     """People whose labels are in none of the training files, by the ids that heedful label stats shows."""
+    withdrawn: Literal["keep", "leave-out"] = "leave-out"
+    """Whether items that an owner has withdrawn (heedful label withdraw), and their labels, are in the files."""
     overwrite: bool = False
     """Replace the folder if it holds an earlier export and nothing else."""
 
@@ -138,3 +141,35 @@ class CorrectConfig(Settings):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "project", Path(self.project))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithdrawConfig(Settings):
+    """Take wrongly imported items out of a project, or put them back: heedful label withdraw PROJECT --batch 3.
+
+    Without --batch and --items, it lists the imports.
+    """
+
+    project: Path
+    """Folder of the project. It may not be served meanwhile: withdraw on its page Import then."""
+    batch: str = ""
+    """The import whose items to withdraw, by its number in the list."""
+    items: tuple[str, ...] = ()
+    """Ids of single items to withdraw."""
+    back: bool = False
+    """Put the items back instead."""
+    reason: str = ""
+    """Why. It is kept in the journal."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+        if self.batch and self.items:
+            raise ConfigError(
+                "--batch and --items are both given; withdraw an import or single items, one after the other"
+            )
+        if self.back and not (self.batch or self.items):
+            raise ConfigError("--back needs --batch or --items, which say what to put back")

@@ -74,7 +74,7 @@ def choose(
     if repeat is not None:
         return Choice(repeat, repeat=True)
     if person.standing == "held-out":
-        items = (item for item in state.items.values() if not item.screening and item.item_id not in touched)
+        items = (item for item in state.items.values() if item.item_id in state.work and item.item_id not in touched)
         item = next((item for item in items if chats or item.task != "chat"), None)
         return Choice(item) if item is not None else None
     held = _held(state, leases, person, now)
@@ -133,7 +133,7 @@ def _repeat(state: State, person: Person, settings: ProjectSettings) -> Item | N
     candidates = [
         event.content["item"]
         for event in labels[:-REPEAT_AFTER]
-        if event.content["item"] not in again and state.items[event.content["item"]].task in JUDGED
+        if event.content["item"] not in again | state.withdrawn and state.items[event.content["item"]].task in JUDGED
     ]
     if not candidates:
         return None
@@ -151,7 +151,9 @@ def _held(state: State, leases: Mapping[str, Lease], person: Person, now: float)
 
 
 def can_return(state: State, leases: Mapping[str, Lease], person: Person, item: Item, now: float) -> bool:
-    """True if somebody who skipped an item can have it after all: others may have labelled it, or hold it, by now."""
+    """True if somebody who skipped an item can have it after all: others may have it, or it is withdrawn, by now."""
+    if item.item_id in state.withdrawn:
+        return False
     if item.screening or person.standing == "held-out":
         return True
     return state.counted(item.item_id) + _held(state, leases, person, now).get(item.item_id, 0) < item.needed

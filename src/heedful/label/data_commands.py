@@ -4,7 +4,14 @@ import json
 import secrets
 from typing import Any
 
-from heedful.configs.label_data import CorrectConfig, ExportConfig, ImportConfig, ListConfig, StatsConfig
+from heedful.configs.label_data import (
+    CorrectConfig,
+    ExportConfig,
+    ImportConfig,
+    ListConfig,
+    StatsConfig,
+    WithdrawConfig,
+)
 from heedful.data.readers import parse_json
 from heedful.display import harmless
 from heedful.errors import ConfigError
@@ -94,7 +101,8 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
     """Write a project's labels as training data, and print what is in each file."""
     with Project.open(config.project, read_only=True) as project:
         result = export_project(
-            project, ExportOptions(config.eval_fraction, config.margin, config.flagged, config.without)
+            project,
+            ExportOptions(config.eval_fraction, config.margin, config.flagged, config.without, config.withdrawn),
         )
     result.write(config.output, config.project, overwrite=config.overwrite)
     width = max(map(len, result.files))
@@ -152,6 +160,24 @@ def correct_label(config: CorrectConfig) -> None:
     print(harmless(f"Corrected by {owner.name}: {json.dumps(label.event.content['answer'], ensure_ascii=False):.300}"))
     if closed:
         print("A round has trained on this label already: the training that was done does not change.")
+
+
+def withdraw_items(config: WithdrawConfig) -> int:
+    """Withdraw items or put them back, and print how many; without items, print the imports."""
+    if not (config.batch or config.items):
+        with Project.open(config.project, read_only=True) as project:
+            found = project.batches()
+        for one in found:
+            gone = f", {one['withdrawn']} withdrawn" if one["withdrawn"] else ""
+            counts = f"{_many(one['items'], 'item')}, {_many(one['labels'], 'label')}{gone}"
+            print(harmless(f"{one['batch']}  {one['at'][:16]}  {counts}"))
+        if not found:
+            print("There was no import yet.")
+        return 0
+    with Project.open(config.project) as project:
+        changed = project.withdraw(None, batch=config.batch, items=config.items, back=config.back, reason=config.reason)
+    print(f"{_many(changed, 'item')} {'put back' if config.back else 'withdrawn'}; labels are kept.")
+    return changed
 
 
 def _person_of(project: Project, given: str) -> Person:

@@ -38,6 +38,8 @@ class ExportOptions:
     """Whether labels of items that anybody flagged (personal data, unsafe, broken) are in the training files."""
     without: tuple[str, ...] = ()
     """Ids of people whose labels are in none of the training files. Those of refused people never are."""
+    withdrawn: Literal["keep", "leave-out"] = "leave-out"
+    """Whether items that an owner has withdrawn, and their labels, are in the files; events.jsonl always has them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def export_project(project: Project, options: ExportOptions = ExportOptions()) -
     Raises ConfigError for an eval fraction that is none, and for a person who is not in the project. An empty side of the
     split is no error, and is said in ``notes``.
     """
-    return export(project.items(), project.labels(), project.events(), project.people(), options)
+    items, labels = project.items(also_withdrawn=True), project.labels(also_withdrawn=True)
+    withdrawn = project.withdrawn() if options.withdrawn == "leave-out" else set[str]()
+    return export(items, labels, project.events(), project.people(), options, withdrawn=withdrawn)
 
 
 def export(
@@ -117,8 +121,10 @@ def export(
     events: Sequence[Event],
     people: Sequence[Person],
     options: ExportOptions,
+    *,
+    withdrawn: Set[str] = frozenset(),
 ) -> Export:
-    """Export labels. The module says what decides the result; `export_project` what is raised."""
+    """Export labels, but not those of items that are ``withdrawn``. Raises as `export_project`."""
     known = [person.person_id for person in people]
     if unknown := sorted({*options.without} - {*known}):
         raise ConfigError(f"--without {unknown[0]}: there is no such person; the project has {', '.join(known)}")
@@ -126,7 +132,7 @@ def export(
     ordered = sorted(labels, key=lambda one: (place[one.item.item_id], one.event.seq))
     refused = {person.person_id for person in people if person.standing == "refused"}
     flagged = _flagged(events) if options.flagged == "leave-out" else set()
-    usable, left_out = _usable(ordered, options, refused, flagged)
+    usable, left_out = _usable(ordered, options, refused, flagged, withdrawn)
     held_out = {person.person_id for person in people if person.standing == "held-out"}
     _, of_eval = split_by_prompt(map(_prompt, usable), options.eval_fraction, may_be_one_sided=True)
     evaluated = {prompt.source for prompt in of_eval}
@@ -144,7 +150,7 @@ def export(
             good_or_bad = labelled_of(made.fields)
             left_out["ratings in the middle"] += good_or_bad is None
             records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
-    records["items"] = [item_record(item) for item in items]
+    records["items"] = [item_record(item) for item in items if item.item_id not in withdrawn]
     records["events"] = [vars(event) for event in events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)
@@ -154,12 +160,14 @@ def export(
 
 
 def _usable(
-    labels: Sequence[Labelled], options: ExportOptions, refused: Set[str], flagged: Set[str]
+    labels: Sequence[Labelled], options: ExportOptions, refused: Set[str], flagged: Set[str], withdrawn: Set[str]
 ) -> tuple[list[Labelled], Counter[str]]:
     """Labels that become records, and how many do not, by reason."""
     usable, left_out = [], Counter[str]()
     for one in labels:
-        if one.item.screening:
+        if one.item.item_id in withdrawn:
+            left_out["withdrawn items"] += 1
+        elif one.item.screening:
             left_out["screening items"] += 1
         elif one.event.content.get("repeat"):
             left_out["hidden repeats"] += 1

@@ -5,7 +5,7 @@ Records are read and checked as every trainer does (`heedful.data`), so an error
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -107,6 +107,8 @@ class Imported:
     """Number of labels that say of an item what an earlier record said, and are left out."""
     against: list[DataError] = field(default_factory=list)
     """Labels that say of an item another thing than an earlier record did, and are left out, with file and line."""
+    file: str = ""
+    """The name of the file."""
 
     def preview(self, first: int = 5) -> dict[str, Any]:
         """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
@@ -164,7 +166,8 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
                 same += 1
             else:
                 against.append(DataError(f"{record.source}: another label than that of {said_by[item.item_id]}"))
-    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against)
+    file = Path(path).name or path
+    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against, file)
 
 
 def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions()) -> Imported:
@@ -200,21 +203,24 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
     ``labels`` were new, and how many labels said another thing than the project's (``against``), which stays. Raises
     DataError, and adds nothing, if an item cannot be shown, or is for screening and in the project already outside it.
     """
-    there = {item_id(item.task, item.prompt, item.candidates): item for item in project.items()}
+    known = project.items(also_withdrawn=True)
+    there = {item_id(item.task, item.prompt, item.candidates): item for item in known}
     for item in imported.items:
         if item.screening and item.item_id in there and not there[item.item_id].screening:
             raise DataError(
                 f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, outside the screening set, and "
                 "items do not change; import other items for screening, or import the screening set first"
             )
-    added = {"items": project.add_items([one for one in imported.items if one.item_id not in there])}
+    new = [one for one in imported.items if one.item_id not in there]
+    batch = project.begin_batch(imported.file) if new else ""
+    added = {"items": project.add_items([replace(one, batch=batch) for one in new])}
     added |= {"labels": 0, "against": 0}
     if with_labels and imported.answers:
         person = next(filter(is_import, project.people()), None) or project.add_person(*IMPORT)
         answers = [
             _of_there(there, item, imported.answers) for item in imported.items if item.item_id in imported.answers
         ]
-        labels = (one for one in project.labels() if one.person == person)
+        labels = (one for one in project.labels(also_withdrawn=True) if one.person == person)
         before = {one.item.item_id: one.event.content["answer"] for one in labels}
         added["against"] = sum(before.get(name, answer) != answer for name, answer in answers)
         added["labels"] = project.add_labels(person.person_id, answers)

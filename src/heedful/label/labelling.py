@@ -56,6 +56,8 @@ class Saved:
 
 ONLY_TAB = Saved()
 """Whoever has no tabs."""
+LONGEST_FILE = 200
+"""Characters of a file's name that are kept of an import."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,8 @@ def undo(
     event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
     choice = Choice(item, last.content["repeat"])
     leases = transaction.desk.leases()
-    if last.kind == "label" or choice.repeat or can_return(state, leases, person, item, transaction.now):
+    is_there = item.item_id not in state.withdrawn
+    if is_there and (last.kind == "label" or choice.repeat or can_return(state, leases, person, item, transaction.now)):
         for other in superseded(state, leases, person, choice, transaction.now):
             transaction.desk.drop("lease", other)
         transaction.desk.hold(person_id, Lease(item.item_id, choice.repeat, 0))
@@ -331,6 +334,8 @@ def redo(
         return None
     old = undone[-1]
     item = state.items[old.content["item"]]
+    if item.item_id in state.withdrawn:
+        raise NotHeldError("this label cannot be put back: the owner has withdrawn its item", "withdrawn")
     held = desk.lease(person_id)
     is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, old.content["repeat"])
     if old.kind == "label" and not (
@@ -356,10 +361,44 @@ def _hold_undone(transaction: Transaction, person: Person) -> None:
     if not undone or desk.lease(person.person_id) is not None:
         return
     item, repeat = state.items[undone[-1].content["item"]], undone[-1].content["repeat"]
+    if item.item_id in state.withdrawn:
+        return
     if repeat or can_return(state, desk.leases(), person, item, transaction.now):
         for other in superseded(state, desk.leases(), person, Choice(item, repeat), transaction.now):
             desk.drop("lease", other)
         desk.hold(person.person_id, Lease(item.item_id, repeat, 0))
+
+
+def begin_batch(transaction: Transaction, file: str) -> str:
+    """Record that an import begins, and return the batch of its items."""
+    batch = f"{len(transaction.state.batches) + 1} {file[:LONGEST_FILE]}"
+    transaction.add("import", None, {"batch": batch})
+    return batch
+
+
+def withdraw(
+    transaction: Transaction, person_id: str | None, batch: str, items: Sequence[str], *, back: bool, reason: str
+) -> int:
+    """Withdraw the items of a batch, or single ones, or put them ``back``; return how many that changes."""
+    state = transaction.state
+    known = [one for one in state.batches if batch and batch in (one, one.partition(" ")[0])]
+    if batch and not known:
+        have = ", ".join(state.batches) or "none"
+        raise DataError(f"there is no import {batch!r:.80} in this project; it has {have}")
+    chosen = (
+        [one.item_id for one in state.of_batch(known[0])]
+        if known
+        else [_find_item(state.items, one).item_id for one in items]
+    )
+    changed = [one for one in chosen if (one in state.withdrawn) == back]
+    if not changed:
+        return 0
+    content = {"batch": known[0] if known else "", "items": [] if known else changed, "withdrawn": not back}
+    transaction.add("withdraw", person_id, content | {"reason": check_words("reason", reason)})
+    for person, lease in transaction.desk.leases().items():
+        if lease.item_id in state.withdrawn:
+            transaction.desk.drop("lease", person)
+    return len(changed)
 
 
 def correct(
@@ -506,6 +545,8 @@ def _as_sent(state: State, settings: ProjectSettings, item_id: str, sent: Sent, 
 def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: str | None) -> Lease:
     person = _labelling_person(transaction.state, person_id)
     _find_item(transaction.state.items, item_id)
+    if item_id in transaction.state.withdrawn:
+        raise NotHeldError("the owner has withdrawn this item; go on with the next one", "withdrawn")
     lease = transaction.desk.lease(person_id)
     if lease is None or lease.item_id != item_id or token not in (None, lease.token):
         raise NotHeldError(

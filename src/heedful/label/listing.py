@@ -72,6 +72,18 @@ def row(one: Labelled) -> dict[str, Any]:
     }
 
 
+def row_of_item(item: Item, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return an item as a line of the list of items; ``counts`` are its labels by item."""
+    prompt = item.prompt[-1] if isinstance(item.prompt, list | tuple) and item.prompt else item.prompt
+    return {
+        "item": item.item_id,
+        "task": item.task,
+        "prompt": text_of(prompt)[:EXCERPT],
+        "batch": item.batch,
+        "labels": counts.get(item.item_id, 0),
+    }
+
+
 def of_label(one: Labelled) -> dict[str, Any]:
     """Return who says what in a label, and whether an owner has corrected it."""
     event, content = one.event, one.event.content

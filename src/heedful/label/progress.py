@@ -13,14 +13,14 @@ from heedful.label.state import State
 def progress(state: State, settings: ProjectSettings, person_id: str, day: str) -> dict[str, int]:
     """Return ``done``, ``left``, ``own`` and ``today`` (of ``day``, such as 2026-03-01) for a person's page."""
     person = find_person(state, person_id)
-    work = len(state.items) - len(state.screening)
+    work = len(state.work)
     done, left = work - len(state.left), len(state.left)
     if person.standing == "screening":
         items = screening_set(state, person, settings)
         done = sum(person_id in state.answers.get(item.item_id, {}) for item in items)
         left = len(items) - done
     elif person.standing == "held-out":
-        done = sum(not state.items[item].screening for item in touched_by(state, person))
+        done = len(state.work & touched_by(state, person))
         left = work - done
     own, today = state.labels_by[person_id, ""], state.labels_by[person_id, day]
     return {"done": done, "left": left, "own": own, "today": today}
@@ -39,16 +39,15 @@ def _untouched(state: State, person: Person) -> int:
     """How many items a person could still be given: what they labelled or skipped may still wait for others."""
     touched = touched_by(state, person)
     if person.standing == "held-out":
-        return sum(not item.screening and item.item_id not in touched for item in state.items.values())
+        return len(state.work - touched)
     return sum(state.at(position).item_id not in touched for position in state.left)
 
 
 def is_over(state: State, desk: Desk, now: float) -> bool:
     """True if somebody has labelled or skipped every item that is not for screening, and nobody is at work on one."""
     touched = {event.content["item"] for event in state.counting.values()}
-    work = [one.item_id for one in state.items.values() if not one.screening]
     at_work = any(lease.until > now and not lease.repeat for lease in desk.leases().values())
-    return bool(work) and not at_work and all(item in touched for item in work)
+    return bool(state.work) and not at_work and state.work <= touched
 
 
 def chats_left(state: State) -> int:
@@ -63,11 +62,11 @@ def why_nothing(state: State, person_id: str, *, chats: bool = True) -> tuple[st
         return "viewer", 0
     if person.standing in ("removed", "refused", "screening"):
         return person.standing, 0
-    if len(state.items) == len(state.screening):
+    if not state.work:
         return "empty", 0
     touched = touched_by(state, person)
     is_held_out = person.standing == "held-out"
-    left = [item for item in state.items.values() if not item.screening] if is_held_out else state.not_done()
+    left = [item for item in state.items.values() if item.item_id in state.work] if is_held_out else state.not_done()
     mine = [item for item in left if item.item_id not in touched]
     if mine:
         return "no-model" if not chats and all(item.task == "chat" for item in mine) else "others", len(mine)

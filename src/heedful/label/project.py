@@ -5,6 +5,7 @@ All methods are synchronous and may be called from any thread; those that change
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
+from heedful.label.state import State
 from heedful.label.store import Store, Transaction, iso
 from heedful.lock import FolderLock
 
@@ -131,9 +133,52 @@ class Project:
             for some in _some_at_a_time(checked)
         )
 
-    def items(self) -> list[Item]:
-        """Return all items, in the order in which they were added."""
-        return self._store.look(lambda state, *_: list(state.items.values()))
+    def items(self, *, also_withdrawn: bool = False) -> list[Item]:
+        """Return all items but those that are withdrawn, in the order in which they were added."""
+        return self._store.look(
+            lambda state, *_: [
+                item for item in state.items.values() if also_withdrawn or item.item_id not in state.withdrawn
+            ]
+        )
+
+    def begin_batch(self, file: str) -> str:
+        """Record that the import of a file begins, and return what its items have as ``batch``."""
+        return self._store.do(lambda t: labelling.begin_batch(t, file))
+
+    def batches(self) -> list[dict[str, Any]]:
+        """Return each import, the newest first: ``batch``, ``at``, and how many ``items``, ``labels``, ``withdrawn``."""
+
+        def look(state: State, *_: Any) -> list[dict[str, Any]]:
+            labels = Counter(
+                state.items[one.content["item"]].batch for one in state.counting.values() if one.kind == "label"
+            )
+            items = Counter(item.batch for item in state.items.values())
+            gone = Counter(state.items[one].batch for one in state.withdrawn)
+            return [
+                {"batch": name, "at": event.at, "items": items[name], "labels": labels[name], "withdrawn": gone[name]}
+                for name, event in reversed(state.batches.items())
+            ]
+
+        return self._store.look(look)
+
+    def withdraw(
+        self, person_id: str | None, *, batch: str = "", items: Sequence[str] = (), back: bool = False, reason: str = ""
+    ) -> int:
+        """Withdraw the items of an import, or single ones: nobody gets them, and their labels are kept but do not count.
+
+        Args:
+            person_id: who does it; None for a command.
+            batch: the import, or its number.
+            items: ids of items; not looked at with a batch.
+            back: put them back instead.
+
+        Returns how many items that changed. Raises DataError for an import or item that is not there.
+        """
+        return self._store.do(lambda t: labelling.withdraw(t, person_id, batch, items, back=back, reason=reason))
+
+    def withdrawn(self) -> set[str]:
+        """Return the ids of the items that are withdrawn."""
+        return self._store.look(lambda state, *_: set(state.withdrawn))
 
     def tasks(self) -> list[str]:
         """Return the tasks of the items, each once."""
@@ -224,7 +269,7 @@ class Project:
         Nobody has to hold their items. A person's second answer to an item is not added. Raises DataError, and adds none, if
         an answer is not one that its task takes; chats cannot be added. Many are added `AT_A_TIME`, as `add_items` does.
         """
-        items = {item.item_id: item for item in self.items()}
+        items = {item.item_id: item for item in self.items(also_withdrawn=True)}
         contents = labelling.label_contents(items, answers)
         return sum(
             self._store.do(partial(labelling.add_labels, person_id=person_id, contents=some))
@@ -361,9 +406,9 @@ class Project:
 
     # What came of it
 
-    def labels(self) -> list[Labelled]:
+    def labels(self, *, also_withdrawn: bool = False) -> list[Labelled]:
         """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
-        return self._store.look(lambda state, *_: state.labels())
+        return self._store.look(lambda state, *_: state.labels(also_withdrawn=also_withdrawn))
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events with a ``seq`` above ``since``."""

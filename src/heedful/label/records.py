@@ -70,6 +70,8 @@ class Item:
     """True if it belongs to the set on which new annotators are compared with the owner."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The record's other columns, kept for the export."""
+    batch: str = ""
+    """The import that added it, such as "3 pairs.jsonl"; empty if no import did."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Event:
     - ``correct``: ``event`` (the id of a label of anybody), ``answer`` (what an owner puts in place of its answer), ``old``
       (the answer before), ``reason``. The label counts with the new answer, and has the owner's id as ``corrected_by``
     - ``lost``: nothing; it has the number of an event whose line was damaged, and of which there was no other copy
+    - ``import``: ``batch``, to which items that follow belong
+    - ``withdraw``: ``batch`` or, if that is empty, ``items`` (ids); ``withdrawn`` (True; False puts them back), ``reason``
 
     ``answer``, by task; candidates are named by their index in the item, never by their place on the screen:
 
@@ -122,7 +126,7 @@ class Event:
     """UTC, ISO 8601 with milliseconds."""
     person: str | None
     """Who did it; None for the program."""
-    kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct", "lost"]
+    kind: Literal["item", "person", "instructions", "label", "skip", "retract", "correct", "import", "withdraw", "lost"]
     content: Mapping[str, Any]
     nonce: str | None = None
     """Made by the page for each thing sent; a second event with the same nonce and person is the first one again."""

@@ -14,6 +14,10 @@ NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
 
 
+LATER = ("batch",)
+"""Fields of an item that earlier versions of heedful do not know; they are written only where they say something."""
+
+
 class NewerError(DataError):
     """A project was written by a heedful that is newer than this one."""
 
@@ -23,9 +27,10 @@ class NewerError(DataError):
 
 def item_content(item: Item) -> dict[str, Any]:
     """Return the content of the event that adds an item."""
-    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} | {
+    content = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} | {
         "candidates": [{"response": one.response, "source": one.source} for one in item.candidates]
     }
+    return {name: value for name, value in content.items() if value or name not in LATER}
 
 
 def item_from(content: Mapping[str, Any]) -> Item:
@@ -67,6 +72,12 @@ class State:
         """How many of them several people label."""
         self.corrections: dict[str, list[Event]] = {}
         """What owners changed of labels, by the label's event id."""
+        self.batches: dict[str, Event] = {}
+        """When each import began, by its batch."""
+        self.withdrawn: set[str] = set()
+        """Ids of items that an owner has withdrawn: nobody gets them, and their labels do not count."""
+        self.work: set[str] = set()
+        """Ids of items that are to be labelled: not those that are withdrawn or for screening."""
         self.left: list[int] = []
         """Positions of items that are not done, in their order."""
         self._position: dict[str, int] = {}
@@ -90,6 +101,8 @@ class State:
             "retract": self._retract,
             "correct": self._correct,
             "lost": lambda *_: None,
+            "import": self._import,
+            "withdraw": self._withdraw,
         }
         if isinstance(event.kind, str) and event.kind not in kinds:
             raise NewerError(f"events of the kind {event.kind!r:.60} are not known")
@@ -113,6 +126,7 @@ class State:
         if item.screening:
             self.screening.append(item)
         else:
+            self.work.add(item.item_id)
             self.left.append(self._position[item.item_id])
 
     def _person(self, _event: Event, content: Mapping[str, Any]) -> None:
@@ -120,7 +134,27 @@ class State:
         before = self.people.get(person.person_id)
         self.people[person.person_id] = person
         if before is not None and (before.standing in NOT_COUNTED) != (person.standing in NOT_COUNTED):
-            self.left = [i for i, item in enumerate(self._order) if not item.screening and not self.is_done(item)]
+            self.left = self._not_done()
+
+    def _not_done(self) -> list[int]:
+        return [i for i, item in enumerate(self._order) if item.item_id in self.work and not self.is_done(item)]
+
+    def _import(self, event: Event, content: Mapping[str, Any]) -> None:
+        self.batches[content["batch"]] = event
+
+    def _withdraw(self, _event: Event, content: Mapping[str, Any]) -> None:
+        changed = {one.item_id for one in self.of_batch(content["batch"])} if content["batch"] else {*content["items"]}
+        self.withdrawn = self.withdrawn | changed if content["withdrawn"] else self.withdrawn - changed
+        there = [item for item in self._order if item.item_id not in self.withdrawn]
+        self.screening = [item for item in there if item.screening]
+        self.work = {item.item_id for item in there if not item.screening}
+        self.judged = sum(map(may_overlap, there))
+        self.overlapping = sum(may_overlap(item) and item.needed > 1 for item in there)
+        self.left = self._not_done()
+
+    def of_batch(self, batch: str) -> list[Item]:
+        """Return the items that an import added."""
+        return [item for item in self._order if item.batch == batch]
 
     def _instructions(self, _event: Event, content: Mapping[str, Any]) -> None:
         self.instructions.append(content["text"])
@@ -178,7 +212,7 @@ class State:
         item, position = self.items[item_id], self._position[item_id]
         place = bisect.bisect_left(self.left, position)
         is_left = place < len(self.left) and self.left[place] == position
-        should = not item.screening and not self.is_done(item)
+        should = item_id in self.work and not self.is_done(item)
         if should and not is_left:
             self.left.insert(place, position)
         elif is_left and not should:
@@ -208,12 +242,12 @@ class State:
             if event.kind == "label" and event.content["item"] == item_id
         )
 
-    def labels(self) -> list[Labelled]:
-        """Return the labels that count, in their order."""
+    def labels(self, *, also_withdrawn: bool = False) -> list[Labelled]:
+        """Return the labels that count, in their order; also those of withdrawn items if that is asked."""
         return [
             Labelled(self.items[event.content["item"]], self.people[str(event.person)], event)
             for event in self.counting.values()
-            if event.kind == "label"
+            if event.kind == "label" and (also_withdrawn or event.content["item"] not in self.withdrawn)
         ]
 
 

@@ -90,7 +90,10 @@ def statistics(
 def project_statistics(project: Project) -> dict[str, Any]:
     """Return the statistics of a project as it is now, with the scores in its folder if there are any."""
     scores = read_scores(project.folder / "scores.jsonl") or None
-    return statistics(project.labels(), project.people(), scores=scores, criteria=project.settings.criteria_asked)
+    labels = project.labels()
+    found = statistics(labels, project.people(), scores=scores, criteria=project.settings.criteria_asked)
+    found["left_out"]["withdrawn"] = len(project.labels(also_withdrawn=True)) - len(labels)
+    return found
 
 
 def read_scores(path: Path) -> dict[str, list[float]]:

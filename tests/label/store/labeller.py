@@ -1,7 +1,7 @@
 """A program that labels until it is killed: ``python labeller.py PROJECT FIRST``. Each line that it prints is confirmed.
 
-Nonces are numbers from FIRST on. Every fourth label is corrected by the owner, of the others every seventh is taken back.
-Every fifth is sent twice, and drafts are saved.
+Nonces are numbers from FIRST on. Every fourth label is corrected by the owner. Of the others, the item of every eleventh is
+withdrawn and put back, and every seventh is taken back. Every fifth is sent twice, and drafts are saved.
 """
 
 import itertools
@@ -28,6 +28,9 @@ def main(folder, first):
                 label = project.labels()[-1].event
                 project.correct("p1", label.event_id, {"strength": 1 + (number + 1) % 4}, nonce=f"correct {number}")
                 print(f"correct {number}", flush=True)
+            elif number % 11 == 0:
+                project.withdraw("p1", items=[item], reason="猫")
+                project.withdraw("p1", items=[item], back=True)
             elif number % 7 == 0:
                 project.undo("p2", f"undo {number}")
                 print(f"undo {number}", flush=True)

@@ -223,7 +223,7 @@ def check_confirmed(folder, said):
             kind, _, number = line.partition(" ")
             assert nonces[number if kind == "label" else line] == 1, f"{line} was confirmed, and is lost"
         retracted = {event.content["event"] for event in events if event.kind == "retract"}
-        assert {one.event.event_id for one in project.labels()} == {
+        assert {one.event.event_id for one in project.labels(also_withdrawn=True)} == {
             event.event_id for event in events if event.kind == "label"
         } - retracted
         last = next((event for event in reversed(events) if event.kind == "label"), None)

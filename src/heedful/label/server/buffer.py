@@ -41,7 +41,7 @@ class Buffer:
         self.worker = worker
         self.answers = answers
         self.size = size
-        answered = {_key(item.prompt) for item in project.items() if item.chosen_by != "import"}
+        answered = {_key(item.prompt) for item in project.items(also_withdrawn=True) if item.chosen_by != "import"}
         self.left = [prompt for prompt in prompts if _key(prompt) not in answered]
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="buffer", daemon=True)

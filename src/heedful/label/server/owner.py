@@ -1,7 +1,9 @@
 """What owners, and partly viewers, ask for: people and their links, instructions, import, export, statistics, rounds."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast, get_args
 from weakref import WeakKeyDictionary
@@ -112,7 +114,7 @@ def import_text(site: Site, asked: Asked) -> Answer:
             raise DataError(shown(str(error))) from None
         added = {"items": 0, "labels": 0, "against": 0}
         if not is_preview:
-            added = add(site.project, imported, with_labels=with_labels)
+            added = add(site.project, replace(imported, file=named), with_labels=with_labels)
     found = imported.preview()
     found["errors"] = [shown(error) for error in found["errors"]]
     return found | {"added": added["items"], "labels_added": added["labels"], "labels_against": added["against"]}
@@ -129,11 +131,12 @@ def export(site: Site, asked: Asked) -> Response:
     ``without`` names people whose labels are left out, by their ids, with commas in between.
     """
     query = asked.query
-    fields.only(query, "eval_fraction", "margin", "flagged", "without", "preview")
+    fields.only(query, "eval_fraction", "margin", "flagged", "without", "withdrawn", "preview")
     options = ExportOptions(
         eval_fraction=_fraction(query.get("eval_fraction", "0.1")),
         margin=cast(Any, fields.one_of(query, "margin", ("none", "small", "large"), "small")),
         flagged=cast(Any, fields.one_of(query, "flagged", ("keep", "leave-out"), "keep")),
+        withdrawn=cast(Any, fields.one_of(query, "withdrawn", ("keep", "leave-out"), "leave-out")),
         without=tuple(_person(site, one).person_id for one in query.get("without", "").split(",") if one),
     )
     with heavy():
@@ -175,41 +178,69 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler ha
 def labels(site: Site, asked: Asked) -> Answer:
     """``GET /api/labels``: a page of the labels, the newest first.
 
-    They are of a ``person``, of items on which people ``differ``, of items with a text or id (``search``).
+    They are of a ``person``, of items on which people ``differ``, of items with a text or id (``search``). With ``items``, it
+    is a page of all items instead, the last one first, also those without labels.
     """
     query, project = asked.query, site.project
-    fields.only(query, "person", "differ", "search", "page")
-    found = listing.chosen(
-        project.labels(),
-        person=query.get("person", ""),
-        differ=bool(query.get("differ")),
-        search=query.get("search", "").strip(),
+    fields.only(query, "person", "differ", "search", "items", "page")
+    search, withdrawn = query.get("search", "").strip(), project.withdrawn()
+    everything = project.labels(also_withdrawn=True)
+    shown: Callable[[Any], Answer] = listing.row
+    rows: list[Any] = listing.chosen(
+        everything, person=query.get("person", ""), differ=bool(query.get("differ")), search=search
     )
+    if query.get("items"):
+        counts = Counter(one.item.item_id for one in everything)
+        rows = [one for one in reversed(project.items(also_withdrawn=True)) if listing.contains(one, search)]
+        shown = partial(listing.row_of_item, counts=counts)
     page = query.get("page", "1")
     number = int(page) if page.isascii() and page.isdigit() and len(page) < 10 else 0
-    pages = max(1, -(-len(found) // PAGE))
+    pages = max(1, -(-len(rows) // PAGE))
     if number < 1:
         raise Refused(422, f"page must be a whole number from 1, got {page!r:.60}")
     number = min(number, pages)
     return {
-        "labels": [listing.row(one) for one in found[PAGE * (number - 1) : PAGE * number]],
-        "count": len(found),
+        "rows": [_marked(shown(one), withdrawn) for one in rows[PAGE * (number - 1) : PAGE * number]],
+        "count": len(rows),
         "page": number,
         "pages": pages,
         "people": [{"person": person.person_id, "name": person.name} for person in project.people()],
     }
 
 
+def _marked(row: Answer, withdrawn: Set[str]) -> Answer:
+    return row | {"withdrawn": row["item"] in withdrawn}
+
+
+def batches(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+    """``GET /api/batches``: the imports, the newest first."""
+    return {"batches": site.project.batches()}
+
+
+def withdraw(site: Site, asked: Asked) -> Answer:
+    """``POST /api/withdraw``: take the items of a ``batch``, or one ``item``, out of the project, or put them ``back``."""
+    body = asked.body
+    fields.only(body, "batch", "item", "back", "reason")
+    batch = fields.text(body, "batch", most=300, least=0, default="")
+    items = () if batch else (fields.item_id(body),)
+    reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
+    back = fields.switch(body, "back")
+    person = asked.caller.person_id
+    changed = site.project.withdraw(person, batch=batch, items=items, back=back, reason=reason)
+    site.audit.note("put back" if back else "withdrawn", person=person, address=asked.address, items=str(changed))
+    return {"changed": changed}
+
+
 def item(site: Site, asked: Asked) -> Answer:
     """``GET /api/item``: an item with what everybody says, and what owners changed of that. Not what wrote its answers."""
     fields.only(asked.query, "item")
     project, identity = site.project, fields.item_id(asked.query)
-    of_item = [one for one in project.items() if one.item_id == identity]
+    of_item = [one for one in project.items(also_withdrawn=True) if one.item_id == identity]
     if not of_item:
         raise Refused(404, f"there is no item {identity!r:.80} in this project")
     found = of_item[0]
     names = {person.person_id: person.name for person in project.people()}
-    said = [one for one in project.labels() if one.item.item_id == identity]
+    said = [one for one in project.labels(also_withdrawn=True) if one.item.item_id == identity]
     return {
         "item": identity,
         "task": found.task,
@@ -218,6 +249,8 @@ def item(site: Site, asked: Asked) -> Answer:
         "criteria": shown_criteria(site) if found.task in JUDGED else [],
         "round": found.round,
         "screening": found.screening,
+        "batch": found.batch,
+        "withdrawn": identity in project.withdrawn(),
         "labels": [_with_history(site, one, names) for one in said],
     }
 
@@ -244,7 +277,7 @@ def correct(site: Site, asked: Asked) -> Answer:
     reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
     event = project.correct(asked.caller.person_id, label, answer, nonce=fields.nonce(body), reason=reason)
     site.audit.note("corrected", person=asked.caller.person_id, address=asked.address, label=label)
-    about = next(one for one in project.labels() if one.event.event_id == label)
+    about = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == label)
     return {"correction": event.event_id, "closed": listing.is_closed(project.folder, about)}
 
 

@@ -33,6 +33,8 @@ API = (
     Rule("POST", "/api/import", OWNERS, owner.import_text, most_bytes=LARGE, is_costly=True),
     Rule("GET", "/api/export", OWNERS, owner.export, is_costly=True),
     Rule("GET", "/api/labels", OWNERS, owner.labels),
+    Rule("GET", "/api/batches", OWNERS, owner.batches),
+    Rule("POST", "/api/withdraw", OWNERS, owner.withdraw),
     Rule("GET", "/api/item", OWNERS, owner.item),
     Rule("POST", "/api/correct", OWNERS, owner.correct),
     Rule("GET", "/api/stats", READERS, owner.stats, is_costly=True),

@@ -1,9 +1,10 @@
 // Taking in a file: read in the browser, looked at before anything is added, errors with their lines.
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { answer, prompt } from "./content.js";
 import { el } from "./dom.js";
 import { attempt, ready, showBanner, start, toast } from "./shell.js";
 import { decoded } from "./utf8.js";
+import { withdraw } from "./withdraw.js";
 import { number, t } from "./words.js";
 
 const TASKS = ["", "pair", "ranking", "rating", "demonstration", "correction", "chat"];
@@ -16,7 +17,10 @@ const main = document.getElementById("main");
 const file = { text: null, name: "" };
 
 const me = await start();
-if (me) draw();
+if (me) {
+  draw();
+  await earlier();
+}
 ready();
 
 function draw() {
@@ -35,7 +39,22 @@ function draw() {
       el("label", { class: "field" }, el("span", {}, t("import_columns")), el("input", { type: "text", name: "columns", placeholder: "prompt=question,chosen=better" })),
       el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "screening" }), el("span", {}, t("import_screening"))),
       el("button", { type: "submit", class: "main" }, t("preview"))));
-  main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_import")), el("span", { class: "hint" }, t("import_hint"))), options, el("div", { id: "result", class: "preview" }));
+  main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_import")), el("span", { class: "hint" }, t("import_hint"))), options, el("div", { id: "result", class: "preview" }), el("div", { id: "earlier" }));
+}
+
+/** The imports so far, each of which can be withdrawn. */
+async function earlier() {
+  const found = await attempt(() => get("/api/batches"), { keepBanner: true });
+  if (!found?.batches.length) return;
+  const row = (one) => {
+    const gone = one.items > 0 && one.withdrawn === one.items;
+    return el("tr", {}, el("td", { dir: "auto" }, one.batch, one.withdrawn > 0 && el("div", { class: "hint" }, t("batch_withdrawn", { n: number(one.withdrawn) }))), el("td", { class: "hint" }, new Date(one.at).toLocaleString(document.documentElement.lang, { dateStyle: "short", timeStyle: "short" })),
+      el("td", { class: "number" }, number(one.items)), el("td", { class: "number" }, number(one.labels)),
+      el("td", {}, el("button", { type: "button", aria: { label: `${t(gone ? "put_back" : "withdraw")}: ${one.batch}` }, on: { click: () => withdraw({ batch: one.batch, back: gone }, earlier) } }, t(gone ? "put_back" : "withdraw"))));
+  };
+  document.getElementById("earlier").replaceChildren(el("section", { class: "card" }, el("h2", {}, t("earlier_imports")), el("div", { class: "scroll", tabindex: "0", role: "region", aria: { label: t("earlier_imports") } }, el("table", {},
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("column_batch")), el("th", { scope: "col" }, t("column_when")), el("th", { scope: "col", class: "number" }, t("column_items")), el("th", { scope: "col", class: "number" }, t("column_labels")), el("th", { scope: "col" }, el("span", { class: "unseen" }, t("withdraw"))))),
+    el("tbody", {}, found.batches.map(row))))));
 }
 
 async function take(chosen) {
@@ -94,4 +113,5 @@ async function commit(drop, labels) {
     done.labels_added > 0 && el("span", { class: "hint" }, t("import_labels_added", { n: number(done.labels_added) })),
     done.added < done.items && el("span", { class: "hint" }, t("import_known", { n: number(done.items - done.added) }))));
   toast(t("import_done", { added: number(done.added) }));
+  await earlier();
 }

@@ -3,6 +3,7 @@ import { get, post } from "./api.js";
 import { answerCards } from "./tasks/pair.js";
 import { asText, conversation, prompt, text } from "./content.js";
 import { el, nonce } from "./dom.js";
+import { withdraw } from "./withdraw.js";
 import { ask, attempt, ready, showBanner, start, toast } from "./shell.js";
 import { language, number, t } from "./words.js";
 
@@ -29,27 +30,30 @@ async function go(to) {
 
 function drawList(found) {
   const asked = query();
-  const filter = { person: asked.get("person") ?? "", differ: asked.get("differ") ?? "", search: asked.get("search") ?? "" };
+  const filter = { person: asked.get("person") ?? "", differ: asked.get("differ") ?? "", search: asked.get("search") ?? "", items: asked.get("items") ?? "" };
   const person = el("select", { name: "person" }, el("option", { value: "" }, t("everybody")), found.people.map((one) => el("option", { value: one.person, selected: one.person === filter.person }, one.name)));
   const differ = el("input", { type: "checkbox", name: "differ", checked: filter.differ !== "" });
+  const items = el("select", { name: "items" }, el("option", { value: "" }, t("page_labels")), el("option", { value: "1", selected: filter.items !== "" }, t("labels_all_items")));
   const search = el("input", { type: "text", name: "search", value: filter.search, maxlength: "300", placeholder: t("labels_search_hint") });
-  const chosen = () => ({ person: person.value, differ: differ.checked ? "1" : "", search: search.value.trim() });
+  const chosen = () => ({ person: person.value, differ: differ.checked ? "1" : "", search: search.value.trim(), items: items.value });
   const turn = (name, step, off) => el("button", { type: "button", disabled: off, on: { click: () => go({ ...filter, page: found.page + step }) } }, t(name));
   main.replaceChildren(
-    el("div", { class: "page-head" }, el("h1", { tabindex: "-1" }, t("page_labels")), el("span", { class: "hint" }, t("labels_count", { n: number(found.count) }))),
+    el("div", { class: "page-head" }, el("h1", { tabindex: "-1" }, t("page_labels")), el("span", { class: "hint" }, t(filter.items ? "items_count" : "labels_count", { n: number(found.count) }))),
     el("form", { class: "card", on: { submit: (event) => { event.preventDefault(); go(chosen()); } } }, el("div", { class: "form" },
+      el("label", { class: "field" }, el("span", {}, t("labels_what")), items),
       el("label", { class: "field" }, el("span", {}, t("column_name")), person),
       el("label", { class: "field" }, el("span", {}, t("labels_search")), search),
       el("label", { class: "one-line" }, differ, el("span", {}, t("labels_differ"))),
       el("button", { type: "submit", class: "main" }, t("labels_show")))),
     found.count === 0 ? el("p", { class: "card" }, t("labels_none")) : el("section", { class: "card scroll", tabindex: "0", aria: { label: t("page_labels") } }, el("table", {},
-      el("thead", {}, el("tr", {}, ["prompt", "name", "answer", "when"].map((name) => el("th", { scope: "col" }, t(`column_${name}`))))),
-      el("tbody", {}, found.labels.map((one) => el("tr", {},
-        el("td", { dir: "auto" }, el("a", { href: `/labels?item=${one.item}`, on: { click: (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); go({ item: one.item }); } } }, short(one.prompt) || one.item)),
-        el("td", { dir: "auto" }, one.name), el("td", { dir: "auto" }, said(one), " ", mark(one)), el("td", { class: "hint" }, when(one.at))))))),
+      el("thead", {}, el("tr", {}, (filter.items ? ["prompt", "labels", "batch"] : ["prompt", "name", "answer", "when"]).map((name) => el("th", { scope: "col" }, t(`column_${name}`))))),
+      el("tbody", {}, found.rows.map((one) => el("tr", {}, el("td", { dir: "auto" }, link(one), one.withdrawn && el("span", { class: "hint" }, ` (${t("withdrawn")})`)), filter.items
+        ? [el("td", {}, number(one.labels)), el("td", { class: "hint", dir: "auto" }, one.batch)]
+        : [el("td", { dir: "auto" }, one.name), el("td", { dir: "auto" }, said(one), mark(one)), el("td", { class: "hint" }, when(one.at))]))))),
     found.pages > 1 ? el("div", { class: "row" }, turn("page_before", -1, found.page === 1), el("span", { class: "hint" }, t("page_of", { page: number(found.page), pages: number(found.pages) })), turn("page_after", 1, found.page === found.pages)) : "");
 }
 
+const link = (one) => el("a", { href: `/labels?item=${one.item}`, on: { click: (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); go({ item: one.item }); } } }, short(one.prompt) || one.item);
 const mark = (one) => [one.repeat && el("span", { class: "hint" }, ` (${t("a_repeat")})`), one.corrected_by && el("span", { class: "hint" }, ` (${t("corrected_mark")})`)].filter(Boolean);
 const short = (value) => { const all = [...asText(value)]; return all.length > EXCERPT ? `${all.slice(0, EXCERPT).join("")} …` : all.join(""); };
 
@@ -71,7 +75,8 @@ function said({ task, answer }) {
 function drawItem(found) {
   main.replaceChildren(
     el("div", { class: "page-head" }, el("h1", { tabindex: "-1" }, t("labels_of_item")), el("span", { class: "hint" }, `${t(`task_${found.task}`)} · ${t("round_n", { n: found.round })} · ${found.item}`)),
-    el("div", { class: "row" }, el("button", { type: "button", on: { click: () => (history.length > 1 ? history.back() : go({})) } }, t("back_to_list"))),
+    el("div", { class: "row" }, el("button", { type: "button", on: { click: () => (history.length > 1 ? history.back() : go({})) } }, t("back_to_list")),
+      el("button", { type: "button", on: { click: () => withdraw({ item: found.item, back: found.withdrawn }, show) } }, t(found.withdrawn ? "put_back" : "withdraw")), found.withdrawn && el("span", {}, t("is_withdrawn"))),
     el("section", { class: "card prompt" }, el("h2", {}, t("prompt")), prompt(found.prompt)),
     found.answers.length ? el("div", { class: "samples" }, answerCards(found.answers)) : "",
     ...(found.labels.length ? [] : [el("p", { class: "card" }, t("no_labels_yet"))]),

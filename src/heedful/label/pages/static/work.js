@@ -325,7 +325,7 @@ async function deliver(path, body) {
       if (now?.item.id === body.item) {
         now.view.lost?.();
         toast(said(error), "warn");
-      } else toast(t("gone"), "warn");
+      } else toast(error.body.code === "withdrawn" ? said(error) : t("gone"), "warn");
       if (wordsOf(body).length) notSaved({ path, body, about, error });
     } else await attempt(() => { throw error; });
     return null;
@@ -346,7 +346,7 @@ const wordsOf = ({ answer, comment, reason }) => [["not_saved_text", answer?.tex
 /** Says, until it is closed, what the server refused and why, about which item, and what was written, so that it can be kept. */
 function notSaved({ path, body, about, error }) {
   ask(t(`not_saved_${path.slice("/api/".length)}`), [
-    el("p", {}, error.status === 409 && !body.answer?.turn ? t("not_saved_gone") : said(error)),
+    el("p", {}, error.status === 409 && error.body.code !== "withdrawn" && !body.answer?.turn ? t("not_saved_gone") : said(error)),
     about && el("p", { dir: "auto" }, t("not_saved_about", { about })),
     ...wordsOf(body).map(written)]);
 }
