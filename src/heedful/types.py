@@ -71,6 +71,10 @@ Reading = Literal["turn-end", "template"]
 a policy writes it; a response that was cut has no end. template: with all that the chat template puts behind an answer."""
 
 
+SpecialTokens = Literal["literal", "read"]
+"""How special tokens in raw text are read: as letters, or as the tokens."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Something to respond to."""

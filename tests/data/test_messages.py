@@ -29,11 +29,11 @@ NO_TOOLS = (
 
 @pytest.fixture
 def write(tmp_path):
-    """``write(record)`` is the path of a file with this record in line 2."""
+    """``write(*records)`` is the path of a file with these records, from line 2 on."""
 
-    def to_file(record):
+    def to_file(*records):
         path = tmp_path / "数据.jsonl"
-        path.write_text("\n" + json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        path.write_text("".join("\n" + json.dumps(r, ensure_ascii=False) for r in records), encoding="utf-8")
         return str(path)
 
     return to_file
@@ -227,3 +227,27 @@ def test_a_template_that_knows_no_tools(write, thinker, record, what):
     path = write(record)
     with pytest.raises(CheckpointError, match=rf"{path}:2: the chat template of .* leaves out {what}"):
         check_rendering(renderer, [Sample(d.prompt, d.response, d.source) for d in read_demonstrations(path)])
+
+
+def test_loss_on_all_learns_a_conversation_once(write, renderer):
+    """All tokens of the rendering but the first, not the early turns once more for each later one."""
+    turns = [{"role": role, "content": f"{role} 说 {i}"} for i in range(3) for role in ("user", "assistant")]
+    path = write({"messages": turns}, {"messages": turns[:2]})
+    records = read_demonstrations(path)
+    assert len(records) == 4
+    examples, counts = encode_demonstrations(records, renderer, max_length=512, action="error", learn_prompt=True)
+    whole = [renderer.tokenizer.apply_chat_template(t, tokenize=True).input_ids for t in (turns, turns[:2])]
+    assert [e.prompt + e.response for e in examples] == [ids[:-1] for ids in whole]  # without the line break at the end
+    assert [len(e.prompt) for e in examples] == [1, 1]
+    assert not any(counts.values())
+
+
+def test_a_call_in_a_later_record_is_looked_at(write, thinker):
+    """Each kind of conversation is compared, not only the first three: this template leaves calls out."""
+    own = Renderer(AutoTokenizer.from_pretrained(thinker(NO_TOOLS)))
+    plain = {"messages": [USER, {"role": "assistant", "content": "二"}]}
+    call = {"messages": [USER, {"role": "assistant", "content": "看", "tool_calls": CALLING["tool_calls"]}]}
+    samples = [Sample(d.prompt, d.response, d.source) for d in read_demonstrations(write(*[plain] * 5, call))]
+    check_rendering(own, samples[:-1])
+    with pytest.raises(CheckpointError, match=r"数据.jsonl:7: the chat template of .* leaves out the call of a tool"):
+        check_rendering(own, samples, read=True)

@@ -157,4 +157,5 @@ class PerplexityConfig(EvaluationOptions):
     max_length: Annotated[int | None, POSITIVE] = None
     """Tokens read at a time; None is the model's context."""
     loss_on: Literal["response", "all"] = "response"
-    """Which tokens are measured in demonstrations: the response, or the prompt as well."""
+    """Which tokens are measured in demonstrations: the response, or the prompt as well. all measures each conversation once,
+    but for its first token."""

@@ -99,6 +99,9 @@ class RecordOptions(TemplateOptions):
     """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
     max_dropped: Annotated[float, FRACTION] = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
+    special_tokens: Literal["literal", "read"] = "literal"
+    """How special tokens in raw text, such as <|im_end|>, are read: literal, letter by letter; or read, as the tokens. Use
+    read for text that a chat template has already rendered. Text in messages is always literal."""
     max_samples: Annotated[int | None, POSITIVE] = None
     """Read only the first N records of each data set; one on the Hub is streamed, not downloaded. None reads all."""
 

@@ -22,7 +22,8 @@ class SFTConfig(TrainingOptions):
     max_length: Annotated[int | None, POSITIVE] = None
     """Longest demonstration in tokens, prompt included; None is the model's context."""
     loss_on: Literal["response", "all"] = "response"
-    """Which tokens are learned: the response, or the prompt as well. Plain text is learned whole either way."""
+    """Which tokens are learned: the response, or the prompt as well. all learns each conversation once, but for its first
+    token. Plain text is learned whole either way."""
 
     lora_dropout: Annotated[float, BELOW_ONE] = 0.0
     """Share of the adapters' inputs left out at random in each step. The other trainers have no dropout."""

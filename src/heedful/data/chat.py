@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +23,7 @@ from heedful.types import (
     Message,
     Reading,
     Response,
+    SpecialTokens,
     Text,
     plain_response,
     split_thinking,
@@ -32,7 +32,6 @@ from heedful.types import (
 PROBE = "heedful"
 PROMPTS_KEPT = 4096
 """How many prompts are remembered with their ids: a prompt has several responses, and not always one after another."""
-SpecialTokens = Literal["literal", "read"]
 OPENED = re.compile(rf"{THINK}\s*$")
 CLOSED = re.compile(rf"{THINK_END}\s*$")
 

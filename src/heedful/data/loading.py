@@ -1,17 +1,21 @@
 """Read training and held-out records from files and encode them as token ids; whatever is left out is counted."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.cutting import cut_prompt
 from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
 from heedful.data.rankings import Row, encode_rankings
+from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
 from heedful.data.template import naming
 from heedful.data.template_check import Sample, check_rendering, check_sampling, ordinary_answers
+from heedful.display import say
 from heedful.errors import DataError
 from heedful.types import Demonstration, Message, Prompt, Ranking
 
@@ -111,6 +115,7 @@ def encode_split(
     encode: Callable[[list[Item]], tuple[list[Encoded], Counts]],
     split: tuple[list[Item], list[Item], Counts],
     options: DataOptions,
+    renderer: Renderer | None = None,
 ) -> tuple[list[Encoded], list[Encoded], Counts]:
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
@@ -118,10 +123,13 @@ def encode_split(
         encode: turns records into token ids and counts, such as `encode_demonstrations`.
         split: what `load_split` returned.
         options: the data settings of a trainer.
+        renderer: if given, say so if it reads texts letter by letter that a chat template has probably rendered.
 
     Raises DataError, also if more records were dropped, for any reason, than ``options.max_dropped`` allows.
     """
     train, held_out, counts = split
+    if renderer is not None:
+        _notice_rendered([*train, *held_out], renderer)
     encoded_train, done_train = encode(train)
     encoded_held_out, done_held_out = encode(held_out) if held_out else ([], {})
     added = {name: done_train[name] + done_held_out.get(name, 0) for name in done_train}
@@ -131,6 +139,30 @@ def encode_split(
         half = "held-out" if encoded_train else "training"
         raise DataError(f"{options.data}: every {half} record was dropped: {counts}")
     return encoded_train, encoded_held_out, counts
+
+
+def _notice_rendered(records: Sequence[HasPrompt], renderer: Renderer) -> None:
+    """Say so if most raw texts hold special tokens that are read as letters."""
+    if renderer.special_tokens == "read":
+        return
+    raw = [record for record in records if isinstance(record.prompt, str)]
+    found = [(record, renderer.encoder.specials_in(*_texts(record))) for record in raw]
+    found = [(record, specials) for record, specials in found if specials]
+    if 2 * len(found) <= len(raw):
+        return
+    counted = Counter(special for _, specials in found for special in specials)
+    names = ", ".join(special for special, _ in counted.most_common(4)) + ", ..." * (len(counted) > 4)
+    say(
+        f"WARNING: {len(found)} of {len(raw)} raw texts ({len(found) / len(raw):.0%}) hold special tokens of this tokenizer "
+        f"({names}), first at {found[0][0].source}. They are read letter by letter, not as the tokens. If a chat template "
+        "has rendered these texts, use --special-tokens read, or give messages instead"
+    )
+
+
+def _texts(record: HasPrompt) -> list[str]:
+    """Return a record's prompt and responses, as far as they are raw text."""
+    responses = [getattr(record, "response", ""), *getattr(record, "responses", ())]
+    return [text for text in (record.prompt, *responses) if isinstance(text, str)]
 
 
 def encode_demonstrations(
@@ -152,10 +184,12 @@ def encode_demonstrations(
         max_length: the most tokens per demonstration or piece.
         action: what to do with longer demonstrations that have a prompt. Truncation shortens the response, whose end is then
             not learned; a prompt that leaves no room for a response is dropped.
-        learn_prompt: learn the prompt too, except its first token.
+        learn_prompt: learn the prompt too, except its first token: `whole_conversations`, once each.
 
     Raises DataError if a demonstration is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
     """
+    if learn_prompt:
+        demonstrations = whole_conversations(demonstrations)
     texts = [_text_pieces(d, renderer, max_length) for d in demonstrations if not d.prompt]
     pieces = [piece for cut in texts for piece in cut]
     prompted = [d for d in demonstrations if d.prompt]
@@ -173,6 +207,27 @@ def encode_demonstrations(
         kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response, pair.source) for pair in kept]
     counts |= {"dropped_too_short": sum(not cut for cut in texts), "text_pieces": len(pieces)}
     return pieces + kept, {name: counts[name] for name in COUNTED}
+
+
+def whole_conversations(demonstrations: Sequence[Demonstration]) -> list[Demonstration]:
+    """Return the last demonstration of each conversation: its prompt and its response are the whole of it."""
+    return [one for one, later in pairwise([*demonstrations, None]) if one is not None and not _begins(one, later)]
+
+
+def _begins(one: Demonstration, later: Demonstration | None) -> bool:
+    """True if the later demonstration is of a later turn of the same conversation."""
+    if later is None or one.source != later.source or isinstance(one.prompt, str):
+        return False
+    return len(one.prompt) < len(later.prompt) and later.prompt[: len(one.prompt)] == one.prompt
+
+
+def read_to_learn(loss_on: str) -> Callable[..., list[Demonstration]]:
+    """Return `read_demonstrations`, or for the loss on ``all`` tokens the same with `whole_conversations`."""
+
+    def read(path: str, **options: Any) -> list[Demonstration]:
+        return whole_conversations(read_demonstrations(path, **options))
+
+    return read if loss_on == "all" else read_demonstrations
 
 
 def encode_responses(

@@ -15,6 +15,10 @@ class HasPrompt(Protocol):
     def prompt(self) -> Text:
         """Raw text, or the messages so far."""
 
+    @property
+    def source(self) -> str:
+        """Where it was read, for messages."""
+
 
 Item = TypeVar("Item", bound=HasPrompt)
 

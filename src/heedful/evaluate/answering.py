@@ -55,7 +55,14 @@ def reward_functions(
     check_reward_options([*wanted, *judges], config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    return load_rewards(wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
+    return load_rewards(
+        wanted,
+        config,
+        device=device,
+        compute_dtype=dtype,
+        micro_batch=config.micro_batch,
+        special_tokens=config.special_tokens,
+    )
 
 
 def prompts_of(
@@ -70,7 +77,7 @@ def prompts_of(
     too_long_for: set[int] = set()
     for name in models:
         source = resolve(name, config)
-        renderer = Renderer(load_chat_tokenizer(source, config))
+        renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
         too_long_for |= set(
             too_long(
                 [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
@@ -87,7 +94,8 @@ def prompts_of(
     if not prompts:
         raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
     for name in models:
-        renderer = Renderer(load_tokenizer(resolve(name, config), chat_template=config.chat_template))
+        tokenizer = load_tokenizer(resolve(name, config), chat_template=config.chat_template)
+        renderer = Renderer(tokenizer, config.special_tokens)
         check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     return prompts, counts
 
@@ -96,7 +104,7 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
     device = resolve_device(config.device)
     source = resolve(name, config)
-    renderer = Renderer(load_chat_tokenizer(source, config))
+    renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))

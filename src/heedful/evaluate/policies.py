@@ -20,9 +20,8 @@ from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
 from heedful.data.fitting import check_dropped, max_length
-from heedful.data.loading import encode_demonstrations
+from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.data.micro_batches import in_micro_batches
-from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.answering import answer, counted, prompts_of, reward_functions, shape_of, shown_rows
 from heedful.evaluate.failures import without_failed
@@ -228,8 +227,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     """
     device = resolve_device(config.device)
     source = resolve(config.model, config)
-    renderer = Renderer(load_chat_tokenizer(source, config))
-    records, counts = held_out(read_demonstrations, config)
+    renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
+    records, counts = held_out(read_to_learn(config.loss_on), config)
     policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     examples, done = encode_demonstrations(
@@ -289,4 +288,12 @@ def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     wanted = [*config.judge, *judge]
-    return load_judges("--judge", wanted, config, device=device, compute_dtype=dtype, micro_batch=config.micro_batch)
+    return load_judges(
+        "--judge",
+        wanted,
+        config,
+        device=device,
+        compute_dtype=dtype,
+        micro_batch=config.micro_batch,
+        special_tokens=config.special_tokens,
+    )

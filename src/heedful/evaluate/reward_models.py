@@ -44,7 +44,7 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     freeze(model)
     encoded, left = encode_rankings(
         rankings,
-        RewardInputs(tokenizer, model.reads),
+        RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens),
         max_length=model.max_length,
         action=config.too_long,
         equal_pairs="drop",

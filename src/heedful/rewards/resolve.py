@@ -27,7 +27,7 @@ from heedful.rewards.mathematics import make_verifier
 from heedful.rewards.model import MICRO_BATCH, ModelReward
 from heedful.rewards.process import FunctionProcess
 from heedful.rewards.rules import make_rule
-from heedful.types import MicroBatch
+from heedful.types import MicroBatch, SpecialTokens
 
 FORMS = (
     "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, verify:math, http://HOST:PORT/PATH, or "
@@ -121,6 +121,7 @@ def load_rewards(
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
     stored: torch.dtype | None = None,
+    special_tokens: SpecialTokens = "literal",
 ) -> Ensemble:
     """Load rewards and give them the weights and the combination of ``options``.
 
@@ -128,7 +129,13 @@ def load_rewards(
     """
     check_wanted(wanted, options)
     rewards = resolve_rewards(
-        wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
+        wanted,
+        options,
+        device=device,
+        compute_dtype=compute_dtype,
+        micro_batch=micro_batch,
+        stored=stored,
+        special_tokens=special_tokens,
     )
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
@@ -147,11 +154,18 @@ def load_judges(
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
     stored: torch.dtype | None = None,
+    special_tokens: SpecialTokens = "literal",
 ) -> Ensemble:
     """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
     try:
         judges = resolve_rewards(
-            wanted, options, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
+            wanted,
+            options,
+            device=device,
+            compute_dtype=compute_dtype,
+            micro_batch=micro_batch,
+            stored=stored,
+            special_tokens=special_tokens,
         )
     except (ConfigError, RewardError) as error:
         raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
@@ -166,6 +180,7 @@ def resolve_rewards(
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch = MICRO_BATCH,
     stored: torch.dtype | None = None,
+    special_tokens: SpecialTokens = "literal",
 ) -> list[Reward]:
     """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
@@ -176,6 +191,7 @@ def resolve_rewards(
         compute_dtype: the precision of reward models.
         micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
         stored: dtype of the matrices of reward models; None is what suits ``device``.
+        special_tokens: how reward models read special tokens in raw text.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -208,7 +224,12 @@ def resolve_rewards(
             else:
                 source = resolve(rest, limits)
                 function = load_model_reward(
-                    source, device=device, compute_dtype=compute_dtype, micro_batch=micro_batch, stored=stored
+                    source,
+                    device=device,
+                    compute_dtype=compute_dtype,
+                    micro_batch=micro_batch,
+                    stored=stored,
+                    special_tokens=special_tokens,
                 )
             named = Reward(reward, function)
         else:
@@ -242,6 +263,7 @@ def load_model_reward(
     compute_dtype: torch.dtype,
     micro_batch: MicroBatch,
     stored: torch.dtype | None = None,
+    special_tokens: SpecialTokens = "literal",
 ) -> ModelReward:
     """Load a reward model, frozen, with its own tokenizer.
 
@@ -251,6 +273,7 @@ def load_model_reward(
         compute_dtype: the precision of its matrix products.
         micro_batch: the most rows and tokens that it reads at a time.
         stored: dtype of its matrices; None is what suits ``device``.
+        special_tokens: how it reads special tokens in raw text.
 
     Raises CheckpointError.
     """
@@ -262,4 +285,5 @@ def load_model_reward(
     freeze(scorer)
     if device.type == "cpu":
         halve_frozen(scorer.classifier, compute_dtype, but=[score_head(scorer.classifier)])
-    return ModelReward(scorer, RewardInputs(tokenizer, scorer.reads), micro_batch=micro_batch)
+    inputs = RewardInputs(tokenizer, scorer.reads, special_tokens=special_tokens)
+    return ModelReward(scorer, inputs, micro_batch=micro_batch)

@@ -27,7 +27,7 @@ def sample(config: SampleConfig) -> dict[str, int]:
     """
     check_output(config)
     prompts, counts = chosen_prompts(config)
-    writers = load_writers(config)
+    writers = load_writers(config, config.special_tokens)
     prompts, long = _readable(writers, prompts, config)
     rows, done = sampled_rows(writers, prompts, config)
     check_dropped(counts | long, max_dropped=config.max_dropped, path=config.data)

@@ -18,7 +18,7 @@ from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.types import Prompt, Text
+from heedful.types import Prompt, SpecialTokens, Text
 
 Answer = dict[str, Any]
 """``response``, its text, and ``source``: ``checkpoint``, ``temperature``, ``top_k``, ``top_p``, ``max_new_tokens``, ``seed``
@@ -37,8 +37,11 @@ class Writer:
     """The longest prompt in tokens that leaves room for an answer."""
 
 
-def load_writers(options: AnswerOptions) -> list[Writer]:
-    """Load the models. Raises ConfigError if the longest answer does not fit into one's context, CheckpointError."""
+def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "literal") -> list[Writer]:
+    """Load the models, which read special tokens in raw prompts as ``special_tokens`` says.
+
+    Raises ConfigError if the longest answer does not fit into one's context, CheckpointError.
+    """
     device = resolve_device(options.device)
     sources = [resolve(name, options) for name in options.models]
     rooms = [prompt_room(options.max_new_tokens, context_length(load_config(source))) for source in sources]
@@ -46,7 +49,7 @@ def load_writers(options: AnswerOptions) -> list[Writer]:
     for name, source, room in zip(options.models, sources, rooms, strict=True):
         policy = load_policy(source, **frozen_place(device, options.dtype))
         freeze(policy)
-        renderer = Renderer(load_chat_tokenizer(source, options))
+        renderer = Renderer(load_chat_tokenizer(source, options), special_tokens)
         writers.append(
             Writer(name, policy, make_sampler(options, renderer, policy, micro_batch=options.micro_batch), room)
         )

@@ -100,11 +100,14 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, config.special_tokens)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     train, held_out, counts = encode_split(
-        lambda records: encode_preferences(records, renderer, limit, config), load_split(read_rankings, config), config
+        lambda records: encode_preferences(records, renderer, limit, config),
+        load_split(read_rankings, config),
+        config,
+        renderer,
     )
     longest = max(pair.length for pair in train + held_out)
     check_companion("--reference", config.reference, tokenizer, longest, config)

@@ -100,11 +100,14 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, config.special_tokens)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     train, held_out, counts = encode_split(
-        lambda records: encode_labelled(records, renderer, limit, config), load_split(read_labelled, config), config
+        lambda records: encode_labelled(records, renderer, limit, config),
+        load_split(read_labelled, config),
+        config,
+        renderer,
     )
     check_labels(train, config.data)
     train, held_out, counts = _with_others(train, held_out, counts, limit, config.seed)

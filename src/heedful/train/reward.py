@@ -133,7 +133,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     prepare(model, config, base=config.model)
     disable_dropout(model)
     divide(config, device, model)
-    inputs = RewardInputs(tokenizer, model.reads)
+    inputs = RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
         lambda records: encode_rankings(
@@ -141,6 +141,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         ),
         load_split(read_rankings, config),
         config,
+        inputs.renderer,
     )
     check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (

@@ -18,10 +18,9 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
-from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split
+from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
-from heedful.data.schemas import read_demonstrations
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.parallel.own import own_random_numbers
@@ -96,16 +95,17 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
     tokenizer = load_chat_tokenizer(source, config)
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, config.special_tokens)
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
-    split = load_split(read_demonstrations, config)
+    split = load_split(read_to_learn(config.loss_on), config)
     train, held_out, counts = encode_split(
         lambda records: encode_demonstrations(
             records, renderer, max_length=limit, action=config.too_long, learn_prompt=config.loss_on == "all"
         ),
         split,
         config,
+        renderer,
     )
     batches = BatchOrder(len(train), config.batch_size, config.seed)
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)

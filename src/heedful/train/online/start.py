@@ -41,18 +41,19 @@ from heedful.train.online.ptx import load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
-from heedful.types import MicroBatch
+from heedful.types import MicroBatch, SpecialTokens
 
 C = TypeVar("C", bound=RolloutConfig)
 
 
 class Machine(TypedDict):
-    """Where and how reward models run."""
+    """Where and how reward models run, and how they read."""
 
     device: torch.device
     compute_dtype: torch.dtype
     micro_batch: MicroBatch
     stored: torch.dtype
+    special_tokens: SpecialTokens
 
 
 class Started(NamedTuple, Generic[C]):
@@ -75,7 +76,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     generator = seed_everything(config.seed)
     device, dtype = resolve_machine(config)
     source = resolve(config.model, config)
-    renderer = Renderer(load_chat_tokenizer(source, config))
+    renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
     train, held_out, counts = _load_prompts(config, source, renderer)
     num_prompts = config.rollout_batch_size // config.samples_per_prompt
     order = BatchOrder(len(train), num_prompts, config.seed, batch_flag="--rollout-batch-size")
@@ -227,6 +228,7 @@ def _where(policy: Policy, config: RolloutConfig) -> Machine:
         "compute_dtype": policy.compute_dtype,
         "micro_batch": config.micro_batch,
         "stored": frozen_dtype(policy.device, policy.compute_dtype),
+        "special_tokens": config.special_tokens,
     }
 
 
@@ -262,6 +264,7 @@ def _load_prompts(
         lambda prompts: encode_prompts(prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy),
         load_split(read_prompts, config),
         config,
+        renderer,
     )
     if config.best_by and not held_out:
         raise ConfigError(
