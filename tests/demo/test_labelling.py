@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import re
 import socket
 import threading
 import time
@@ -13,12 +12,14 @@ from http.client import HTTPConnection
 import pytest
 
 from heedful.configs.demo import DemoConfig
+from heedful.configs.label_server import InviteConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo import labelling, pipeline
 from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning
 from heedful.demo.pipeline import read_recipe, run_demo
 from heedful.errors import ConfigError
 from heedful.label.project import Project
+from heedful.label.server.run import invite
 
 
 def rows_of(path):
@@ -131,12 +132,14 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
     waiting = threading.Thread(target=labelling._wait_for_labels, args=(config, folder, lambda text: None))
     waiting.start()
     said, until = "", time.monotonic() + 60
-    while (link := re.search(r"/join#(\S+)", said)) is None:
+    while f"--owner --url http://127.0.0.1:{port}" not in said:
         assert time.monotonic() < until, said
         assert waiting.is_alive(), said
         time.sleep(0.1)
         said += capfd.readouterr().out
-    _, cookie = ask(port, "POST", "/api/join", token=link[1])
+    links = []
+    invite(InviteConfig(project=folder, owner=True), links.append)
+    _, cookie = ask(port, "POST", "/api/join", token=links[0].partition("/join#")[2])
     csrf = ask(port, "GET", "/api/me", cookie)[0]["csrf"]
     for number in range(4):
         item = ask(port, "GET", "/api/next", cookie)[0]["item"]

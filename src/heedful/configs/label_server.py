@@ -74,12 +74,16 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
 
 @dataclass(frozen=True, kw_only=True)
 class InviteConfig(Settings):
-    """Add a person to a project that is not served, and print a sign-in link: heedful label invite PROJECT --name Ada."""
+    """Print a sign-in link for a person, who is added if need be: heedful label invite PROJECT --name Ada. While the
+    project is served, do that on its page People; --owner works always."""
 
     project: Path
     """Folder of the project."""
-    name: str
-    """The person's name. One who has it already gets a new link."""
+    name: str | None = None
+    """The person's name. One who has it already gets a new link, and earlier sign-ins of theirs end."""
+    owner: bool = False
+    """Print a link for the project's owner in place of --name. It works once, within 15 minutes, also while the project is
+    served. Signing in with it ends the owner's other sign-ins."""
     role: Literal["owner", "annotator", "viewer"] = "annotator"
     """owner: all pages, people, import and export. annotator: labels. viewer: statistics and rounds."""
     held_out: bool = False
@@ -93,6 +97,10 @@ class InviteConfig(Settings):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "project", Path(self.project))
+        if self.owner:
+            refuse(self, "name", "role", "held_out", because="does not go with --owner; leave one of them out")
+        elif self.name is None:
+            raise ConfigError("--name is missing: say whom the link is for (or --owner for the project's owner)")
         if self.held_out and self.role != "annotator":
             raise ConfigError(f"--held-out is about annotators, and --role is {self.role}; leave one of them out")
         _check_url(self.url, "--url")

@@ -98,22 +98,41 @@ def find_person(state: State, person_id: str) -> Person:
     return person
 
 
-def invite(transaction: Transaction, person_id: str, hours: float) -> str:
-    """Return a new token for a person, which can be redeemed once. An earlier one of theirs counts no more."""
+def invite(transaction: Transaction, person_id: str, hours: float, session: str | None = None) -> str:
+    """Return a new token for a person, which can be redeemed once. An earlier one of theirs counts no more.
+
+    Their sessions end, but for the one with the token ``session``.
+    """
     person = find_person(transaction.state, person_id)
     if person.standing == "removed":
         raise DataError(f"{person.name} was removed; set their standing to active to invite them again")
     _drop_tokens(transaction.desk, "invitation", person_id)
+    _drop_tokens(transaction.desk, "session", person_id, keep=None if session is None else token_hash(session))
     return _new_token(transaction, "invitation", person_id, hours)
 
 
 def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
-    """Return the token of a new session for an invitation's token, which counts no more; None if it does not count."""
+    """Return the token of a new session for an invitation's token, which counts no more; None if it does not count.
+
+    Other sessions of the same person end.
+    """
     person = holder(transaction.state, transaction.desk, "invitation", token, transaction.now)
     if person is None:
         return None
     transaction.desk.drop("invitation", token_hash(token))
-    return _new_token(transaction, "session", person.person_id, hours)
+    return sign_in(transaction, person.person_id, hours)
+
+
+def sign_in(transaction: Transaction, person_id: str, hours: float) -> str:
+    """Return the token of a new session of a person, whose others end."""
+    _drop_tokens(transaction.desk, "session", person_id)
+    return _new_token(transaction, "session", person_id, hours)
+
+
+def first_owner(transaction: Transaction, settings: ProjectSettings) -> Person:
+    """Return the project's first owner who can sign in, who is added if there is none."""
+    owners = [person for person in transaction.state.people.values() if is_owner(person)]
+    return owners[0] if owners else add_person(transaction, settings, "owner", "owner", None)
 
 
 def holder(state: State, desk: Desk, kind: str, token: str, now: float) -> Person | None:
@@ -141,9 +160,9 @@ def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float
     return token
 
 
-def _drop_tokens(desk: Desk, kind: str, person_id: str) -> None:
+def _drop_tokens(desk: Desk, kind: str, person_id: str, keep: str | None = None) -> None:
     for key, row in list(desk.rows(kind).items()):
-        if row.value["person"] == person_id:
+        if row.value["person"] == person_id and key != keep:
             desk.drop(kind, key)
 
 

@@ -22,6 +22,7 @@ from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
 from heedful.label.journal import JOURNAL, read_lines
 from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
+from heedful.label.owner_link import take_owner_link
 from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
@@ -205,13 +206,23 @@ class Project:
         """Return everybody, in the order in which they were added."""
         return self._store.look(lambda state, *_: list(state.people.values()))
 
-    def invite(self, person_id: str, hours: float = persons.INVITATION_HOURS) -> str:
-        """Return a token that signs a person in once, within some hours. An earlier one of theirs counts no more."""
-        return self._store.do(lambda t: persons.invite(t, person_id, hours))
+    def invite(self, person_id: str, hours: float = persons.INVITATION_HOURS, *, session: str | None = None) -> str:
+        """Return a token that signs a person in once, within some hours.
+
+        An earlier one of theirs counts no more, and their sessions end, but for the one with the token ``session``, which
+        lasts until the new token is used.
+        """
+        return self._store.do(lambda t: persons.invite(t, person_id, hours, session))
 
     def redeem(self, token: str, hours: float = persons.SESSION_HOURS) -> str | None:
-        """Return the token of a new session in exchange for an invitation's; None if that does not count (any more)."""
-        return self._store.do(lambda t: persons.redeem(t, token, hours))
+        """Return the token of a new session in exchange for an invitation's, or for that of the owner's link (`owner_link`).
+
+        The person's other sessions end. None if the token does not count (any more).
+        """
+        session = self._store.do(lambda t: persons.redeem(t, token, hours))
+        if session is None and take_owner_link(self.folder, token):
+            return self._store.do(lambda t: persons.sign_in(t, persons.first_owner(t, self.settings).person_id, hours))
+        return session
 
     def session(self, token: str) -> Person | None:
         """Return whose session a token is; None if it is none, has ended, or its person was removed."""

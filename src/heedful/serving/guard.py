@@ -1,6 +1,7 @@
 """Who may ask: checks on a request's headers, before anything of its body is read."""
 
 import hmac
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Protocol
@@ -8,6 +9,8 @@ from urllib.parse import urlsplit
 
 from heedful.serving.limits import Limits
 
+HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+"""What a Host header may be: a name or an address, and a port."""
 Refusal = tuple[int, str]
 """The status and the message of an answer that refuses a request."""
 
@@ -33,7 +36,9 @@ def host_refusal(headers: Mapping[str, str], limits: OwnNames) -> Refusal | None
     host = headers.get("host")
     if host is None:  # HTTP/1.0, which no browser speaks
         return None
-    name = _name(f"//{host}")
+    name = (
+        _name(f"//{host}") if HOST.fullmatch(host) else None
+    )  # no user before an @, which URLs may have and Hosts may not
     if not _is_own(name, limits):
         return 421, (
             f"this server does not answer to the host {host[:80]!r}: call it by the address that it was given as --host, or "

@@ -1,9 +1,12 @@
 """``heedful label serve`` and ``invite`` as a user meets them: what is refused, what is said, what is loaded."""
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -101,7 +104,7 @@ def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(p
     command = [sys.executable, "-c", code, "label", "serve", str(project), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert "/join#" in process.stdout.readline()
+        assert "label invite" in process.stdout.readline()
         second = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "open in another process" in second.stderr
         process.send_signal(signal.SIGINT)
@@ -111,3 +114,84 @@ def test_the_server_loads_no_torch_says_what_it_keeps_back_and_ends_when_asked(p
         process.communicate()
     assert said.splitlines()[-1] == "False 0"
     assert "1 chat is given to nobody, because there is no model to talk to" in " ".join(warned.split())
+
+
+@contextlib.contextmanager
+def serving(project, **streams):
+    """A server that runs, and what its first lines say in a terminal or in something else."""
+    command = [sys.executable, "-m", "heedful", "label", "serve", str(project), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, **streams)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+
+def owners_link(project, *flags):
+    """What the command prints."""
+    command = [sys.executable, "-m", "heedful", "label", "invite", str(project), "--owner", *flags]
+    return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_a_log_never_gets_the_owners_link_and_says_how_to_get_one(project, new_client):
+    with serving(project, stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()
+        assert "join" not in said
+        address = re.search(r"heedful label invite (\S+) --owner --url (http://127.0.0.1:(\d+))$", said.strip())
+        assert address[1] == f"'{project}'"
+        first, link = owners_link(project), owners_link(project, "--url", address[2])
+        assert "within 15 minutes" in link
+        assert f"{address[2]}/join#" in link
+        ada = new_client(int(address[3]))
+        assert ada.join(first.partition("/join#")[2]).status == 401, "a newer link replaces it"
+        token = link.partition("/join#")[2]
+        assert ada.join(token).status == 200
+        assert ada.get("/api/people").status == 200
+        assert new_client(int(address[3])).join(token).status == 401, "once"
+    assert token not in (project / "audit.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_terminal_gets_the_owners_link(project):
+    ours, theirs = os.openpty()
+    with serving(project, stdout=theirs):
+        os.close(theirs)
+        said = b""
+        while b"Ctrl-C" not in said:
+            said += os.read(ours, 1000)
+        assert b"/join#" in said
+        assert (project / "owner-link.json").stat().st_mode & 0o077 == 0
+    os.close(ours)
+
+
+def test_the_owners_link_ends_soon(project, monkeypatch):
+    said = []
+    invite(InviteConfig(project=project, owner=True), said.append)
+    token = said[0].partition("/join#")[2]
+    now = time.time()
+    for late in (16 * 60, -3600):  # also with a clock that was set back
+        invite(InviteConfig(project=project, owner=True), said.append)
+        monkeypatch.setattr(time, "time", lambda late=late: now + late)
+        with Project.open(project) as opened:
+            assert opened.redeem(said[-1].partition("/join#")[2]) is None
+            assert opened.redeem(token) is None
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "--name is missing"),
+        ({"owner": True, "name": "Ada"}, "--name"),
+        ({"owner": True, "role": "viewer"}, "--role"),
+        ({"owner": True, "held_out": True}, "--held-out"),
+    ],
+)
+def test_an_invitation_is_for_somebody_or_for_the_owner(project, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        InviteConfig(project=project, **settings)
+
+
+def test_the_owner_of_what_is_no_project_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="not a labelling project"):
+        invite(InviteConfig(project=tmp_path, owner=True), print)

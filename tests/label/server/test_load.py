@@ -22,10 +22,12 @@ from http.client import HTTPException
 import pytest
 
 from heedful.configs.label import ProjectSettings
+from heedful.configs.label_server import InviteConfig
 from heedful.label.project import Project
 from heedful.label.rebuild import rebuild
+from heedful.label.server.run import invite
 
-LINK = re.compile(r"http://127\.0\.0\.1:(\d+)/join#(\S+)")
+ADDRESS = re.compile(r"--owner --url (http://127\.0\.0\.1:(\d+))")
 
 
 class Command:
@@ -38,11 +40,13 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
         )
-        said = LINK.search(self.process.stdout.readline())
+        said = ADDRESS.search(self.process.stdout.readline())
         if said is None:
             self.process.kill()
             raise AssertionError(self.process.communicate())
-        self.port, self.token = int(said[1]), said[2]
+        links = []
+        invite(InviteConfig(project=folder, owner=True, url=said[1]), links.append)
+        self.port, self.token = int(said[2]), links[0].partition("/join#")[2]
 
     def end(self, number=signal.SIGINT):
         self.process.send_signal(number)

@@ -75,7 +75,27 @@ class TestOtherSites:
 
     @pytest.mark.parametrize(
         "host",
-        ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "0.0.0.0", "192.0.2.7", "[::ffff:192.0.2.7]", ""],
+        [
+            *(
+                "evil.example",
+                "evil.example:80",
+                "127.0.0.1.evil.example",
+                "0.0.0.0",
+                "192.0.2.7",
+                "[::ffff:192.0.2.7]",
+                "",
+            ),
+            *(
+                "evil@127.0.0.1",
+                "evil:pw@localhost:80",
+                "127.0.0.1/x",
+                "127.0.0.1?x",
+                "127.0.0.1#x",
+                "127.0.0.1:x",
+                "[::1]x",
+            ),
+            *("evil.example@localhost", "localhost,evil.example", "127.0.0.1:99999999"),
+        ],
     )
     def test_a_name_that_is_rebound_to_this_machine_is_refused(self, served, host):
         server = served()
@@ -172,6 +192,21 @@ class TestSessions:
         lines = [json.loads(line) for line in (server.folder / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
         assert [line["what"] for line in lines] == ["refused"] * 10
         assert "guess-1" not in (server.folder / "audit.jsonl").read_text(encoding="utf-8")
+
+    def test_a_new_link_ends_the_persons_other_sessions(self, served):
+        """Whoever has lost a browser asks for a new link, and whoever has found it is signed out at once."""
+        server = served()
+        owner, ada, bob = server.signed_in("王芳", "owner"), server.signed_in("Ada"), server.signed_in("Bob")
+        link = owner.post("/api/people", {"person": ada.person.person_id, "invite": True}).json["link"]
+        assert ada.get("/api/me").status == 401
+        found, again = server.anonymous(), server.anonymous()
+        assert found.join(link.partition("#")[2]).status == 200
+        assert again.join(server.project.invite(ada.person.person_id)).status == 200
+        assert [one.get("/api/me").status for one in (ada, found, again, bob)] == [401, 401, 200, 200]
+        link = owner.post("/api/people", {"person": owner.person.person_id, "invite": True}).json["link"]
+        assert owner.get("/api/me").status == 200, "who asks for their own has still to read it"
+        assert server.anonymous().join(link.partition("#")[2]).status == 200
+        assert owner.get("/api/me").status == 401
 
     def test_guessing_sessions_is_slowed_down_and_locks_nobody_out(self, served):
         server = served()

@@ -145,10 +145,11 @@ def test_an_invitation_signs_in_once(tmp_path):
             assert project.redeem(other) is None
         first, second = project.invite("p2"), project.invite("p2")
         assert project.redeem(first) is None, "a new link takes the place of the one before"
+        assert project.session(session) is None, "and ends their sessions"
         other = project.redeem(second)
         project.end_session(other)
         assert project.session(other) is None
-        assert project.session(session) == person
+        session = project.redeem(project.invite("p2"))
         changed = project.set_person("p2", name="李娜", role="viewer", standing="active")
         assert project.session(session) == changed == Person("p2", "李娜", "viewer", "active")
         with pytest.raises(DataError, match="no person 'p9'"):
@@ -158,11 +159,12 @@ def test_an_invitation_signs_in_once(tmp_path):
 def test_tokens_end(tmp_path):
     clock = Clock()
     with Project.create(tmp_path / "p", SETTINGS, clock=clock) as project:
-        token, late = project.invite("p1", hours=72), project.redeem(project.invite("p1"))
+        project.add_person("张伟", "owner")
+        late = project.redeem(project.invite("p2"))
         token = project.invite("p1", hours=72)
         clock.pass_hours(71.9)
         session = project.redeem(token, hours=10)
-        token = project.invite("p1", hours=1)
+        token = project.invite("p1", hours=1, session=session)
         clock.pass_hours(1)
         assert project.redeem(token) is None
         assert project.session(session) is not None
@@ -243,8 +245,8 @@ def test_a_clock_that_was_ahead_reserves_nothing(tmp_path, items, restarts):
             project = Project.open(folder, clock=clock)
 
     project.add_items(items(1))
-    ada, bo = (project.add_person(name, "annotator").person_id for name in ("张伟", "Bo"))
-    before = project.redeem(project.invite(bo))
+    ada, bo, cem = (project.add_person(name, "annotator").person_id for name in ("张伟", "Bo", "Cem"))
+    before = project.redeem(project.invite(cem))
     set_clock(HOURS_OF_A_YEAR)
     assert project.session(before) is None
     held = project.next_item(ada)
@@ -254,7 +256,7 @@ def test_a_clock_that_was_ahead_reserves_nothing(tmp_path, items, restarts):
     assert project.next_item(bo).item == held.item, "it is not kept for a year"
     with pytest.raises(NotHeldError):
         project.label(ada, held.item.item_id, {}, nonce="n", seconds=1)
-    assert project.session(before).person_id == bo, "what ended only by the wrong clock has not ended"
+    assert project.session(before).person_id == cem, "what ended only by the wrong clock has not ended"
     assert project.session(session).person_id == ada
     set_clock(71.9)
     assert project.redeem(link) is not None

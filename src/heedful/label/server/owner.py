@@ -315,7 +315,7 @@ def _person(site: Site, person_id: str) -> Person:
 
 def _link(site: Site, asked: Asked, person: Person) -> str:
     base = site.access.public_url or f"http://{asked.host}"
-    link = f"{base}/join#{site.project.invite(person.person_id)}"
+    link = f"{base}/join#{site.project.invite(person.person_id, session=asked.session)}"
     _note(site, asked, "invited", person)
     return link
 

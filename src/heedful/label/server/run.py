@@ -5,6 +5,7 @@ import contextlib
 import gc
 import re
 import resource
+import shlex
 import socket
 import sys
 import threading
@@ -24,8 +25,9 @@ from heedful.display import Screen, harmless, say
 from heedful.errors import ConfigError
 from heedful.files import make_private, write_text
 from heedful.hub import MODELSCOPE
+from heedful.label.owner_link import MINUTES, make_owner_link
 from heedful.label.project import Project
-from heedful.label.records import Person, Standing
+from heedful.label.records import Standing
 from heedful.label.server.app import Application
 from heedful.label.server.buffer import Buffer
 from heedful.label.server.chat import Turns
@@ -34,6 +36,7 @@ from heedful.label.server.rules import all_rules
 from heedful.label.server.security import Audit, access_of
 from heedful.label.server.site import Site
 from heedful.label.server.worker import PolicyWorker
+from heedful.label.settings_file import read_settings
 from heedful.serving.connections import Connections
 from heedful.serving.guard import is_loopback
 from heedful.serving.listening import bound
@@ -57,7 +60,8 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
 
     Args:
         config: the project, the address, and the policy if one writes answers.
-        announce: is called with each line for the user: the owner's one-time link first.
+        announce: is called with each line for the user. The first has the owner's one-time link, if standard output is a
+            terminal: whatever keeps a log of it would keep the link.
 
     Raises ConfigError if the server cannot listen at the address or a policy is not there; DataError if there is no such
     project, or another process writes to it.
@@ -74,8 +78,7 @@ def serve(config: LabelServeConfig, announce: Callable[[str], None] = show) -> N
             app = Application(site, all_rules())
             gc.freeze()  # what was loaded stays: searching it for unreachable objects would stop everybody
             listening.listen(BACKLOG)  # whoever opens the link at once waits instead of being refused
-            link = f"{address}/join#{project.invite(_owner(project).person_id)}"
-            announce(f"{project.settings.name}: sign in as the owner, once, with {link}")
+            announce(f"{project.settings.name}: {_owners_way_in(config.project, address)}")
             if worker is None and (chats := project.chats_left()):
                 count = f"{chats} chats are" if chats > 1 else "1 chat is"
                 say(f"warning: {count} given to nobody, because there is no model to talk to; name one with --policy")
@@ -118,7 +121,15 @@ def _check_policies(policies: Sequence[str]) -> None:
 
 
 def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None:
-    """Add a person, if there is none of that name, and print the link. Raises DataError if another process writes."""
+    """Add a person, if there is none of that name, and print the link. Raises ConfigError if another process writes.
+
+    The owner's link needs no right but to write to the folder, and is for a server that runs as well.
+    """
+    if config.owner:
+        read_settings(config.project)
+        announce(f"the owner signs in, {_owners_link(config.project, config.url)}")
+        return
+    assert config.name is not None
     with Project.open(config.project) as project:
         same = [person for person in project.people() if person.name == config.name and person.standing != "removed"]
         if same and same[0].role != config.role:
@@ -133,9 +144,16 @@ def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None
         )
 
 
-def _owner(project: Project) -> Person:
-    owners = [person for person in project.people() if person.role == "owner" and person.standing != "removed"]
-    return owners[0] if owners else project.add_person("owner", "owner")
+def _owners_link(project: Path, address: str) -> str:
+    return f"once and within {MINUTES:g} minutes, with {address}/join#{make_owner_link(project)}"
+
+
+def _owners_way_in(project: Path, address: str) -> str:
+    """The owner's link for a terminal; for anything else, which may be kept and read by others, how to get one."""
+    if sys.stdout.isatty():
+        return f"sign in as the owner, {_owners_link(project, address)}"
+    command = f"heedful label invite {shlex.quote(str(project))} --owner --url {address}"
+    return f"{address}; no link is printed, as this is no terminal. Get one for the owner, on this machine, with: {command}"
 
 
 def _reachable(host: str, config: LabelServeConfig) -> str:
