@@ -4,6 +4,7 @@ The server is the real command in a process of its own. What it acknowledged is 
 """
 
 import io
+import itertools
 import json
 import random
 import re
@@ -23,6 +24,7 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.configs.label_server import InviteConfig
+from heedful.label.importing import add, read_items_text
 from heedful.label.project import Project
 from heedful.label.rebuild import rebuild
 from heedful.label.server.run import invite
@@ -320,10 +322,43 @@ def resend(client, labeller):
         del labeller.unsure[nonce]
 
 
-def kill_again_and_again(folder, new_client, pair_item, *, kills, seed):
+class Importer(threading.Thread):
+    """An owner who imports one file after the other, and exports in between, until the server is gone."""
+
+    RECORDS = 1000
+
+    def __init__(self, client, name):
+        super().__init__()
+        self.client = client
+        self.name_of_files = name
+        self.confirmed = []
+        """Files that the server has said to have taken in."""
+        self.unsure = None
+        """The file of which it has not said so."""
+        self.exports = 0
+        self.trouble = None
+
+    def run(self):
+        try:
+            for number in itertools.count():
+                self.unsure = f"{self.name_of_files} {number}"
+                text = file_of(self.RECORDS, self.unsure)
+                answer = self.client.post("/api/import", {"text": text, "name": "数据.jsonl"})
+                assert (answer.status, answer.json.get("added")) == (200, self.RECORDS), answer.bytes
+                self.confirmed.append(self.unsure)
+                self.unsure = None
+                packed = self.client.get("/api/export?eval_fraction=0.2")
+                with zipfile.ZipFile(io.BytesIO(packed.bytes)) as archive:
+                    assert archive.testzip() is None
+                self.exports += 1
+        except Exception as error:
+            self.trouble = error
+
+
+def kill_again_and_again(folder, new_client, pair_item, *, kills, seed, people=3, importers=None):
     """Label while the server is killed at random, and return everybody's lives and how many labels were in the air."""
     chance = random.Random(seed)
-    tokens = project_with(folder, [pair_item(i) for i in range(40 * kills)], 3, overlap=0.2)
+    tokens = project_with(folder, [pair_item(i) for i in range(40 * kills)], people, overlap=0.2)
     cookies, last, in_the_air = {}, {}, 0
     lives = []
     for life in range(kills + 1):
@@ -337,18 +372,25 @@ def kill_again_and_again(folder, new_client, pair_item, *, kills, seed):
             last[person] = Labeller(client, f"{seed} {life} {person}", most=2 if life == kills else None)
             labellers.append(last[person])
         lives += labellers
-        for one in labellers:
+        others = []
+        if importers is not None and life < kills:
+            owner = new_client(server.port)
+            assert owner.join(server.token).status == 200
+            others = [Importer(owner, f"{seed} {life}")]
+            importers += others
+        for one in labellers + others:
             one.start()
         if life < kills:
-            time.sleep(chance.uniform(0.0, 0.3))
+            time.sleep(chance.uniform(0.0, 0.3 if importers is None else 2.0))
             server.process.kill()
-        for one in labellers:
+        for one in labellers + others:
             one.join()
         if life == kills:
             assert [one.trouble for one in labellers if one.trouble] == []
             assert server.end() == 0
         server.process.communicate()
-        trouble = [one.trouble for one in labellers if not isinstance(one.trouble, OSError | HTTPException | None)]
+        everybody = labellers + others
+        trouble = [one.trouble for one in everybody if not isinstance(one.trouble, OSError | HTTPException | None)]
         assert trouble == []
         assert_sound(folder)
     return lives, in_the_air
@@ -370,9 +412,9 @@ def assert_sound(folder):
     assert lines[:shared] == journal[:shared]
 
 
-def killed(tmp_path, new_client, pair_item, kills):
+def killed(tmp_path, new_client, pair_item, kills, people=3):
     folder = tmp_path / "项目"
-    lives, in_the_air = kill_again_and_again(folder, new_client, pair_item, kills=kills, seed=kills)
+    lives, in_the_air = kill_again_and_again(folder, new_client, pair_item, kills=kills, seed=kills, people=people)
     count = 40 * kills
     labels, per_item, needed = check(folder, lives, count, 0.2)
     assert all(count <= needed[item] for item, count in per_item.items())
@@ -407,6 +449,59 @@ def test_drafts_and_what_people_hold_outlive_a_kill(tmp_path, new_client, pair_i
     again = sign_in(new_client, server.port, person, token, cookies).get("/api/next").json["item"]
     assert server.end() == 0
     assert (again["id"], again["answers"], again["draft"]) == (item["id"], item["answers"], draft)
+
+
+def killed_while_importing(tmp_path, new_client, pair_item, kills):
+    folder, importers = tmp_path / "项目", []
+    lives, in_the_air = kill_again_and_again(
+        folder, new_client, pair_item, kills=kills, seed=11, people=4, importers=importers
+    )
+    cut_short = 0
+    with Project.open(folder) as project:
+        kept = {one.event.event_id for one in project.labels()}
+        lost = [event for one in lives for event in one.acknowledged.values() if event not in kept]
+        assert lost == [], "an acknowledged label is lost"
+        there = Counter(item.prompt for item in project.items())
+        assert max(there.values()) == 1
+        for one in importers:
+            for name in one.confirmed:
+                assert all(f"{name} 题目 {i}" in there for i in range(one.RECORDS)), (
+                    f"{name} was confirmed, and is lost"
+                )
+            if one.unsure is not None:  # the same import again adds what is missing
+                before = sum(f"{one.unsure} 题目 {i}" in there for i in range(one.RECORDS))
+                cut_short += 0 < before < one.RECORDS
+                added = add(project, read_items_text(file_of(one.RECORDS, one.unsure)))
+                assert added["items"] == one.RECORDS - before
+        items = project.items()
+        judged = sum(item.needed == 2 for item in items)
+        assert judged == round(0.2 * len(items)), "the share that two people label is exact all the same"
+    assert rebuild(folder)[-1].startswith("labels.sqlite is sound, and equal")
+    return {
+        "kills": kills,
+        "acknowledged": sum(len(one.acknowledged) for one in lives),
+        "in the air": in_the_air,
+        "lost": len(lost),
+        "imports": sum(len(one.confirmed) for one in importers),
+        "imports in the air": sum(one.unsure is not None for one in importers),
+        "imports cut short": cut_short,
+        "exports": sum(one.exports for one in importers),
+        "items": len(items),
+    }
+
+
+def test_a_server_that_is_killed_while_it_imports_and_exports(tmp_path, new_client, pair_item):
+    assert killed_while_importing(tmp_path, new_client, pair_item, 1)["kills"] == 1
+
+
+@pytest.mark.exhaustive
+def test_a_server_that_is_killed_20_times_while_it_imports_and_exports(tmp_path, new_client, pair_item):
+    print(json.dumps(killed_while_importing(tmp_path, new_client, pair_item, 20)))
+
+
+@pytest.mark.exhaustive
+def test_a_server_that_is_killed_20_times_while_four_label(tmp_path, new_client, pair_item):
+    print(json.dumps(killed(tmp_path, new_client, pair_item, 20, people=4)))
 
 
 @pytest.mark.exhaustive
