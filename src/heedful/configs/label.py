@@ -111,6 +111,9 @@ class ProjectSettings(Settings):
     repeats: Annotated[float, Range(at_least=0, at_most=0.5)] = 0.05
     """How often a person gets an item a second time without being told, as a share of what they label. It measures whether
     people agree with themselves."""
+    gold: Annotated[float, Range(at_least=0, at_most=0.5)] = 0.1
+    """How often a person gets a gold question without being told, at most, as a share of what they label. Gold questions are
+    imported with their answers (heedful label import --gold) and measure how often people are right."""
     screening_items: Annotated[int, NOT_NEGATIVE] = 0
     """How many screening items a new annotator labels before anything else. 0 lets everybody label at once."""
     screening_agreement: Annotated[float, FRACTION] = 0.7

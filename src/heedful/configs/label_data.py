@@ -29,6 +29,9 @@ class ImportConfig(Settings):
     then count as labelled."""
     screening: bool = False
     """Put the items into the screening set, which decides who may label."""
+    gold: bool = False
+    """Take the items as gold questions: the preferences, ranks or ratings of the file are their known answers. They are mixed
+    into everybody's work, and train nothing."""
     round: Annotated[int | None, Range(at_least=1)] = None
     """Round that the items belong to. By default 1, or what an exported items.jsonl says."""
     max_samples: Annotated[int | None, Range(at_least=1)] = None
@@ -44,6 +47,11 @@ class ImportConfig(Settings):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "project", Path(self.project))
+        if self.gold and (self.screening or self.with_labels):
+            other = "--screening" if self.screening else "--with-labels"
+            raise ConfigError(
+                f"--gold and {other} are both given; the file's labels are one thing: leave one of them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,8 @@ class ExportConfig(Settings):
     files."""
     without: tuple[str, ...] = ()
     """People whose labels are in none of the training files, by the ids that heedful label stats shows."""
+    gold: Literal["keep", "leave-out"] = "leave-out"
+    """Whether labels of gold questions are in the training files."""
     withdrawn: Literal["keep", "leave-out"] = "leave-out"
     """Whether items that an owner has withdrawn (heedful label withdraw), and their labels, are in the files."""
     overwrite: bool = False

@@ -25,7 +25,7 @@ JUDGED = ("pair", "ranking", "rating")
 
 def may_overlap(item: Item) -> bool:
     """True if an item may be among those that several people label."""
-    return item.task in JUDGED and not item.screening
+    return item.task in JUDGED and not item.screening and item.gold is None
 
 
 def from_screen(answer: Any, order: Sequence[int]) -> Any:
@@ -210,6 +210,11 @@ def check_item(item: Item) -> None:
         raise _wrong("needed", item.needed, "a whole number from 1")
     if item.screening and item.task not in JUDGED:
         raise DataError(f"a screening item is one of {', '.join(JUDGED)}; item {item.item_id} is a {item.task}")
+    if item.gold is not None:
+        if item.task not in JUDGED or item.screening:
+            what = "for screening" if item.screening else f"a {item.task}"
+            raise DataError(f"a gold question is one of {', '.join(JUDGED)}; item {item.item_id} is {what}")
+        check_answer(item, item.gold, strength_known=False)
 
 
 def check_flags(flags: Any, allowed: Sequence[str] = ITEM_FLAGS) -> list[str]:

@@ -60,8 +60,9 @@ def choose(
     """Return what a person is to label next, or None if there is nothing for them now.
 
     The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
-    in which they were added, each to no more people at a time than it still needs, with hidden repeats in between. Those who
-    label for evaluation only get every item once, whatever others do with it. Without ``chats`` nobody gets one.
+    in which they were added, each to no more people at a time than it still needs, with hidden repeats in between, and, as
+    long as there is other work, gold questions. Those who label for evaluation only get every item once, whatever others do
+    with it. Without ``chats`` nobody gets one.
     """
     if not may_label(person):
         return None
@@ -70,21 +71,47 @@ def choose(
         item = _screening_item(state, person, settings, touched)
         if item is not None or person.standing == "screening":
             return Choice(item) if item is not None else None
+    item = _work(state, leases, person, now, chats=chats)
+    gold = None if item is None else _gold(state, person, settings, touched)
+    if gold is not None:
+        return Choice(gold)
     repeat = _repeat(state, person, settings)
     if repeat is not None:
         return Choice(repeat, repeat=True)
+    return None if item is None else Choice(item)
+
+
+def _work(state: State, leases: Mapping[str, Lease], person: Person, now: float, *, chats: bool) -> Item | None:
+    """The next item that a person is to label for the first time."""
+    touched = touched_by(state, person)
     if person.standing == "held-out":
         items = (item for item in state.items.values() if item.item_id in state.work and item.item_id not in touched)
-        item = next((item for item in items if chats or item.task != "chat"), None)
-        return Choice(item) if item is not None else None
+        return next((item for item in items if chats or item.task != "chat"), None)
     held = _held(state, leases, person, now)
     for position in state.left:
         item = state.at(position)
         if item.task == "chat" and not chats:
             continue
         if item.item_id not in touched and state.counted(item.item_id) + held.get(item.item_id, 0) < item.needed:
-            return Choice(item)
+            return item
     return None
+
+
+def _gold(state: State, person: Person, settings: ProjectSettings, touched: set[str]) -> Item | None:
+    """A gold question, if it is time for one: each person's are spread evenly over what is left for them, by chance.
+
+    The chance is G / (W + G), at most the project's share, with G gold questions that the person has not had and W items
+    that are likely to be left for them, if those who have labelled share what is left.
+    """
+    asked = [item for item in state.gold if item.item_id not in touched]
+    if not asked:
+        return None
+    sharing = len({person.person_id, *(one for one, trail in state.trail.items() if trail)})
+    left = len(state.work - touched) if person.standing == "held-out" else -(-len(state.left) // sharing)
+    count = len(state.trail.get(person.person_id, []))
+    if draw(settings.seed, "gold", person.person_id, count) >= min(settings.gold, len(asked) / (left + len(asked))):
+        return None
+    return min(asked, key=lambda item: draw(settings.seed, "which gold", person.person_id, item.item_id))
 
 
 def may_label(person: Person) -> bool:
@@ -133,7 +160,9 @@ def _repeat(state: State, person: Person, settings: ProjectSettings) -> Item | N
     candidates = [
         event.content["item"]
         for event in labels[:-REPEAT_AFTER]
-        if event.content["item"] not in again | state.withdrawn and state.items[event.content["item"]].task in JUDGED
+        if event.content["item"] not in again | state.withdrawn
+        and state.items[event.content["item"]].task in JUDGED
+        and state.items[event.content["item"]].gold is None
     ]
     if not candidates:
         return None
@@ -154,7 +183,7 @@ def can_return(state: State, leases: Mapping[str, Lease], person: Person, item: 
     """True if somebody who skipped an item can have it after all: others may have it, or it is withdrawn, by now."""
     if item.item_id in state.withdrawn:
         return False
-    if item.screening or person.standing == "held-out":
+    if item.screening or item.gold is not None or person.standing == "held-out":
         return True
     return state.counted(item.item_id) + _held(state, leases, person, now).get(item.item_id, 0) < item.needed
 
@@ -165,7 +194,7 @@ def _keeps_others_off(state: State, person_id: str, lease: Lease) -> bool:
 
 def superseded(state: State, leases: Mapping[str, Lease], person: Person, choice: Choice, now: float) -> list[str]:
     """Return who holds no more what a person is given now: of the leases that have ended, the oldest that have no room."""
-    if choice.repeat or choice.item.screening or person.standing == "held-out":
+    if choice.repeat or choice.item.screening or choice.item.gold is not None or person.standing == "held-out":
         return []
     item = choice.item.item_id
     ended = [

@@ -38,6 +38,7 @@ def import_data(config: ImportConfig) -> dict[str, int]:
                 usual=project.settings.task,
                 columns=config.columns,
                 screening=config.screening,
+                gold=config.gold,
                 round=config.round,
                 max_samples=config.max_samples,
                 unusable=config.unusable,
@@ -102,7 +103,9 @@ def export_data(config: ExportConfig) -> dict[str, Any]:
     with Project.open(config.project, read_only=True) as project:
         result = export_project(
             project,
-            ExportOptions(config.eval_fraction, config.margin, config.flagged, config.without, config.withdrawn),
+            ExportOptions(
+                config.eval_fraction, config.margin, config.flagged, config.without, config.gold, config.withdrawn
+            ),
         )
     result.write(config.output, config.project, overwrite=config.overwrite)
     width = max(map(len, result.files))
@@ -194,7 +197,8 @@ def report(found: dict[str, Any]) -> list[str]:
     """Return statistics as lines of text."""
     left_out = found["left_out"]
     apart = (
-        f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported"
+        f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported, "
+        f"{left_out['gold']} gold"
     )
     lines = [f"{_many(found['labels'], 'label')} of {_many(found['items'], 'item')} (apart from them: {apart})"]
     lines += [f"{_many(found['corrected'], 'label')} corrected by an owner", ""] if found["corrected"] else [""]
@@ -222,6 +226,7 @@ def report(found: dict[str, Any]) -> list[str]:
     lines += [
         f"  published: {references} (docs/labelling-statistics.md)",
         f"Self-consistency on hidden repeats: {_share(found['self_consistency'])}",
+        f"Gold questions answered as known: {_share(found['gold'])}",
         f"Left answer preferred: {_share(found['left'])}",
         f"Longer answer preferred: {_share(found['longer'])}",
         f"Ties: {_share(found['ties'])}",
@@ -231,12 +236,12 @@ def report(found: dict[str, Any]) -> list[str]:
     ]
     if found["model"] is not None:
         lines.append(f"Reward model agrees with people: {_share(found['model']['agreement'])}")
-    lines += ["", "id    name              labels  with the others         left                    seconds"]
+    lines += ["", "id    name              labels  with the others         left                    seconds  gold"]
     for one in found["people"]:
         seconds = "n/a" if one["median_seconds"] is None else f"{one['median_seconds']:.0f}"
         agreement, left = _share(one["agreement"]), _share(one["left"])
         name = f"{one['person']:<4}  {one['name'][:16]:<16}"
-        lines.append(f"{name}  {one['labels']:>6}  {agreement:<22}  {left:<22}  {seconds}")
+        lines.append(f"{name}  {one['labels']:>6}  {agreement:<22}  {left:<22}  {seconds:>7}  {_share(one['gold'])}")
     return lines
 
 

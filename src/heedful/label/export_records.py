@@ -97,7 +97,12 @@ def item_record(item: Item) -> Fields:
             for one in item.candidates
         ]
     known = {"item": item.item_id, "task": item.task, "round": item.round, "chosen_by": item.chosen_by}
-    return {**fields, "feedback": known | ({"screening": True} if item.screening else {})}
+    return {
+        **fields,
+        "feedback": known
+        | ({"screening": True} if item.screening else {})
+        | ({} if item.gold is None else {"gold": dict(item.gold)}),
+    }
 
 
 def written(candidate: Candidate) -> Any:

@@ -38,6 +38,8 @@ class ExportOptions:
     """Whether labels of items that anybody flagged (personal data, unsafe, broken) are in the training files."""
     without: tuple[str, ...] = ()
     """Ids of people whose labels are in none of the training files. Those of refused people never are."""
+    gold: Literal["keep", "leave-out"] = "leave-out"
+    """Whether labels of gold questions are in the training files."""
     withdrawn: Literal["keep", "leave-out"] = "leave-out"
     """Whether items that an owner has withdrawn, and their labels, are in the files; events.jsonl always has them."""
 
@@ -167,6 +169,8 @@ def _usable(
     for one in labels:
         if one.item.item_id in withdrawn:
             left_out["withdrawn items"] += 1
+        elif one.item.gold is not None and options.gold == "leave-out":
+            left_out["gold questions"] += 1
         elif one.item.screening:
             left_out["screening items"] += 1
         elif one.event.content.get("repeat"):

@@ -22,7 +22,7 @@ from heedful.data.record_fields import (
 )
 from heedful.data.schemas import ranking_of
 from heedful.errors import ConfigError, DataError
-from heedful.label.answers import CANDIDATES, from_screen
+from heedful.label.answers import CANDIDATES, JUDGED, from_screen
 from heedful.label.identity import item_id, places_in
 from heedful.label.people import IMPORT, is_import
 from heedful.label.project import Project
@@ -80,6 +80,8 @@ class ImportOptions:
     """The file's own column names, as ``--columns`` gives them."""
     screening: bool = False
     """Whether the items are of the screening set."""
+    gold: bool = False
+    """Whether the items are gold questions, whose labels in the file are their known answers."""
     round: int | None = None
     """Round of the items; None: that of the export that a record is from, else 1."""
     chosen_by: ChosenBy = "import"
@@ -211,6 +213,11 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
                 f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, outside the screening set, and "
                 "items do not change; import other items for screening, or import the screening set first"
             )
+        if item.gold is not None and item.item_id in there and there[item.item_id].gold is None:
+            raise DataError(
+                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already and is no gold question, and "
+                "items do not change; import other items as gold questions"
+            )
     new = [one for one in imported.items if one.item_id not in there]
     batch = project.begin_batch(imported.file) if new else ""
     added = {"items": project.add_items([replace(one, batch=batch) for one in new])}
@@ -267,6 +274,13 @@ def _items(
         raise wrong(record.source, f"`chosen_by` is {shown(chosen_by)}", f"one of {', '.join(get_args(ChosenBy))}")
     columns = {name: value for name, value in record.fields.items() if name not in READ and value is not None}
     answer = _answer(record, task, candidates) if len(groups) == 1 else None
+    gold = answer if options.gold else exported.get("gold")
+    if options.gold and (answer is None or task not in JUDGED):
+        raise wrong(
+            record.source,
+            "a gold question without its answer",
+            "`chosen` and `rejected`, `ranks`, or `rating` (docs/labelling-data.md)",
+        )
     return [
         (
             Item(
@@ -278,8 +292,9 @@ def _items(
                 chosen_by=chosen_by,
                 screening=options.screening or exported.get("screening") is True,
                 columns=columns,
+                gold=gold,
             ),
-            answer,
+            answer if gold is None else None,
         )
         for group in groups
     ]

@@ -22,8 +22,17 @@ def progress(state: State, settings: ProjectSettings, person_id: str, day: str) 
     elif person.standing == "held-out":
         done = len(state.work & touched_by(state, person))
         left = work - done
+    if person.standing != "screening":  # gold questions count as work, so that the page's numbers do not give them away
+        touched = touched_by(state, person)
+        mine = sum(item.item_id in touched for item in state.gold)
+        done, left = done + mine, left + max(0, _gold_asked(state, settings) - mine) if left else 0
     own, today = state.labels_by[person_id, ""], state.labels_by[person_id, day]
     return {"done": done, "left": left, "own": own, "today": today}
+
+
+def _gold_asked(state: State, settings: ProjectSettings) -> int:
+    """How many gold questions somebody gets who labels everything, at most."""
+    return min(len(state.gold), round(len(state.work) * settings.gold / (1 - settings.gold)))
 
 
 def waiting(state: State) -> int:

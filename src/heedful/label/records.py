@@ -72,6 +72,8 @@ class Item:
     """The record's other columns, kept for the export."""
     batch: str = ""
     """The import that added it, such as "3 pairs.jsonl"; empty if no import did."""
+    gold: Mapping[str, Any] | None = None
+    """The known answer of a gold question, which is mixed into everybody's work and trains nothing."""
 
 
 @dataclass(frozen=True)

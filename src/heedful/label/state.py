@@ -14,7 +14,7 @@ NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
 
 
-LATER = ("batch",)
+LATER = ("batch", "gold")
 """Fields of an item that earlier versions of heedful do not know; they are written only where they say something."""
 
 
@@ -50,6 +50,8 @@ class State:
         self.items: dict[str, Item] = {}
         self.screening: list[Item] = []
         """The items of the screening set."""
+        self.gold: list[Item] = []
+        """The gold questions."""
         self.tasks: set[str] = set()
         """The tasks of the items."""
         self.people: dict[str, Person] = {}
@@ -77,7 +79,7 @@ class State:
         self.withdrawn: set[str] = set()
         """Ids of items that an owner has withdrawn: nobody gets them, and their labels do not count."""
         self.work: set[str] = set()
-        """Ids of items that are to be labelled: not those that are withdrawn or for screening."""
+        """Ids of items that are to be labelled: not those that are withdrawn, for screening, or gold questions."""
         self.left: list[int] = []
         """Positions of items that are not done, in their order."""
         self._position: dict[str, int] = {}
@@ -125,6 +127,8 @@ class State:
         self.overlapping += overlapping
         if item.screening:
             self.screening.append(item)
+        elif item.gold is not None:
+            self.gold.append(item)
         else:
             self.work.add(item.item_id)
             self.left.append(self._position[item.item_id])
@@ -147,7 +151,8 @@ class State:
         self.withdrawn = self.withdrawn | changed if content["withdrawn"] else self.withdrawn - changed
         there = [item for item in self._order if item.item_id not in self.withdrawn]
         self.screening = [item for item in there if item.screening]
-        self.work = {item.item_id for item in there if not item.screening}
+        self.gold = [item for item in there if item.gold is not None]
+        self.work = {item.item_id for item in there if not item.screening and item.gold is None}
         self.judged = sum(map(may_overlap, there))
         self.overlapping = sum(may_overlap(item) and item.needed > 1 for item in there)
         self.left = self._not_done()

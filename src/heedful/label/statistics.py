@@ -59,7 +59,7 @@ def statistics(
 
     Raises DataError if an item has not one score for each candidate.
     """
-    first, repeats, screening, imported = _sorted_out(labels)
+    first, repeats, screening, imported, gold = _sorted_out(labels)
     trusted = [one for one in first if one.person.standing in ("active", "held-out")]
     with_others = _with_the_others(first, trusted)
     habits = {one.event.event_id: tuple(habit(one) for habit in HABITS) for one in first}
@@ -68,7 +68,13 @@ def statistics(
     return {
         "labels": len(first),
         "items": len({one.item.item_id for one in first}),
-        "left_out": {"repeats": len(repeats), "screening": len(screening), "imported": len(imported)},
+        "left_out": {
+            "repeats": len(repeats),
+            "screening": len(screening),
+            "imported": len(imported),
+            "gold": len(gold),
+        },
+        "gold": _json(gold_accuracy(gold)),
         "corrected": sum("corrected_by" in one.event.content for one in labels),
         "references": [dict(reference) for reference in REFERENCES],
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
@@ -80,6 +86,7 @@ def statistics(
         "people": [
             _person(person, habits, *(some.get(person.person_id, []) for some in by_person))
             | {"screening": _json(screening_agreement(person.person_id, screening))}
+            | {"gold": _json(gold_accuracy([one for one in gold if one.person.person_id == person.person_id]))}
             | with_others.get(person.person_id, {"agreement": None, "undecided": 0})
             for person in shown
         ],
@@ -116,13 +123,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _sorted_out(labels: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled], list[Labelled], list[Labelled]]:
-    """Labels as they are compared; hidden repeats; those of screening items; those that came with a file."""
-    parts: tuple[list[Labelled], ...] = ([], [], [], [])
+def _sorted_out(labels: Sequence[Labelled]) -> tuple[list[Labelled], ...]:
+    """Labels as they are compared; hidden repeats; those of screening items, with a file, and of gold questions."""
+    parts: tuple[list[Labelled], ...] = ([], [], [], [], [])
     for one in labels:
         kind = 3 if is_imported(one.event) else 1 if one.event.content.get("repeat") else 2 if one.item.screening else 0
-        parts[kind].append(one)
-    return parts[0], parts[1], parts[2], parts[3]
+        parts[4 if kind == 0 and one.item.gold is not None else kind].append(one)
+    return parts
 
 
 def judgements(one: Labelled) -> dict[Unit, int]:
@@ -384,6 +391,15 @@ def screening_agreement(person_id: str, labels: Sequence[Labelled]) -> Share | N
             owners.setdefault(one.item.item_id, one)
     own = [one for one in labels if one.person.person_id == person_id and one.item.item_id in owners]
     return share([[agreement(one.item.task, _answer(owners[one.item.item_id]), _answer(one))] for one in own])
+
+
+def gold_accuracy(labels: Sequence[Labelled]) -> Share | None:
+    """Return how far labels of gold questions agree with the known answers (`people.agreement`); None if there are none."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in labels:
+        if one.item.gold is not None:
+            groups[one.item.item_id].append(agreement(one.item.task, dict(one.item.gold), _answer(one)))
+    return share(list(groups.values()))
 
 
 def _answer(one: Labelled) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def import_text(site: Site, asked: Asked) -> Answer:
     The file's ``name`` is for messages only.
     """
     body = asked.body
-    fields.only(body, "text", "name", "format", "task", "columns", "screening", "labels", "drop", "preview")
+    fields.only(body, "text", "name", "format", "task", "columns", "screening", "gold", "labels", "drop", "preview")
     is_preview = fields.switch(body, "preview")
     task = fields.one_of(body, "task", ("", *TASKS), "")
     options = ImportOptions(
@@ -100,6 +100,7 @@ def import_text(site: Site, asked: Asked) -> Answer:
         usual=site.project.settings.task,
         columns=fields.text(body, "columns", most=1000, least=0, default=""),
         screening=fields.switch(body, "screening"),
+        gold=fields.switch(body, "gold"),
         unusable="drop" if is_preview or fields.switch(body, "drop") else "error",
     )
     ending = fields.one_of(body, "format", FORMATS, FORMATS[0])
@@ -131,11 +132,12 @@ def export(site: Site, asked: Asked) -> Response:
     ``without`` names people whose labels are left out, by their ids, with commas in between.
     """
     query = asked.query
-    fields.only(query, "eval_fraction", "margin", "flagged", "without", "withdrawn", "preview")
+    fields.only(query, "eval_fraction", "margin", "flagged", "without", "gold", "withdrawn", "preview")
     options = ExportOptions(
         eval_fraction=_fraction(query.get("eval_fraction", "0.1")),
         margin=cast(Any, fields.one_of(query, "margin", ("none", "small", "large"), "small")),
         flagged=cast(Any, fields.one_of(query, "flagged", ("keep", "leave-out"), "keep")),
+        gold=cast(Any, fields.one_of(query, "gold", ("keep", "leave-out"), "leave-out")),
         withdrawn=cast(Any, fields.one_of(query, "withdrawn", ("keep", "leave-out"), "leave-out")),
         without=tuple(_person(site, one).person_id for one in query.get("without", "").split(",") if one),
     )
@@ -250,6 +252,7 @@ def item(site: Site, asked: Asked) -> Answer:
         "round": found.round,
         "screening": found.screening,
         "batch": found.batch,
+        "gold": None if found.gold is None else dict(found.gold),
         "withdrawn": identity in project.withdrawn(),
         "labels": [_with_history(site, one, names) for one in said],
     }

@@ -16,7 +16,7 @@ function draw(people) {
   const withoutShare = el("button", { type: "button", on: { click: () => { form.elements.eval_fraction.value = "0"; show(); } } }, t("export_without_share"));
   const form = el("form", { class: "card", on: { change: show, submit: (event) => event.preventDefault() } }, el("div", { class: "form" },
     el("div", { class: "share" }, el("label", { class: "field" }, el("span", {}, t("export_eval_fraction")), el("input", { type: "number", name: "eval_fraction", min: "0", max: "0.9", step: "0.05", value: "0.1" })), fault),
-    choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"]), choice("withdrawn", ["leave-out", "keep"])),
+    choice("margin", ["small", "large", "none"]), choice("flagged", ["keep", "leave-out"]), choice("gold", ["leave-out", "keep"]), choice("withdrawn", ["leave-out", "keep"])),
   people.length && el("details", { class: "changes" }, el("summary", {}, t("export_without")), people.map((one) => el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "without", value: one.person }), el("span", { dir: "auto" }, one.name)))));
   main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_export")), el("span", { class: "hint" }, t("export_hint"))), form, el("div", { id: "result", class: "preview" }));
   let wanted = 0, drawn = Promise.resolve();
@@ -29,8 +29,8 @@ function draw(people) {
   }
 
   async function preview() {
-    const { eval_fraction: share, margin, flagged, withdrawn } = form.elements;
-    const query = new URLSearchParams({ eval_fraction: share.value, margin: margin.value, flagged: flagged.value, withdrawn: withdrawn.value });
+    const { eval_fraction: share, margin, flagged, gold, withdrawn } = form.elements;
+    const query = new URLSearchParams({ eval_fraction: share.value, margin: margin.value, flagged: flagged.value, gold: gold.value, withdrawn: withdrawn.value });
     const without = new FormData(form).getAll("without");
     if (without.length) query.set("without", without.join(","));
     const manifest = await attempt(() => get(`/api/export?${query}&preview=1`).catch(shareIsWrong));

@@ -38,6 +38,7 @@ function draw() {
       el("label", { class: "field" }, el("span", {}, t("import_task")), el("select", { name: "task" }, TASKS.map((name) => el("option", { value: name }, t(name ? `task_${name}` : "task_of_file"))))),
       el("label", { class: "field" }, el("span", {}, t("import_columns")), el("input", { type: "text", name: "columns", placeholder: "prompt=question,chosen=better" })),
       el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "screening" }), el("span", {}, t("import_screening"))),
+      el("label", { class: "one-line" }, el("input", { type: "checkbox", name: "gold" }), el("span", {}, t("import_gold"))),
       el("button", { type: "submit", class: "main" }, t("preview"))));
   main.replaceChildren(el("div", { class: "page-head" }, el("h1", {}, t("page_import")), el("span", { class: "hint" }, t("import_hint"))), options, el("div", { id: "result", class: "preview" }), el("div", { id: "earlier" }));
 }
@@ -72,8 +73,8 @@ async function take(chosen) {
 }
 
 const body = (more) => {
-  const { task, columns, screening } = document.getElementById("options").elements;
-  return { text: file.text, name: file.name, format: file.name.toLowerCase().endsWith(".json") ? ".json" : ".jsonl", task: task.value, columns: columns.value.trim(), screening: screening.checked, ...more };
+  const { task, columns, screening, gold } = document.getElementById("options").elements;
+  return { text: file.text, name: file.name, format: file.name.toLowerCase().endsWith(".json") ? ".json" : ".jsonl", task: task.value, columns: columns.value.trim(), screening: screening.checked, gold: gold.checked, ...more };
 };
 
 async function preview() {

@@ -77,6 +77,7 @@ function drawItem(found) {
     el("div", { class: "page-head" }, el("h1", { tabindex: "-1" }, t("labels_of_item")), el("span", { class: "hint" }, `${t(`task_${found.task}`)} · ${t("round_n", { n: found.round })} · ${found.item}`)),
     el("div", { class: "row" }, el("button", { type: "button", on: { click: () => (history.length > 1 ? history.back() : go({})) } }, t("back_to_list")),
       el("button", { type: "button", on: { click: () => withdraw({ item: found.item, back: found.withdrawn }, show) } }, t(found.withdrawn ? "put_back" : "withdraw")), found.withdrawn && el("span", {}, t("is_withdrawn"))),
+    found.gold ? el("p", { class: "card", dir: "auto" }, t("gold_known", { answer: said({ task: found.task, answer: found.gold }) })) : "",
     el("section", { class: "card prompt" }, el("h2", {}, t("prompt")), prompt(found.prompt)),
     found.answers.length ? el("div", { class: "samples" }, answerCards(found.answers)) : "",
     ...(found.labels.length ? [] : [el("p", { class: "card" }, t("no_labels_yet"))]),

@@ -1,0 +1,184 @@
+"""Gold questions: in everybody's whole work, told to nobody, counted by themselves, trained on only if that is asked."""
+
+import itertools
+import json
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label.exporting import ExportOptions, export_project
+from heedful.label.identity import item_id
+from heedful.label.importing import ImportOptions, add, read_items_text
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item
+from heedful.label.statistics import project_statistics
+
+RIGHT = {"preferred": 0, "strength": 3, "both_bad": False}
+WRONG = {"preferred": 1, "strength": 3, "both_bad": False}
+
+
+def item(prompt, **more):
+    candidates = (Candidate("对 😀"), Candidate("错"))
+    return Item(item_id("pair", prompt, candidates), "pair", prompt, candidates, **more)
+
+
+def gold_file(count):
+    records = [{"prompt": f"质检 {i}", "chosen": "对 😀", "rejected": "错"} for i in range(count)]
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """``make(work, gold, **settings)`` is a project with so many pairs and gold questions."""
+    made = []
+
+    def project(work, questions, **settings):
+        options = {"overlap": 0, "repeats": 0, "gold": 0.1, "seed": 7, **settings}
+        made.append(Project.create(tmp_path / f"p{len(made)}", ProjectSettings(**options)))
+        made[-1].add_items([item(f"问 {i}") for i in range(work)])
+        if questions:
+            add(made[-1], read_items_text(gold_file(questions), options=ImportOptions(gold=True)))
+        made[-1].add_person("张伟", "annotator")
+        return made[-1]
+
+    yield project
+    for one in made:
+        one.close()
+
+
+def work_through(project, person="p2", answer=lambda _: RIGHT, most=10_000):
+    """Label what a person is given; return for each whether it was a gold question."""
+    given = []
+    while len(given) < most and (held := project.next_item(person)) is not None:
+        project.label(person, held.item.item_id, answer(held.item), nonce=f"{len(project.events())}", seconds=1)
+        given.append(held.item.gold is not None)
+    return given
+
+
+def test_they_are_spread_over_a_persons_whole_work(make):
+    """20 among 200: each comes once, none after the rest, and no quarter of the work is without them."""
+    given = work_through(make(200, 20))
+    places = [at for at, is_gold in enumerate(given) if is_gold]
+    assert (len(given), len(places)) == (220, 20)
+    quarters = [sum(55 * q <= at < 55 * (q + 1) for at in places) for q in range(4)]
+    assert min(quarters) >= 2, quarters
+
+
+def test_few_questions_last_for_the_whole_work(make):
+    """Five among 300 are not used up at the beginning, though the share would allow 30."""
+    places = [at for at, is_gold in enumerate(work_through(make(300, 5))) if is_gold]
+    assert len(places) == 5
+    assert max(places) > 150
+
+
+def test_the_share_is_the_most(make):
+    given = work_through(make(300, 300, gold=0.05))
+    assert 0.02 < sum(given) / len(given) < 0.09
+    assert len(given) - sum(given) == 300
+    assert sum(work_through(make(50, 20, gold=0))) == 0
+
+
+def test_everybody_gets_them_and_the_work_is_shared(make):
+    project = make(120, 12)
+    people = [
+        "p2",
+        project.add_person("Ada", "annotator").person_id,
+        project.add_person("评", "annotator", "held-out").person_id,
+    ]
+    counts = dict.fromkeys(people, 0)
+    while any(found := [(one, work_through(project, one, most=1)) for one in people]) and any(g for _, g in found):
+        for one, given in found:
+            counts[one] += sum(given)
+    assert all(5 <= count <= 12 for count in counts.values()), counts
+    work = [one for one in project.labels() if one.item.gold is None and one.person.standing == "active"]
+    assert len(work) == 120
+
+
+def test_what_the_page_counts_does_not_tell(make):
+    """With every label one more is done and one fewer is left, whatever it was."""
+    project = make(60, 6)
+    seen = [project.progress("p2")]
+    while (held := project.next_item("p2")) is not None:
+        project.label("p2", held.item.item_id, RIGHT, nonce=f"{len(project.events())}", seconds=1)
+        seen.append(project.progress("p2"))
+    steps = {
+        (after["done"] - before["done"], after["own"] - before["own"]) for before, after in itertools.pairwise(seen)
+    }
+    assert steps == {(1, 1)}
+    assert len({one["done"] + one["left"] for one in seen[:-1]}) == 1
+    assert seen[-1]["left"] == 0
+
+
+def test_accuracy_by_person_and_nothing_else_is_mixed_with_it(make, capsys):
+    project = make(40, 8, gold=0.4)
+    wrong = [one.item_id for one in project.items() if one.gold is not None][:2]
+    work_through(project, answer=lambda one: WRONG if one.item_id in wrong else RIGHT)
+    asked = [one for one in project.labels() if one.item.gold is not None]
+    expected = 1 - sum(one.item.item_id in wrong for one in asked) / len(asked)
+    found = project_statistics(project)
+    (person,) = (one for one in found["people"] if one["person"] == "p2")
+    assert found["gold"]["value"] == person["gold"]["value"] == expected < 1
+    assert (person["gold"]["count"], person["gold"]["low"] < expected < person["gold"]["high"]) == (len(asked), True)
+    assert (found["labels"], found["left_out"]["gold"]) == (40, len(asked))
+    assert main(["label", "stats", str(project.folder)]) == 0
+    assert f"Gold questions answered as known: {100 * expected:.1f} %" in capsys.readouterr().out
+
+
+def test_exported_only_if_asked_and_imported_again_as_gold(make, tmp_path):
+    project = make(20, 5, gold=0.5)
+    asked = sum(work_through(project))
+    result = export_project(project)
+    assert asked > 0
+    assert result.manifest["left_out"] == {"gold questions": asked}
+    trained = [
+        line for name, content in result.files.items() if name.startswith("pref") for line in content.splitlines()
+    ]
+    assert len(trained) == 20
+    assert export_project(project, ExportOptions(gold="keep")).manifest["left_out"] == {}
+    with Project.create(tmp_path / "again", ProjectSettings(gold=0.5)) as again:
+        add(again, read_items_text(result.files["items.jsonl"].decode()))
+        assert [one.gold for one in again.items()] == [one.gold for one in project.items()]
+
+
+def test_undo_gives_the_same_question_again(make):
+    project = make(10, 10, gold=0.5)
+    while (held := project.next_item("p2")).item.gold is None:
+        project.label("p2", held.item.item_id, RIGHT, nonce=f"{len(project.events())}", seconds=1)
+    project.label("p2", held.item.item_id, RIGHT, nonce="gold", seconds=1)
+    assert project.undo("p2", "u")[1].item == held.item
+
+
+@pytest.mark.parametrize(
+    ("record", "fragment"),
+    [
+        ({"prompt": "问", "responses": ["a", "b"]}, "a gold question without its answer"),
+        ({"prompt": "问", "messages": None}, "a gold question without its answer"),
+        ({"prompt": "问", "completion": "x", "rating": 9}, "`rating` is 9"),
+    ],
+)
+def test_records_that_are_no_gold_questions(record, fragment):
+    record = {name: value for name, value in record.items() if value is not None}
+    with pytest.raises(DataError) as caught:
+        read_items_text(json.dumps(record, ensure_ascii=False) + "\n", options=ImportOptions(gold=True))
+    assert fragment in str(caught.value)
+
+
+def test_an_item_that_is_work_does_not_become_a_gold_question(make):
+    project = make(1, 0)
+    with pytest.raises(DataError, match="in the project already and is no gold question"):
+        add(project, read_items_text(gold_file(1).replace("质检 0", "问 0"), options=ImportOptions(gold=True)))
+
+
+def test_the_command(tmp_path, capsys):
+    folder, path = str(tmp_path / "p"), tmp_path / "gold.jsonl"
+    path.write_text(gold_file(3), encoding="utf-8")
+    assert main(["label", "new", folder, "--gold", "0.2"]) == 0
+    assert main(["label", "import", folder, "--data", str(path), "--gold"]) == 0
+    with Project.open(folder) as project:
+        assert [one.gold for one in project.items()] == [{"preferred": 0, "strength": None, "both_bad": False}] * 3
+        assert project.next_item("p1") is None, "there is no other work"
+    with pytest.raises(SystemExit):
+        main(["label", "import", folder, "--data", str(path), "--gold", "--with-labels"])
+    assert "--gold and --with-labels are both given" in " ".join(capsys.readouterr().err.replace("│", " ").split())
