@@ -187,7 +187,7 @@ def test_repeats_screening_and_imports_are_apart():
     ]
     found = statistics(labels, EVERYBODY)
     assert (found["labels"], found["items"]) == (2, 2)
-    assert found["left_out"] == {"repeats": 2, "screening": 3, "imported": 1}
+    assert found["left_out"] == {"repeats": 2, "screening": 3, "imported": 1, "gold": 0}
     assert (found["self_consistency"]["value"], found["self_consistency"]["count"]) == (0.5, 2)
     assert of(found, ANNA)["self_consistency"]["value"] == 0.5
     assert of(found, LATE)["self_consistency"] is None
