@@ -96,3 +96,44 @@ def test_a_wide_table_is_scrolled_and_its_words_are_whole(serve, item, markdown,
     if markdown:
         widths = table.locator("th").evaluate_all("cells => cells.map(cell => cell.clientWidth)")
         assert min(widths) > 70, "a word of twelve letters fits"
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, {"width": 360, "height": 740}])
+@pytest.mark.parametrize("task", ["pair", "ranking", "rating", "correction"])
+def test_prompt_and_names_of_answers_stay_on_the_screen(serve, item, task, size):
+    long = "\n".join(f"第 {i} 行" for i in range(29 if task == "ranking" else 150))
+    answers = [long + name for name in ("甲", "乙", "丙")[: {"pair": 2, "ranking": 3}.get(task, 1)]]
+    mei = serve([item(task, "为什么？\n" + "x" * 20, *answers)]).labeller(viewport=size)
+    bar = mei.page.locator(".prompt-bar button")
+    assert not bar.is_visible()
+    first = mei.page.locator(".answer h2").first
+    bottom = mei.page.locator(".answer").first.bounding_box()
+    mei.page.evaluate("to => window.scrollTo(0, to)", bottom["y"] + bottom["height"] - 400)
+    bar.wait_for()
+    assert "为什么？" in bar.inner_text()
+    inside, top = first.bounding_box(), bar.bounding_box()
+    assert 0 <= top["y"] < 60
+    assert top["y"] + top["height"] - 2 <= inside["y"] < 120, "below the prompt, not under it"
+    bar.click()
+    bar.wait_for(state="hidden")
+    assert mei.page.evaluate("scrollY") == 0
+
+
+def test_text_from_right_to_left_begins_at_the_right(serve, item):
+    mei = serve([item("pair", "ما هي عاصمة فرنسا؟", "باريس", "Paris")]).labeller(
+        viewport={"width": 1600, "height": 700}
+    )
+    card, text = (mei.page.locator(name).bounding_box() for name in (".prompt", ".prompt .text"))
+    assert card["x"] + card["width"] - (text["x"] + text["width"]) < 30
+
+
+def test_nothing_to_choose_is_offered_while_a_message_is_written(serve, item):
+    mei = serve([item("chat", "你好")], policy=True).labeller()
+    submit = mei.page.locator("#submit")
+    assert not submit.is_visible()
+    mei.press("Control+Enter")
+    mei.page.locator(".answer").first.wait_for()
+    assert submit.is_visible()
+    mei.press("1", "4", "Enter")
+    mei.page.get_by_role("heading", name="Your message").wait_for()
+    assert not submit.is_visible()

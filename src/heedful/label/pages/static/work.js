@@ -87,7 +87,7 @@ function show(reply) {
     el("div", { class: "task-line" }, el("h1", { id: "question", tabindex: "-1" }, t(`question_${item.task}`)), now.flagNote, rawButton(), instructionsButton()),
     instructionsPane(item),
     el("div", { class: "work-area" },
-      item.task === "chat" ? null : el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(item.prompt)),
+      item.task === "chat" ? null : promptParts(item.prompt),
       now.view.body, now.commentBox, now.othersBox),
     el("section", { class: "bar", aria: { label: t("decide") } }, now.view.controls, actions()));
   restore(item);
@@ -98,6 +98,14 @@ function show(reply) {
   const target = now.view.focus ?? document.getElementById("question");
   target.focus({ preventScroll: true });
   announce(t(`question_${item.task}`));
+}
+
+/** The prompt; and its beginning, for as long as long answers have pushed it off the screen: a click goes back to it. */
+function promptParts(said) {
+  const card = el("section", { class: "card prompt", aria: { label: t("prompt") } }, el("h2", {}, t("prompt")), prompt(said));
+  const button = el("button", { type: "button", hidden: true, tabindex: "-1", on: { click: () => window.scrollTo(0, 0) } }, el("b", {}, t("prompt")), el("span", { dir: "auto" }, excerpt(said)));
+  new IntersectionObserver(([{ isIntersecting, boundingClientRect: box }]) => { button.hidden = isIntersecting || box.top > 0; }, { rootMargin: "-60px 0px 0px" }).observe(card);
+  return [card, el("div", { class: "prompt-bar" }, button)];
 }
 
 function showNothing({ reason, why, count, seconds: left }) {

@@ -55,6 +55,7 @@ export function chat(item, { changed, request, submit }) {
       box.blur();
     }
     endButton.hidden = choice === null;
+    controls.classList.toggle("writes", choice === null);
   }
   draw();
 
