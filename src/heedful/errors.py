@@ -32,6 +32,9 @@ class ConfigError(HeedfulError, ValueError):
 class DataError(HeedfulError, ValueError):
     """A data file is missing or malformed, or holds something that the task cannot use."""
 
+    cause = ""
+    """Of a record that cannot be used: why, in a few words under which such records are counted."""
+
 
 class CheckpointError(HeedfulError, RuntimeError):
     """A model, tokenizer or run folder is missing, incomplete, or of the wrong kind."""

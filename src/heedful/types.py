@@ -29,7 +29,7 @@ class Message:
     """What the assistant thought before, if the data has it apart from the content (``reasoning_content``)."""
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
-    """The tool that a tool message is the result of."""
+    """Who wrote it; of a tool message, the tool that it is the result of."""
     tool_call_id: str | None = None
     learned: bool = field(default=True, compare=False)
     """False if the data says that this message is not to be imitated."""

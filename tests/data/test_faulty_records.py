@@ -148,7 +148,7 @@ def test_ends_of_lines_change_nothing(tmp_path, kind, end, bom):
         ("demonstrations", {"messages": "a"}, ["`messages` is 'a' (string)", "a list of messages"]),
         ("demonstrations", {"messages": []}, ["`messages` is [] (empty list)"]),
         ("demonstrations", {"messages": [["user", "a"]]}, ["`messages[0]` is"]),
-        ("demonstrations", {"messages": [{"role": "user", "content": "a", "\x1b[31m": 1}]}, ["role", "\\x1b[31m"]),
+        ("demonstrations", {"messages": [{"role": "user", "content": "a", "\x1b[31m": "x"}]}, ["role", "\\x1b[31m"]),
         ("demonstrations", {}, ["not a demonstration", "no columns"]),
         ("rankings", {"prompt": "a", "chosen": "b"}, ["not a ranking"]),
         ("rankings", {"prompt": "a", "chosen": "b", "rejected": None}, ["not a ranking", "`rejected` (null)"]),

@@ -307,7 +307,7 @@ def test_parse_columns_takes_every_canonical_name():
         ("prompt=问 题 chosen=better", ["a comma is missing before 'chosen' in 'prompt=问 题 chosen=better'"]),
         ("=a", ["'=a' in '=a' is not NAME=COLUMN"]),
         ("promt=a", ["unknown name 'promt' (perhaps 'prompt')", "text, messages, prompt, completion", "right of it"]),
-        ("question=prompt", ["unknown name 'question'", "Left of '=' goes one of"]),
+        ("answer=prompt", ["unknown name 'answer'", "Left of '=' goes one of"]),
         ("prompt=a,prompt=b", ["'prompt' is given twice, as 'a' and 'b'", "Keep one"]),
     ],
 )

@@ -1,26 +1,43 @@
 """Read messages in the format of Hugging Face's chat templates, tool calls included, and write them in it.
 
-Whatever this format has no place for would be lost on its way to the template, so it is refused.
+Messages of OpenAI's API (``developer``, ``function_call``, parts of text) and of ShareGPT (``from`` and ``value``) say the
+same in other words. Text that the format has no place for would be lost on its way to the template, so it is refused. Ids and
+times are left out (`is_metadata`).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.readers import fault_in, kind_of, listed, parse_json
 from heedful.errors import DataError
-from heedful.types import THINK, THINK_END, Conversation, Message, ToolCall
+from heedful.types import THINK, THINK_END, Conversation, Message, ToolCall, split_thinking
 
 ROLES = ("system", "user", "assistant", "tool")
+OTHER_ROLES = {
+    "developer": "system",
+    "function": "tool",
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+"""OpenAI's and ShareGPT's own roles. What a function_call says is the calls, as JSON."""
 THINKING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message's thinking, all in use."""
+COMMON = {"role", "content", "name", "weight", "train"}
 KEYS = {
-    "system": {"role", "content"},
-    "user": {"role", "content"},
-    "assistant": {"role", "content", "tool_calls", "weight", "train", *THINKING},
-    "tool": {"role", "content", "name", "tool_call_id"},
+    "system": COMMON,
+    "user": COMMON,
+    "assistant": COMMON | {"tool_calls", *THINKING},
+    "tool": COMMON | {"tool_call_id"},
 }
 """The keys that a message of each role may have."""
+METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status", "channel"}
+METADATA_ENDINGS = ("_id", "_at", "_time", "_ip", "_identifier")
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a content that are text."""
 
 
 def as_dict(message: Message) -> dict[str, Any]:
@@ -61,6 +78,14 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
     return messages
 
 
+def is_metadata(key: str, value: Any) -> bool:
+    """Whether a key of a message that no role has is no text of the message: a number, or an id, a time and the like."""
+    if any(key in keys for keys in KEYS.values()):
+        return False
+    known = key.lower() in METADATA or key.lower().endswith(METADATA_ENDINGS)
+    return isinstance(value, bool | int | float) or (known and isinstance(value, str))
+
+
 def read_tools(source: str, value: Any) -> str:
     """Return the tools of a record as JSON text, ``""`` for none. Raises DataError for what is not a list of tools."""
     accepted = "a list of JSON schemas, each with the name of a function, or such a list as JSON text"
@@ -81,13 +106,21 @@ def text(source: str, name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise wrong(source, f"`{name}` is {shown(value)}", "a string")
     if not value.strip():
-        raise wrong(source, f"`{name}` is empty or only white space ({value[:20]!r})", "text; remove the record")
+        raise wrong(
+            source,
+            f"`{name}` is empty or only white space ({value[:20]!r})",
+            "text; remove the record",
+            cause="empty " + re.sub(r"\[\d+\]", "", name),
+        )
     return value
 
 
-def wrong(source: str, found: str, accepted: str) -> DataError:
-    """Return an error that says what was found in a record, and what is accepted."""
-    return DataError(f"{source}: {found}. Accepted: {accepted}.")
+def wrong(source: str, found: str, accepted: str, *, cause: str = "") -> DataError:
+    """Return an error that says what was found in a record, and what is accepted; `causes` counts it under its cause."""
+    error = DataError(f"{source}: {found}. Accepted: {accepted}.")
+    name = re.match(r"`([^`]*)`", found)
+    error.cause = cause or ("bad " + re.sub(r"\[\d+\]", "", name[1]) if name else "")
+    return error
 
 
 def shown(value: Any) -> str:
@@ -98,22 +131,23 @@ def shown(value: Any) -> str:
 
 def read_message(source: str, name: str, item: Any) -> Message:
     """Return a message by itself. Raises DataError as `read_conversation` does."""
-    # Parquet writes null for a key that a message does not have.
-    fields = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else {}
+    fields = _fields(source, name, item) if isinstance(item, dict) else {}
     if "role" not in fields:
         found = f"an object with {listed(fields) or 'no keys'}" if isinstance(item, dict) else shown(item)
-        raise wrong(source, f"`{name}` is {found}", "an object with exactly role and content")
+        raise wrong(source, f"`{name}` is {found}", "an object with role and content, or with from and value")
     role = fields["role"]
     if role not in ROLES:
-        raise wrong(source, f"`{name}.role` is {shown(role)}", f"one of {', '.join(ROLES)}")
-    unknown = sorted(fields.keys() - KEYS[role])
+        known = ", ".join((*ROLES, *OTHER_ROLES))
+        raise wrong(source, f"`{name}.role` is {shown(role)}", f"one of {known}", cause="unknown role")
+    unknown = sorted(key for key in fields.keys() - KEYS[role] if not is_metadata(key, fields[key]))
     calls = _calls(source, f"{name}.tool_calls", fields.get("tool_calls"))
     if unknown or ("content" not in fields and not calls):
         raise wrong(
             source,
             f"`{name}` is an object with {listed(fields)}",
-            f"for the role {role} exactly role and content"
-            + (f", and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}" if len(KEYS[role]) > 2 else ""),
+            f"for the role {role} role and content, and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}; ids "
+            "and times are left out",
+            cause="unknown keys in a message" if unknown else "a message without content",
         )
     content = fields.get("content", "")
     if not isinstance(content, str):
@@ -130,6 +164,44 @@ def read_message(source: str, name: str, item: Any) -> Message:
         tool_call_id=_optional(source, f"{name}.tool_call_id", fields.get("tool_call_id")),
         learned=_learned(source, name, fields),
     )
+
+
+def _fields(source: str, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's keys in Hugging Face's words, without those that hold nothing."""
+    # Parquet writes null for a key that a message does not have; OpenAI's API writes `annotations: []`.
+    fields = {key: value for key, value in item.items() if value is not None}
+    if "role" not in fields and "content" not in fields and "from" in fields:
+        fields = {{"from": "role", "value": "content"}.get(key, key): value for key, value in fields.items()}
+    role = fields.get("role")
+    if not isinstance(role, str):
+        return fields
+    fields["role"] = OTHER_ROLES.get(role, role)
+    if isinstance(fields.get("content"), list):
+        fields["content"] = _joined(source, f"{name}.content", fields["content"])
+    if role == "function_call" and isinstance(fields.get("content"), str):
+        thinking, said = split_thinking(fields.pop("content"))
+        called = _parsed(source, f"{name}.value", said or "", "the call of a function, or a list of them, as JSON text")
+        fields |= {"tool_calls": called if isinstance(called, list) else [called]}
+        fields |= {} if thinking is None else {"reasoning_content": thinking}
+    if fields["role"] == "assistant" and "function_call" in fields and "tool_calls" not in fields:
+        fields["tool_calls"] = [{"type": "function", "function": fields.pop("function_call")}]
+    return {
+        key: value for key, value in fields.items() if key in KEYS.get(fields["role"], ()) or value not in ("", [], {})
+    }
+
+
+def _joined(source: str, name: str, parts: list[Any]) -> Any:
+    """Return the text of a content in parts."""
+    for i, part in enumerate(parts):
+        is_text = isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
+        if not is_text:
+            raise wrong(
+                source,
+                f"`{name}[{i}]` is {shown(part)}",
+                'a string, or parts {"type": "text", "text": ...}',
+                cause="a part that is no text",
+            )
+    return "".join(part["text"] for part in parts)
 
 
 def _calls(source: str, name: str, value: Any) -> tuple[ToolCall, ...]:
@@ -197,6 +269,7 @@ def _check_results(source: str, name: str, messages: Conversation) -> None:
                 source,
                 f"`{name}[{i}]` is the result of a tool, but no call is left that it could answer",
                 "as many tool messages as the assistant's message before them has `tool_calls`, or fewer",
+                cause="the result of a tool without a call",
             )
         known = [call for call in open_calls if call.id is not None and call.id == message.tool_call_id]
         ids = [call.id for call in open_calls if call.id is not None]

@@ -31,8 +31,19 @@ CANONICAL_NAMES = (
     "responses",
     "ranks",
     "label",
+    "tools",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "history",
+    "question",
+    "response",
+    "context",
+    "system_prompt",
 )
-"""The column names that the schemas know; ``--columns`` maps a file's own names to them."""
+"""The column names that the schemas and formats know; ``--columns`` maps a file's own names to them."""
 
 ACCEPTED_SOURCES = (
     "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz, .parquet or .txt file, a Hub data set as org/name or "

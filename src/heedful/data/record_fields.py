@@ -25,6 +25,8 @@ class Task:
     """The shapes in words, for messages."""
     about_text: str = ""
     """What to say of a record that has the column ``text`` instead."""
+    others: str = ""
+    """What becomes of the other columns, if they are kept."""
 
 
 STAND_INS = {
@@ -39,6 +41,10 @@ STAND_INS = {
     "label": ("labels", "desirable", "is_good", "good", "liked", "thumbs_up", "feedback"),
 }
 """Names that other data sets use for a column. They serve only as hints: no column is mapped unless the user asks."""
+
+
+ALPACA, ORCA = ("instruction", "input", "system", "history"), ("question", "system", "system_prompt")
+"""Columns of which `heedful.data.formats` makes a prompt."""
 
 
 def each_record(
@@ -56,26 +62,64 @@ def each_record(
     return items
 
 
+def present_in(fields: Mapping[str, Any]) -> set[str]:
+    """Return the columns that are not null."""
+    return {name for name, value in fields.items() if value is not None}
+
+
+def fitting_shapes(fields: Mapping[str, Any], task: Task) -> list[Shape]:
+    """Return the task's shapes of which a record has all columns."""
+    present = present_in(fields)
+    return [shape for shape in task.shapes if present.issuperset(shape)]
+
+
+def best_shape(fields: Mapping[str, Any], mapping: Mapping[str, str], task: Task) -> Shape | None:
+    """Return the shape that a record is read by: that with the most columns in ``mapping``, then the first; None if none."""
+    fitting = fitting_shapes(fields, task)
+    return max(fitting, key=lambda shape: sum(name in mapping for name in shape)) if fitting else None
+
+
 def shape_of(record: Record, mapping: Mapping[str, str], task: Task) -> Shape:
     """Return the columns that the record is read by. Raises DataError, with a hint, if it has those of no shape."""
-    present = {name for name, value in record.fields.items() if value is not None}
-    fitting = [shape for shape in task.shapes if present.issuperset(shape)]
-    if fitting:
-        return max(fitting, key=lambda shape: sum(name in mapping for name in shape))
+    shape = best_shape(record.fields, mapping, task)
+    if shape is not None:
+        return shape
     found = listed(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
-    raise DataError(
-        f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}.{_hint(record, present, task)}"
+    error = DataError(
+        f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}; or a format of docs/data.md."
+        f"{_hint(record, present_in(record.fields), task)}"
     )
+    error.cause = f"not a {task.name}"
+    raise error
 
 
 def _hint(record: Record, present: set[str], task: Task) -> str:
     for shape in task.shapes:
         missing = {name: _stand_in(name, record.fields) for name in shape if name not in present}
         if all(missing.values()):
-            return f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in missing.items()))}"
+            named = _with_others(missing, record.fields)
+            read = {*shape, *named.values()} | ({*ALPACA, *ORCA} if named is not missing else set())
+            lost = [n for n, v in record.fields.items() if _is_text(v) and n not in read]
+            rest = f", which does not read {listed(f'`{name}`' for name in lost)}" if lost and not task.others else ""
+            return (
+                f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in named.items()))}{rest}"
+            )
     if task.about_text and "text" in present:
         return f" {task.about_text}"
     return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
+
+
+def _with_others(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """Instead of naming an instruction or a question the prompt, name the answer as in alpaca's and Orca's records."""
+    answer = {"instruction": "output", "question": "response"}.get(missing.get("prompt") or "")
+    beside = ALPACA if answer == "output" else ORCA
+    if answer is None or len(missing) == 1 or not any(name in fields for name in beside[1:]):
+        return missing
+    return {answer if n == "completion" else n: column for n, column in missing.items() if n != "prompt"}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | list) and bool(value)
 
 
 def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
@@ -106,12 +150,13 @@ def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response
             f"`prompt` is a string but `{name}` is {shown(value)}",
             "both strings, or both lists of messages",
         )
-    turns = read_conversation(record.source, name, value)
+    turns = read_conversation(record.source, name, [value] if isinstance(value, dict) else value)
     if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
         raise wrong(
             record.source,
             f"`{name}` has the turns {roles(turns)} after a prompt of {roles(prompt)}",
             "a string, one assistant message, or the prompt's messages again followed by one assistant message",
+            cause="no shared prompt" if len(turns) > 1 else "no answer of the assistant",
         )
     if not turns[-1].learned:
         raise wrong(
@@ -121,15 +166,19 @@ def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response
 
 
 def reply_of(message: Message) -> Response:
-    """Return an assistant's message as a response: as text, unless it calls tools or has its thinking apart."""
-    return message.content if message.thinking is None and not message.tool_calls else message
+    """Return an assistant's message as a response: as text, unless it calls tools, thinks apart or has a name."""
+    plain = message.thinking is None and not message.tool_calls and message.name is None
+    return message.content if plain else message
 
 
 def require_question(record: Record, what: str, turns: Conversation) -> None:
     """Raise DataError, which calls the messages ``what``, unless they end with a user or tool turn."""
     if not turns or turns[-1].role not in ("user", "tool"):
         raise wrong(
-            record.source, f"{what} has the turns {roles(turns)}", "a conversation that ends with a user or tool turn"
+            record.source,
+            f"{what} has the turns {roles(turns)}",
+            "a conversation that ends with a user or tool turn",
+            cause="an answer that follows no question",
         )
 
 

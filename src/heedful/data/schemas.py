@@ -17,8 +17,10 @@ given for raw text; `read_records` and `parse_columns` say what else is raised.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+from heedful.data.formats import in_known_shape
 from heedful.data.messages import read_conversation, shown, text, wrong
 from heedful.data.readers import Record, parse_columns, read_records
 from heedful.data.record_fields import (
@@ -46,6 +48,8 @@ from heedful.types import (
     split_thinking,
 )
 
+Item = TypeVar("Item")
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 HH_MARKER = "\n\nAssistant:"
 
 DEMONSTRATIONS = Task(
@@ -61,15 +65,21 @@ RANKINGS = Task(
 )
 LABELLED = Task(
     "labelled response",
-    (("prompt", "completion", "label"), ("prompt", "chosen", "rejected"), ("chosen", "rejected")),
-    "`prompt`, `completion` and `label` (true or false); or pairs, `prompt`, `chosen` and `rejected`, of which each response "
-    "is labelled",
+    (
+        ("prompt", "completion", "label"),
+        ("messages", "label"),
+        ("prompt", "chosen", "rejected"),
+        ("chosen", "rejected"),
+    ),
+    "`prompt`, `completion` and `label` (true or false); or `messages` and `label`; or pairs, `prompt`, `chosen` "
+    "and `rejected`, of which each response is labelled",
 )
 PROMPTS = Task(
     "prompt",
     (("prompt",), ("messages",)),
     "`prompt`; or `messages`",
     "`text` is for plain language modelling (sft): it has no prompt. If it is one: --columns prompt=text",
+    "Reward functions receive them",
 )
 
 
@@ -88,11 +98,8 @@ def read_demonstrations(
     message, or the prompt's conversation again followed by one assistant message. A boolean ``truncated`` says that the
     (last) response was cut off. The module explains the arguments.
     """
-    mapping = parse_columns(columns)
-    turns = each_record(
-        read_records(path, columns=mapping, max_samples=max_samples),
-        refused,
-        lambda record: _demonstrations(record, mapping, system_prompt),
+    turns = _read(
+        path, DEMONSTRATIONS, _demonstrations, columns, system_prompt, refused=refused, max_samples=max_samples
     )
     return [demonstration for of_record in turns for demonstration in of_record]
 
@@ -116,12 +123,7 @@ def read_rankings(
     prompt, as raw text. The responses are what follows it, with the space that they begin with. The module explains the
     arguments.
     """
-    mapping = parse_columns(columns)
-    return each_record(
-        read_records(path, columns=mapping, max_samples=max_samples),
-        refused,
-        lambda record: ranking_of(record, mapping, system_prompt),
-    )
+    return _read(path, RANKINGS, ranking_of, columns, system_prompt, refused=refused, max_samples=max_samples)
 
 
 def read_labelled(
@@ -137,12 +139,7 @@ def read_labelled(
     ``label`` is true for a good response. A pair, in the shapes of `read_rankings`, is two records: the chosen response is a
     good one, the rejected one a bad one. The module explains the arguments.
     """
-    mapping = parse_columns(columns)
-    of_records = each_record(
-        read_records(path, columns=mapping, max_samples=max_samples),
-        refused,
-        lambda record: _labelled(record, mapping, system_prompt),
-    )
+    of_records = _read(path, LABELLED, _labelled, columns, system_prompt, refused=refused, max_samples=max_samples)
     return [response for of_record in of_records for response in of_record]
 
 
@@ -159,12 +156,23 @@ def read_prompts(
     If ``messages`` ends with an assistant turn, the prompt is what comes before it, and the turn's text goes to
     ``columns["completion"]`` as the reference answer. The module explains the arguments.
     """
+    return _read(path, PROMPTS, _prompt, columns, system_prompt, refused=refused, max_samples=max_samples)
+
+
+def _read(
+    path: str,
+    task: Task,
+    convert: Callable[[Record, Mapping[str, str], str | None], Item],
+    columns: str,
+    system_prompt: str | None,
+    *,
+    refused: list[DataError] | None,
+    max_samples: int | None,
+) -> list[Item]:
     mapping = parse_columns(columns)
-    return each_record(
-        read_records(path, columns=mapping, max_samples=max_samples),
-        refused,
-        lambda record: _prompt(record, mapping, system_prompt),
-    )
+    records = read_records(path, columns=mapping, max_samples=max_samples)
+    known = in_known_shape(path, records, mapping, task)
+    return each_record(records, refused, lambda record: convert(known(record), mapping, system_prompt))
 
 
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
@@ -183,7 +191,10 @@ def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: s
         cut = truncated and i == len(turns) - 1
         if prompt and not cut and split_thinking(plain_response(response))[1] is None:
             raise wrong(
-                record.source, "a response that begins with <think> and has no </think>", "both, or truncated: true"
+                record.source,
+                "a response that begins with <think> and has no </think>",
+                "both, or truncated: true",
+                cause="a thought without an end",
             )
         learned.append(Demonstration(with_system(prompt, system_prompt, record), response, record.source, cut))
     return learned
@@ -198,6 +209,7 @@ def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
             record.source,
             f"`messages` has no assistant turn, only {roles(turns)}{masked}",
             "at least one to learn from",
+            cause="no answer to learn from",
         )
     for end in ends:
         require_question(record, f"messages[:{end}], before an assistant turn,", turns[:end])
@@ -227,13 +239,32 @@ def _labelled(record: Record, mapping: Mapping[str, str], system_prompt: str | N
     shape = shape_of(record, mapping, LABELLED)
     if "label" not in shape:
         return _both_of_a_pair(record, shape, system_prompt)
-    label = record.fields["label"]
-    if not isinstance(label, bool):
-        raise wrong(record.source, f"`label` is {shown(label)}", "true for a good response, false for a bad one")
-    prompt = prompt_of(record)
-    response = response_of(record, "completion", record.fields["completion"], prompt)
+    label = is_good(record.source, record.fields["label"])
+    if shape == ("messages", "label"):
+        turns = read_conversation(record.source, "messages", record.fields["messages"])
+        if turns[-1].role != "assistant":
+            raise wrong(
+                record.source,
+                f"`messages` has the turns {roles(turns)}",
+                "messages that end with the assistant's, which the label is of",
+                cause="no answer of the assistant",
+            )
+        require_question(record, "`messages` before the last one", turns[:-1])
+        prompt: Text = turns[:-1]
+        response = reply_of(turns[-1])
+    else:
+        prompt = prompt_of(record)
+        response = response_of(record, "completion", record.fields["completion"], prompt)
     prompt = with_system(prompt, system_prompt, record)
     return [Labelled(prompt, response, record.source, is_truncated(record), label=label)]
+
+
+def is_good(source: str, label: Any) -> bool:
+    """Return what a label says: true or 1 is good, false or 0 bad, also as text. Raises DataError for anything else."""
+    said = str(label).lower() if isinstance(label, bool | int | float | str) else ""
+    if said not in LABELS:
+        raise wrong(source, f"`label` is {shown(label)}", "true or 1 for a good response, false or 0 for a bad one")
+    return LABELS[said]
 
 
 def _both_of_a_pair(record: Record, shape: Shape, system_prompt: str | None) -> list[Labelled]:
@@ -243,7 +274,10 @@ def _both_of_a_pair(record: Record, shape: Shape, system_prompt: str | None) -> 
         raise wrong(record.source, "`prompt` is empty", "a prompt that the responses answer")
     if chosen == rejected:
         raise wrong(
-            record.source, "`chosen` and `rejected` are equal, so the response would be good and bad", "two texts"
+            record.source,
+            "`chosen` and `rejected` are equal, so the response would be good and bad",
+            "two texts",
+            cause="equal answers",
         )
     return [
         Labelled(pair.prompt, response, pair.source, pair.truncated, label=label, of_a_pair=True)
@@ -262,7 +296,12 @@ def _k_wise(record: Record, system_prompt: str | None) -> Ranking:
             record.source, f"{len(responses)} `responses` but {len(ranks)} `ranks`", "one rank for each response"
         )
     if len(set(ranks)) < 2:
-        raise wrong(record.source, f"`ranks` are all {ranks[0]}: nothing is preferred", "at least two different ranks")
+        raise wrong(
+            record.source,
+            f"`ranks` are all {ranks[0]}: nothing is preferred",
+            "at least two different ranks",
+            cause="no preference: all ranks are equal",
+        )
     if record.fields.get("margin") is not None:
         raise wrong(record.source, "`margin` beside `ranks`", "`margin` only with `chosen` and `rejected`")
     texts = tuple(response_of(record, f"responses[{i}]", value, prompt) for i, value in enumerate(responses))
@@ -301,6 +340,7 @@ def _shared_prompt(record: Record) -> Text:
             record.source,
             "without `prompt`, and `chosen` and `rejected` differ before their last message",
             "two conversations that share all but the last message, or a `prompt`",
+            cause="no shared prompt",
         )
     require_question(record, "what `chosen` and `rejected` share (there is no `prompt`)", before[0])
     return before[0]
@@ -315,6 +355,7 @@ def _shared_dialogue(record: Record, chosen: str, rejected: str) -> str:
             f"without `prompt`, and the strings `chosen` {shown(chosen)} and `rejected` {shown(rejected)} {fault}",
             "Anthropic HH dialogues (\\n\\nHuman: ...\\n\\nAssistant: ...) that agree up to and including the last "
             "\\n\\nAssistant:, or a `prompt`. Repair or remove the record",
+            cause="no shared prompt" if fault.startswith("differ") else "no dialogue",
         )
     return prompt + marker
 

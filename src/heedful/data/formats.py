@@ -1,0 +1,494 @@
+"""Recognise the formats of other tools by their columns, and turn their records into those that `heedful.data.schemas` reads.
+
+A file has one format. It is said once, with the columns of text that nothing reads. Where two formats fit, the one with the
+most columns named by ``--columns`` wins; if none has more, the file is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.data.messages import is_metadata, read_conversation, shown, text, wrong
+from heedful.data.readers import Record, listed
+from heedful.data.record_fields import Shape, Task, best_shape, fitting_shapes, present_in
+from heedful.display import say
+from heedful.errors import DataError
+
+Fields = Mapping[str, Any]
+BESIDE = ("tools", "margin", "truncated", "label")
+"""Columns that go with any format."""
+OF_THE_RECORD = ("system", "history")
+RENAMED = {"kto_tag": "label", "functions": "tools"}
+"""Columns that mean the same under another name: LLaMA-Factory's and OpenAI's."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of another tool."""
+
+    name: str
+    how: str
+    """What its columns are read as, for a person."""
+    columns: Shape
+    """Those that tell it from others."""
+    optional: Shape
+    gives: Shape
+    """The columns that its records get, by which `heedful.data.schemas` reads them."""
+    has_kinds: Callable[[Fields], bool]
+    """Whether its columns hold values of the kinds that they have in this format."""
+    convert: Callable[[Record], dict[str, Any]]
+    """Returns the columns of ``gives``."""
+    answer: str = ""
+    """The column of the last message of ``messages``. If only a prompt is wanted, it may be empty."""
+
+    @property
+    def read(self) -> set[str]:
+        """Every column that it reads."""
+        return {*self.columns, *self.optional}
+
+    def fits(self, fields: Fields, task: Task) -> bool:
+        """Whether a record has this format, and the task can be made of it."""
+        present = present_in(fields)
+        given = {*self.gives, *(present & {"label"})}
+        is_wanted = any(given.issuperset(shape) for shape in task.shapes)
+        return is_wanted and present.issuperset(self.columns) and self.has_kinds(fields)
+
+
+def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, str], task: Task) -> "Known":
+    """Recognise the format of a file's records, and say on standard error what it is and which texts are not read.
+
+    Returns a function that turns a record into one of the task's own shapes. It raises DataError for a record of another
+    format than the first one's. Raises DataError too if two formats fit.
+    """
+    records = [_renamed(record) for record in records]
+    found = next((one for record in records if (one := _recognised(record, mapping, task)) is not None), None)
+    known = Known(found if isinstance(found, Format) else None, mapping, task)
+    _tell(path, records, known)
+    return known
+
+
+@dataclass(frozen=True)
+class Known:
+    """Turns the records of one file into those of a task's own shapes."""
+
+    format: Format | None
+    """None: the file has these shapes already."""
+    mapping: Mapping[str, str]
+    task: Task
+
+    def __call__(self, record: Record) -> Record:
+        record = _renamed(record)
+        if self.format is None:
+            return record
+        if not self.format.fits(record.fields, self.task):
+            raise wrong(
+                record.source,
+                f"not {self.format.name} like the other records: found {_listed(record.fields) or 'no columns'}",
+                f"{_columns(self.format.columns)}",
+                cause=f"not {self.format.name}",
+            )
+        try:
+            if self.format.answer and not self.task.others:
+                text(record.source, self.format.answer, record.fields[self.format.answer])
+            given = self.format.convert(record)
+        except DataError as error:
+            told = DataError(f"{error} (read as {self.format.name})")
+            told.cause = error.cause
+            raise told from error
+        own = {name for shape in self.task.shapes for name in shape}
+        own -= {"messages"} if "prompt" in given else set()
+        kept = {n: v for n, v in record.fields.items() if n in BESIDE or (self.task.others and n not in own)}
+        return Record(record.source, kept | given)
+
+
+def _recognised(record: Record, mapping: Mapping[str, str], task: Task) -> Format | Shape | None:
+    """The format of a record or the task's own shape of it; None if it has neither. Raises DataError if it has two."""
+    own = best_shape(record.fields, mapping, task)
+    fitting = [one for one in FORMATS if one.fits(record.fields, task)]
+    fitting = [one for one in fitting if not any(one.read < other.read for other in fitting)]
+    if not fitting:
+        return own
+
+    def named(columns: Iterable[str]) -> int:
+        return sum(name in mapping for name in columns)
+
+    best = max(fitting, key=lambda one: named(one.read))
+    rivals: list[tuple[str, Shape]] = [
+        (one.name, one.columns) for one in fitting if one is not best and named(one.read) == named(best.read)
+    ]
+    if own is not None and not best.read.issuperset(own):
+        if named(own) > named(best.read) or (named(own) == named(best.read) and task.others):
+            return own
+        if named(own) == named(best.read) and own != ("text",):
+            rivals.append((_columns(own), own))
+    if rivals:
+        choices = [(best.name, best.columns), *rivals]
+        every = [f"{name} by --columns {_itself(_telling(columns, choices))}" for name, columns in choices]
+        raise DataError(
+            f"{record.source}: this may be {' or '.join(name for name, _ in choices)}, and what is learned depends on it. "
+            f"Choose: {'; '.join(every)}"
+        )
+    return best
+
+
+def _telling(columns: Shape, choices: Sequence[tuple[str, Shape]]) -> list[str]:
+    others = [other for _, other in choices if other != columns]
+    return [name for name in columns if not any(name in other for other in others)] or list(columns)
+
+
+def _itself(names: Iterable[str]) -> str:
+    return ",".join(f"{name}={name}" for name in names)
+
+
+def _columns(names: Iterable[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return listed(f"`{name}`" for name in names)
+
+
+def _renamed(record: Record) -> Record:
+    """Return a record with the usual names of columns that mean the same."""
+    fields = record.fields
+    for name, usual in RENAMED.items():
+        if fields.get(name) is not None and fields.get(usual) is None:
+            value = fields[name]
+            if name == "functions" and isinstance(value, list):
+                value = [{"type": "function", "function": one} for one in value]
+            fields = {key: one for key, one in fields.items() if key not in (name, usual)} | {usual: value}
+    if fields.get("tools") == "":
+        fields = {**fields, "tools": None}
+    return record if fields is record.fields else Record(record.source, dict(fields))
+
+
+# What is said at the start ---------------------------------------------------------------------------------------------
+
+
+def _tell(path: str, records: Sequence[Record], known: Known) -> None:
+    if known.format is not None:
+        say(f"{path}: read as {known.format.name}: {known.format.how}")
+    texts: dict[str, None] = {}
+    keys: dict[str, None] = {}
+    shapes: dict[Shape, None] = {}
+    for record in records:
+        shape = None if known.format else best_shape(record.fields, known.mapping, known.task)
+        if known.format is None and shape is None:
+            continue
+        read = known.format.read if known.format else set(shape or ())
+        shapes |= {} if shape is None else {shape: None}
+        for name, value in record.fields.items():
+            if name in read and isinstance(value, list):
+                keys |= dict.fromkeys(_unread_keys(value))
+            elif name not in read and name not in BESIDE and name not in texts and _has_text(value):
+                texts[name] = None
+    if texts:
+        unread = f"not part of the {known.task.name}s" if known.task.others else "not read"
+        remedy = _remedy(records[0], list(texts), list(shapes), known)
+        say(f"{path}: {unread}: {_listed(texts)}. {' '.join(filter(None, (known.task.others, remedy)))}")
+    if keys:
+        say(f"{path}: not read in messages: {_listed(keys)}")
+
+
+def _has_text(value: Any) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else isinstance(value, list | dict) and bool(value)
+
+
+def _unread_keys(messages: Sequence[Any]) -> list[str]:
+    return [
+        key
+        for message in messages
+        if isinstance(message, dict)
+        for key, value in message.items()
+        if isinstance(value, str) and is_metadata(key, value)
+    ]
+
+
+def _remedy(record: Record, texts: Sequence[str], shapes: Sequence[Shape], known: Known) -> str:
+    """What would read columns that are not read."""
+    original = {known.mapping.get(name, name): value for name, value in record.fields.items()}
+    if known.format is None and known.mapping:
+        whole = [one for one in FORMATS if one.fits(original, known.task) and not one.read.isdisjoint(texts)]
+        if whole:
+            reads = _listed(name for name in texts if name in whole[0].read)
+            return f"Without --columns the file is read as {whole[0].name}, with {reads}"
+    others = [
+        shape
+        for shape in [
+            *fitting_shapes(record.fields, known.task),
+            *(f.columns for f in FORMATS if f.fits(record.fields, known.task)),
+        ]
+        if shape not in shapes and any(name in texts for name in shape)
+    ]
+    if others and known.format is None:
+        return f"--columns {_itself(others[0])} reads {_columns(others[0])} instead"
+    if "system" in texts and shapes:
+        instead = WITH_SYSTEM.get(shapes[0])
+        if instead and (shapes[0] == ("messages",) or isinstance(record.fields.get("prompt"), str)):
+            return f"--columns {instead} reads `system` as the system message"
+    return "" if known.task.others else "--columns NAME=COLUMN reads a column as NAME (docs/data.md)"
+
+
+WITH_SYSTEM: Mapping[Shape, str] = {
+    ("messages",): "conversations=messages",
+    ("prompt", "completion"): "question=prompt,response=completion",
+    ("prompt", "chosen", "rejected"): "question=prompt",
+}
+"""What reads a column ``system`` beside a shape that does not."""
+
+
+# The formats -----------------------------------------------------------------------------------------------------------
+
+
+def _are(kind: type | tuple[type, ...], *names: str) -> Callable[[Fields], bool]:
+    return lambda fields: all(isinstance(fields.get(name), kind) for name in names)
+
+
+def _are_messages(*names: str) -> Callable[[Fields], bool]:
+    return lambda fields: all(_is_conversation(fields.get(name)) for name in names)
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _message(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _system_of(record: Record, *names: str) -> list[dict[str, Any]]:
+    """The system message of a record, from the first of these columns that is not empty."""
+    for name in names:
+        value = record.fields.get(name)
+        if value is not None and value != "":
+            if not isinstance(value, str):
+                raise wrong(record.source, f"`{name}` is {shown(value)}", "a string")
+            return [_message("system", value)]
+    return []
+
+
+def _history_of(record: Record) -> list[dict[str, Any]]:
+    history = record.fields.get("history") or []
+    accepted = "a list of [question, answer]"
+    if not isinstance(history, list):
+        raise wrong(record.source, f"`history` is {shown(history)}", accepted)
+    turns = []
+    for i, pair in enumerate(history):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+            raise wrong(record.source, f"`history[{i}]` is {shown(pair)}", accepted)
+        turns += [_message("user", pair[0]), _message("assistant", pair[1])]
+    return turns
+
+
+def _instruction(record: Record, added: str = "input") -> list[dict[str, Any]]:
+    """The conversation up to the answer: system, history, then the instruction and its input in one message."""
+    parts = [record.fields.get(name) for name in ("instruction", added)]
+    for name, part in zip(("instruction", added), parts, strict=True):
+        if part is not None and not isinstance(part, str):
+            raise wrong(record.source, f"`{name}` is {shown(part)}", "a string")
+    question = "\n".join(part for part in parts if part)
+    text(record.source, "instruction", question)
+    return [*_system_of(record, "system"), *_history_of(record), _message("user", question)]
+
+
+def _answered(turns: list[dict[str, Any]], answer: str) -> dict[str, Any]:
+    return {"messages": [*turns, _message("assistant", answer)] if answer.strip() else turns}
+
+
+def _sharegpt(record: Record) -> dict[str, Any]:
+    turns = record.fields["conversations"]
+    system = _system_of(record, "system")
+    if system and isinstance(turns, list) and turns and isinstance(turns[0], dict):
+        first = read_conversation(record.source, "conversations", turns)[0]
+        if first.role == "system" and first.content != system[0]["content"]:
+            raise wrong(
+                record.source, "two system messages: `system` and the first of `conversations`", "only one of them"
+            )
+        system = [] if first.role == "system" else system
+    return {"messages": [*system, *turns]}
+
+
+def _sharegpt_pair(record: Record) -> dict[str, Any]:
+    prompt = _sharegpt(record)["messages"]
+    return {"prompt": prompt, **_pair(record)}
+
+
+def _text_prompt(record: Record) -> dict[str, Any]:
+    """``prompt`` as text is a user message of the conversations beside it, or, if they are answers, the whole prompt."""
+    prompt = record.fields["prompt"]
+    answers = {name: record.fields[name] for name in ("completion", "chosen", "rejected") if record.fields.get(name)}
+    name, longest = max(answers.items(), key=lambda item: len(item[1]))
+    if len(longest) == 1:
+        return {**answers, "prompt": [_message("user", prompt)]}
+    before = read_conversation(record.source, name, longest)[:-1]
+    if prompt.strip() and prompt.strip() not in [turn.content.strip() for turn in before if turn.role == "user"]:
+        raise wrong(
+            record.source,
+            f"`prompt` is {shown(prompt)}, which is no user message of `{name}`",
+            f"a user message of `{name}`, whose messages before the last are the prompt; or no `prompt`",
+            cause="no shared prompt",
+        )
+    return {**answers, "prompt": longest[:-1]}
+
+
+def _preferred(record: Record) -> dict[str, Any]:
+    asked = record.fields["input"]
+    inner = _renamed(Record(record.source, {name: asked[name] for name in ("tools", "functions") if asked.get(name)}))
+    return {
+        "prompt": asked["messages"],
+        "chosen": record.fields["preferred_output"],
+        "rejected": record.fields["non_preferred_output"],
+        **inner.fields,
+    }
+
+
+def _of_two(record: Record) -> dict[str, Any]:
+    chosen, rejected = record.fields["output"]
+    return {"prompt": _instruction(record), "chosen": chosen, "rejected": rejected}
+
+
+def _pair_after(prompt: Callable[[Record], list[dict[str, Any]]]) -> Callable[[Record], dict[str, Any]]:
+    return lambda record: {"prompt": prompt(record), **_pair(record)}
+
+
+def _pair(record: Record) -> dict[str, Any]:
+    return {name: record.fields[name] for name in ("chosen", "rejected")}
+
+
+def _question(record: Record, name: str = "question") -> list[dict[str, Any]]:
+    asked = text(record.source, name, record.fields[name])
+    return [*_system_of(record, *SYSTEM), _message("user", asked)]
+
+
+PAIR = ("prompt", "chosen", "rejected")
+SYSTEM = ("system", "system_prompt")
+INSTRUCTION = "`instruction` and `input` are the user's message, after `system` and `history`"
+FORMATS = (
+    Format(
+        "UltraFeedback",
+        "the prompt is what `chosen` and `rejected` share, in which `prompt` is a user message",
+        PAIR,
+        (),
+        PAIR,
+        lambda fields: isinstance(fields["prompt"], str) and _are_messages("chosen", "rejected")(fields),
+        _text_prompt,
+    ),
+    Format(
+        "a prompt with a conversation",
+        "`prompt` is a user message before the answer in `completion`",
+        ("prompt", "completion"),
+        (),
+        ("prompt", "completion"),
+        lambda fields: isinstance(fields["prompt"], str) and _are_messages("completion")(fields),
+        _text_prompt,
+    ),
+    Format(
+        "ShareGPT",
+        "`conversations` are the messages, after `system`",
+        ("conversations",),
+        ("system",),
+        ("messages",),
+        _are(list, "conversations"),
+        _sharegpt,
+    ),
+    Format(
+        "ShareGPT pairs",
+        "`conversations` are the prompt, after `system`; `chosen` and `rejected` answer it",
+        ("conversations", "chosen", "rejected"),
+        ("system",),
+        PAIR,
+        _are(list, "conversations"),
+        _sharegpt_pair,
+    ),
+    Format(
+        "pairs after messages",
+        "`messages` are the prompt; `chosen` and `rejected` answer it",
+        ("messages", "chosen", "rejected"),
+        (),
+        PAIR,
+        lambda fields: _are_messages("messages")(fields) and _are((dict, str), "chosen", "rejected")(fields),
+        lambda record: {"prompt": record.fields["messages"], **_pair(record)},
+    ),
+    Format(
+        "alpaca",
+        f"{INSTRUCTION}; `output` is the answer",
+        ("instruction", "output"),
+        ("input", *OF_THE_RECORD),
+        ("messages",),
+        _are(str, "instruction", "output"),
+        lambda record: _answered(_instruction(record), record.fields["output"]),
+        "output",
+    ),
+    Format(
+        "alpaca pairs",
+        f"{INSTRUCTION}; `chosen` and `rejected` answer it",
+        ("instruction", "chosen", "rejected"),
+        ("input", *OF_THE_RECORD),
+        PAIR,
+        _are(str, "instruction", "chosen", "rejected"),
+        _pair_after(_instruction),
+    ),
+    Format(
+        "alpaca pairs",
+        f"{INSTRUCTION}; `output` is the better answer and the worse",
+        ("instruction", "output"),
+        ("input", *OF_THE_RECORD),
+        PAIR,
+        lambda fields: isinstance(fields["output"], list) and len(fields["output"]) == 2,
+        _of_two,
+    ),
+    Format(
+        "Dolly",
+        "`instruction` and `context` are the user's message; `response` is the answer",
+        ("instruction", "response"),
+        ("context", *OF_THE_RECORD),
+        ("messages",),
+        _are(str, "instruction", "response"),
+        lambda record: _answered(_instruction(record, "context"), record.fields["response"]),
+        "response",
+    ),
+    Format(
+        "a prompt in alpaca's columns",
+        INSTRUCTION,
+        ("instruction", "input"),
+        OF_THE_RECORD,
+        ("prompt",),
+        _are(str, "instruction", "input"),
+        lambda record: {"prompt": _instruction(record)},
+    ),
+    Format(
+        "Orca",
+        "the system prompt and `question` are the prompt; `response` is the answer",
+        ("question", "response"),
+        SYSTEM,
+        ("messages",),
+        lambda fields: _are(str, "question", "response")(fields) and any(name in fields for name in SYSTEM),
+        lambda record: _answered(_question(record), record.fields["response"]),
+        "response",
+    ),
+    Format(
+        "OpenAI's preference format",
+        "`input` is the prompt, `preferred_output` chosen and `non_preferred_output` rejected",
+        ("input", "preferred_output", "non_preferred_output"),
+        (),
+        PAIR,
+        lambda fields: isinstance(fields["input"], dict) and isinstance(fields["input"].get("messages"), list),
+        _preferred,
+    ),
+    *(
+        Format(
+            "Orca pairs",
+            f"the system prompt and `{asked}` are the prompt",
+            (asked, "chosen", "rejected"),
+            SYSTEM,
+            PAIR,
+            lambda fields, asked=asked: (  # type: ignore[misc]
+                _are(str, asked, "chosen", "rejected")(fields)
+                and any(name in fields for name in SYSTEM)
+                and "instruction" not in fields
+            ),
+            lambda record, asked=asked: _pair_after(lambda one: _question(one, asked))(record),  # type: ignore[misc]
+        )
+        for asked in ("question", "input")
+    ),
+)
