@@ -40,6 +40,13 @@ class CheckpointError(HeedfulError, RuntimeError):
     """A model, tokenizer or run folder is missing, incomplete, or of the wrong kind."""
 
 
+class RefusedError(CheckpointError):
+    """A chat template refuses a conversation, as those do that know no system message."""
+
+    cause = "the chat template refuses it"
+    """As that of a `DataError`."""
+
+
 class RewardError(HeedfulError, RuntimeError):
     """A reward failed on more responses than may fail, or did not return one entry per response.
 

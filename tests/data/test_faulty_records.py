@@ -43,7 +43,7 @@ def write(folder, ending, rows):
     ("make", "fragments"),
     [
         (os.mkfifo, ["not a regular file (a pipe or a device)", "Write it to a file first"]),
-        (lambda p: p.mkdir(), ["a folder, not a data file", "It holds nothing", "name one file"]),
+        (lambda p: p.mkdir(), ["a folder without data files", "It holds nothing", "Name one file"]),
         (lambda p: p.symlink_to(p), ["a symbolic link to", "which leads nowhere", "Give the file itself"]),
         (lambda p: p.symlink_to(p.parent / "没有"), ["a symbolic link to", "没有", "which leads nowhere"]),
         (lambda p: p.write_bytes(b""), ["the data set is empty", "at least one record"]),

@@ -4,6 +4,7 @@ A hundred records of each format are made here, and beside each, by hand, the co
 learns from is compared, id by id, with the template's own rendering of that conversation (`apply_chat_template`).
 """
 
+import itertools
 import json
 import random
 import re
@@ -15,16 +16,17 @@ from transformers import AutoTokenizer
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
-from heedful.errors import DataError
 
 CHATML = """
-{%- set first = messages[0] %}
-{%- if tools %}{{ '<|im_start|>system\n' + (first.content if first.role == 'system' else '') + (tools | tojson) + '<|im_end|>\n' }}{% endif %}
+{%- set start, end, first = '<|im_start|>', '<|im_end|>\\n', messages[0] %}
+{%- if tools %}{{ start + 'system\\n' + (first.content if first.role == 'system' else '') + (tools | tojson) + end }}
+{%- endif %}
 {%- for m in messages %}{% if not (tools and loop.first and m.role == 'system') %}
-{{- '<|im_start|>' + m.role + '\n' + (m.name + ': ' if m.name and m.role != 'tool' else '') + (m.content or '') }}
-{%- for call in m.tool_calls or [] %}{{ '<tool_call>' + call.function.name + ' ' + (call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}
-{{- '<|im_end|>\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+{{- start + m.role + '\\n' + (m.name + ': ' if m.name and m.role != 'tool' else '') + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '<tool_call>' + call.function.name + ' ' + (call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}
+{{- end }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ start + 'assistant\\n' }}{% endif %}
 """
 WORDS = [
     "你好",
@@ -411,10 +413,10 @@ def test_pairs(make, made, tokenizer):
     found, _ = encode_pairs(read_rankings(path), inputs, max_length=10**6, action="error", equal_pairs="error")
     rows = [[one.chosen["input_ids"], one.rejected["input_ids"]] for one in found]
     if make is anthropic:
-        ids = [[tokenizer(p + a).input_ids + [tokenizer.eos_token_id] for a in both] for p, *both, _ in expected]
+        ids = [[[*tokenizer(p + a).input_ids, tokenizer.eos_token_id] for a in both] for p, *both, _ in expected]
     else:
         ids = [
-            [sum(learned_after(tokenizer, before, assistant(text), tools), []) for text in both]
+            [[*itertools.chain(*learned_after(tokenizer, before, assistant(text), tools))] for text in both]
             for before, *both, tools in expected
         ]
     assert rows == ids
@@ -461,10 +463,15 @@ COMMANDS = {
 QUICK = {("sft", sharegpt), ("sft", openai), ("dpo", ultrafeedback), ("reward", orca_pairs), ("kto", kto_alpaca)}
 QUICK |= {("grpo", prompts_alpaca)}
 EVERY = [
-    pytest.param(command, make, id=f"{command}-{make.__name__}", marks=() if (command, make) in QUICK else pytest.mark.exhaustive)
+    pytest.param(
+        command,
+        make,
+        id=f"{command}-{make.__name__}",
+        marks=() if (command, make) in QUICK else pytest.mark.exhaustive,
+    )
     for command, (_, formats) in COMMANDS.items()
     for make in formats
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "make"), EVERY)

@@ -50,7 +50,7 @@ def measured(path, samples=0):
 def write_bomb(path, filling, *, mib):
     """A few records and then many times the same MiB; a gzip file may have several parts."""
     part = gzip.compress(filling * (MIB // len(filling)), 9)
-    path.write_bytes(gzip.compress(RECORDS) + part * mib)
+    path.write_bytes(gzip.compress((b"[" if ".json." in path.name else b"") + RECORDS) + part * mib)
 
 
 RECORDS = b"".join(json.dumps({"prompt": f"问题 {i}"}).encode() + b"\n" for i in range(12))

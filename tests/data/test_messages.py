@@ -175,7 +175,7 @@ def calls(*items):
         ({"messages": [USER, {**ANSWER, "refusal": "不行"}]}, ["messages[1]", "refusal. Accepted"]),
         ({"messages": [{**USER, "note": "长"}, ANSWER]}, ["messages[0]", "role, content, note"]),
         ({"messages": [USER, {**CALLING, "function_call": {"name": "加"}}]}, ["messages[1]", "function_call"]),
-        ({"messages": [USER, {"role": "assistant", "content": None}]}, ["messages[1]", "for the role assistant role and content"]),
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, ["messages[1]", "for the role assistant"]),
         (calls("加"), ["messages[1].tool_calls[0]", "'加'", '"function"']),
         (calls({"function": {"arguments": {}}}), ["tool_calls[0]"]),
         (calls({"function": {"name": "加", "arguments": "x=1"}}), ["tool_calls[0].function.arguments", "not JSON", "'x=1'"]),

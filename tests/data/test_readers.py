@@ -137,15 +137,13 @@ def test_missing_folder_is_named(tmp_path):
 
 
 def test_a_folder_lists_what_it_holds(tmp_path):
-    (tmp_path / "b.jsonl").touch()
-    mentions(
-        fault(tmp_path), f"{tmp_path}: a folder, not a data file", "It holds b.jsonl", "name one file", "Accepted:"
-    )
+    (tmp_path / "b.md").touch()
+    mentions(fault(tmp_path), f"{tmp_path}: a folder without data files", "It holds b.md", "Name one file", "Accepted:")
 
 
 def test_unknown_ending(tmp_path):
-    (tmp_path / "a.csv").write_text("prompt\nhello\n")
-    mentions(fault(tmp_path / "a.csv"), "the ending '.csv' is not a known format", "Accepted: a .jsonl")
+    (tmp_path / "a.xlsx").write_text("prompt\nhello\n")
+    mentions(fault(tmp_path / "a.xlsx"), "the ending '.xlsx' is not a known format", "Accepted: a .jsonl")
 
 
 def test_a_device_is_not_read():
@@ -217,7 +215,11 @@ def test_surrogate_pairs_are_one_character(tmp_path):
     [
         (b'[{"a": 1},\n {"a": }]', [":2: not JSON", "column 8"]),
         (b'{"a": 1}', ["found a JSON object", "must hold one list of objects"]),
-        (b'{"a": 1}\n{"a": 2}\n', [":2: not JSON: Extra data", "A .jsonl file holds one whole JSON object per line"]),
+        (
+            b'{"a": 1}\n{"a": }\n',
+            [":2: not JSON: Expecting value", "A .jsonl file holds one whole JSON object per line"],
+        ),
+        (b'{"a": [{"b": 1}], "c": [{"b": 1}]}', ["several lists of records: a, c", "into a file of its own"]),
         (b'[{"a": 1}, 5]', [": row 2: found a JSON integer", "must be an object"]),
         (b'[{"a": 1}, {"a": "\\ud800"}]', [": row 2: a holds a lone surrogate"]),
         (b'[{"a": 1, "a": 2}]', [": the key 'a' appears twice"]),

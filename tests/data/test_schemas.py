@@ -157,7 +157,10 @@ def test_columns_choose_the_shape(write):
             ["`prompt` is [] (empty list)", "a list of messages, each {role, content}"],
         ),
         ({"prompt": [user()], "completion": 1.5}, ["`completion` is 1.5 (number)", "a list of messages"]),
-        ({"prompt": "a", "completion": [assistant(), 5]}, ["`prompt` is a string but `completion` is [", "both strings"]),
+        (
+            {"prompt": "a", "completion": [assistant(), 5]},
+            ["`prompt` is a string but `completion` is [", "both strings"],
+        ),
         ({"prompt": "a", "completion": [user(), assistant()]}, ["`prompt` is 'a'", "no user message of `completion`"]),
         ({"prompt": [user()], "completion": [user()]}, ["`completion` has the turns user after a prompt of user"]),
         (
@@ -189,7 +192,10 @@ def test_columns_choose_the_shape(write):
             {"messages": [{**user(), "tool_calls": [{}]}]},
             ["`messages[0].tool_calls[0]` is {}"],
         ),
-        ({"messages": [turn("critic", "a")]}, ["`messages[0].role` is 'critic'", "one of system, user, assistant, tool"]),
+        (
+            {"messages": [turn("critic", "a")]},
+            ["`messages[0].role` is 'critic'", "one of system, user, assistant, tool"],
+        ),
         ({"messages": [turn(["user"], "a")]}, ["`messages[0].role` is ['user'] (list of strings)"]),
         ({"messages": [user([{"type": "text"}])]}, ["`messages[0].content[0]` is {'type': 'text'}", "a string"]),
         ({"messages": [system(5), user(), assistant()]}, ["`messages[0].content` is 5 (integer)", "a string"]),
@@ -376,7 +382,7 @@ def test_mapped_columns_reach_the_reward_under_their_canonical_names(write):
         (
             {"text": "a", "id": 5},
             [
-                ": not a prompt: found `text` (string), `id` (integer). Accepted: `prompt`; or `messages`; or a format of docs/data.md.",
+                ": not a prompt: found `text` (string), `id` (integer). Accepted: `prompt`; or `messages`; or a format",
                 "`text` is for plain language modelling (sft): it has no prompt",
                 "--columns prompt=text",
             ],

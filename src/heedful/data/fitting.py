@@ -1,9 +1,31 @@
 """Handle records that are too long for a model: refuse, drop or truncate them, and count them."""
 
-from collections.abc import Sequence
-from typing import Literal
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
 
-from heedful.errors import ConfigError, DataError
+from heedful.configs.options import RecordOptions
+from heedful.errors import ConfigError, DataError, RefusedError
+
+Item = TypeVar("Item")
+Encoded = TypeVar("Encoded")
+
+
+class EqualPairs(Protocol):
+    """The settings of a trainer that learns from pairs."""
+
+    @property
+    def equal_pairs(self) -> str:
+        """error or drop."""
+
+    @property
+    def unusable(self) -> str:
+        """error or drop."""
+
+
+Refusal = DataError | RefusedError
+"""Why one record cannot be used."""
 
 TooLong = Literal["error", "drop", "truncate"]
 PROMPT_TOKENS = (256, 1024)
@@ -15,7 +37,10 @@ CAUSE_FLAGS = {
     "dropped_equal": "--equal-pairs",
 }
 Counts = dict[str, int]
-"""How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on."""
+"""How many records a file has and what was done with them: ``records``, ``dropped_too_long``, ``truncated`` and so on.
+
+``unusable/CAUSE`` are the parts of ``dropped_unusable``.
+"""
 
 
 def max_length(wanted: int | None, context: int) -> int:
@@ -94,6 +119,68 @@ def too_long(
             f"Use --too-long drop or --too-long truncate, or {remedy}"
         )
     return offenders
+
+
+def each_rendered(
+    records: Sequence[Item], encode: Callable[[Item], Encoded], refused: list[Refusal] | None
+) -> tuple[list[Item], list[Encoded]]:
+    """Encode every record that can be encoded. Returns these and what they became.
+
+    Args:
+        records: the records.
+        encode: encodes one; it raises DataError, or RefusedError as a chat template does, if it cannot.
+        refused: a list that collects these errors; None raises the first.
+    """
+    kept, encoded = [], []
+    for record in records:
+        try:
+            one = encode(record)
+        except (DataError, RefusedError) as error:
+            if refused is None:
+                raise
+            error.cause = error.cause or "no place in the chat template"
+            refused.append(error)
+            continue
+        kept.append(record)
+        encoded.append(one)
+    return kept, encoded
+
+
+def settle(refused: Sequence[Refusal], kept: int, options: RecordOptions) -> Counts:
+    """Count unusable records by cause, if ``options.unusable`` says to drop them.
+
+    Args:
+        refused: what is wrong with each.
+        kept: how many others there are.
+        options: how records are read.
+
+    Raises the first of ``refused`` otherwise, with what leaves them out; if nothing is left then, as it is.
+    """
+    if refused and options.unusable == "error":
+        first, total = refused[0], kept + len(refused)
+        if not kept:
+            raise first
+        share = len(refused) / total
+        more = f" --max-dropped {math.ceil(share * 100) / 100}" if share > options.max_dropped else ""
+        raise type(first)(
+            f"{first} To leave out such records ({len(refused)} of {total}) and count them: --unusable drop{more}."
+        ) from first
+    causes = Counter(error.cause or "other" for error in refused)
+    return {"dropped_unusable": len(refused)} | {f"unusable/{cause}": count for cause, count in causes.most_common()}
+
+
+def if_equal(config: EqualPairs) -> str:
+    """Return what `encode_rankings` does with rankings of equal responses, by --equal-pairs and --unusable."""
+    return "unusable" if config.unusable == "drop" and config.equal_pairs == "error" else config.equal_pairs
+
+
+def added(*counts: Counts) -> Counts:
+    """Add up counts by name."""
+    total: Counts = {}
+    for one in counts:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def check_dropped(counts: Counts, *, max_dropped: float, path: str) -> None:

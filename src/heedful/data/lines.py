@@ -63,6 +63,12 @@ def numbered_lines(path: str, file: Path) -> Iterator[tuple[int, bytes]]:
             yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
 
 
+def beginning(path: str, file: Path) -> bytes:
+    """Return the first MiB of a file, as `read_whole` does."""
+    with _opened(path, file) as stream:
+        return stream.read(MIB).removeprefix(codecs.BOM_UTF8)
+
+
 def read_whole(path: str, file: Path) -> bytes:
     """Return the content of a file, unpacked, without a byte order mark.
 
@@ -99,21 +105,57 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
+class _Recoded(io.RawIOBase):
+    """The content of a file in another encoding, as UTF-8."""
+
+    def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
+        self._stream, self._decoder, self._left = stream, codecs.getincrementaldecoder(encoding)(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer, in typeshed
+        while not self._left:
+            raw = self._stream.read(MIB)
+            self._left = self._decoder.decode(raw, final=not raw).encode("utf-8")
+            if not raw:
+                break
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+def _as_utf8(stream: io.BufferedReader) -> io.BufferedReader:
+    """UTF-16, as Windows saves it, is told by its byte order mark, or by the NUL beside the bracket that JSON begins with."""
+    start = stream.peek(2)[:2]
+    is_utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = (
+        "utf-16"
+        if is_utf16
+        else {b"{\0": "utf-16-le", b"[\0": "utf-16-le", b"\0{": "utf-16-be", b"\0[": "utf-16-be"}.get(start)
+    )
+    return stream if encoding is None else io.BufferedReader(_Recoded(stream, encoding), MIB)
+
+
 @contextlib.contextmanager
 def _opened(path: str, file: Path) -> Iterator[io.BufferedReader]:
     """Open a file to read its content. What goes wrong meanwhile becomes a DataError."""
     try:
         with file.open("rb") as stream:
             if not is_packed(file):
-                yield stream
+                yield _as_utf8(stream)
                 return
             growth = Growth(path, file.stat().st_size, GZIP_RATIO, "unpack it first (gunzip)")
             with gzip.GzipFile(fileobj=stream) as packed:
-                yield io.BufferedReader(_Unpacked(packed, growth), MIB)
+                yield _as_utf8(io.BufferedReader(_Unpacked(packed, growth), MIB))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path}: the gzip stream is cut short or corrupt ({error}). Copy or download the file again; `gzip -t` "
             "checks it."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: it begins as UTF-16, but is not ({error.reason}). Save it as UTF-8, or copy it again."
         ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.") from error

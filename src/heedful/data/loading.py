@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from heedful.configs.options import DataOptions, RecordOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.cutting import cut_prompt
-from heedful.data.fitting import Counts, TooLong, check_dropped, too_long
+from heedful.data.fitting import Counts, Refusal, TooLong, added, check_dropped, each_rendered, settle, too_long
 from heedful.data.rankings import Row, encode_rankings
 from heedful.data.schemas import read_demonstrations
 from heedful.data.splits import HasPrompt, prompt_key, split_by_prompt
@@ -72,20 +72,21 @@ def load_split(read: Callable[..., list[Item]], options: DataOptions) -> tuple[l
     items, refused = read_usable(read, options.data, options)
     if options.eval_data is None:
         train, held_out = split_by_prompt(items, options.eval_fraction)
-        counts = {"records": len(items) + refused, "train": len(train), "held_out": len(held_out)}
+        counts = {"records": len(items) + refused["dropped_unusable"], "train": len(train), "held_out": len(held_out)}
         counts |= _if_any("max_samples", options.max_samples)
-        return train, held_out, counts | _if_any("dropped_unusable", refused)
+        return train, held_out, counts | _not_zero(refused)
     held_out, refused_held_out = read_usable(read, options.eval_data, options)
-    refused += refused_held_out
+    refused = added(refused, refused_held_out)
     seen = {prompt_key(item.prompt) for item in items if item.prompt}
     shared = sum(prompt_key(item.prompt) in seen for item in held_out if item.prompt)
-    counts = {"records": len(items) + len(held_out) + refused, "train": len(items), "held_out": len(held_out)}
-    counts |= _if_any("max_samples", options.max_samples) | _if_any("dropped_unusable", refused)
+    records = len(items) + len(held_out) + refused["dropped_unusable"]
+    counts = {"records": records, "train": len(items), "held_out": len(held_out)}
+    counts |= _if_any("max_samples", options.max_samples) | _not_zero(refused)
     return items, held_out, counts | _if_any("held_out_prompts_also_trained_on", shared)
 
 
-def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], int]:
-    """Read the records of a file, and count the unusable ones that ``options.unusable`` says to drop.
+def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptions) -> tuple[list[Item], Counts]:
+    """Read the records of a file, and count the unusable ones that ``options.unusable`` says to drop (`settle`).
 
     Args:
         read: `read_demonstrations`, `read_rankings` or `read_prompts`.
@@ -94,7 +95,7 @@ def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptio
 
     Raises DataError for an unusable record that is not to be dropped, and if no record is usable.
     """
-    refused: list[DataError] | None = [] if options.unusable == "drop" else None
+    refused: list[DataError] = []
     items = read(
         path,
         columns=options.columns,
@@ -102,17 +103,21 @@ def read_usable(read: Callable[..., list[Item]], path: str, options: RecordOptio
         refused=refused,
         max_samples=options.max_samples,
     )
-    if refused and not items:
+    if refused and not items and options.unusable == "drop":
         raise DataError(f"{path}: none of {len(refused)} records is usable, first: {refused[0]}")
-    return items, len(refused or [])
+    return items, settle(refused, len(items), options)
 
 
 def _if_any(name: str, count: int | None) -> Counts:
     return {name: count} if count else {}
 
 
+def _not_zero(counts: Counts) -> Counts:
+    return {name: count for name, count in counts.items() if count}
+
+
 def encode_split(
-    encode: Callable[[list[Item]], tuple[list[Encoded], Counts]],
+    encode: Callable[[list[Item], list[Refusal]], tuple[list[Encoded], Counts]],
     split: tuple[list[Item], list[Item], Counts],
     options: DataOptions,
     renderer: Renderer | None = None,
@@ -120,7 +125,8 @@ def encode_split(
     """Encode the training and held-out records of `load_split`, and add up the counts of both.
 
     Args:
-        encode: turns records into token ids and counts, such as `encode_demonstrations`.
+        encode: turns records into token ids and counts, such as `encode_demonstrations`; a list collects those that a chat
+            template refuses.
         split: what `load_split` returned.
         options: the data settings of a trainer.
         renderer: if given, say so if it reads texts letter by letter that a chat template has probably rendered.
@@ -130,10 +136,11 @@ def encode_split(
     train, held_out, counts = split
     if renderer is not None:
         _notice_rendered([*train, *held_out], renderer)
-    encoded_train, done_train = encode(train)
-    encoded_held_out, done_held_out = encode(held_out) if held_out else ([], {})
-    added = {name: done_train[name] + done_held_out.get(name, 0) for name in done_train}
-    counts = counts | {name: count for name, count in added.items() if count}
+    refused: list[Refusal] = []
+    encoded_train, done_train = encode(train, refused)
+    encoded_held_out, done_held_out = encode(held_out, refused) if held_out else ([], {})
+    refusals = settle(refused, len(train) + len(held_out) - len(refused), options)
+    counts = _not_zero(added(counts, done_train, done_held_out, refusals))
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
     if not encoded_train or (split[1] and not encoded_held_out):
         half = "held-out" if encoded_train else "training"
@@ -172,6 +179,7 @@ def encode_demonstrations(
     max_length: int,
     action: TooLong,
     learn_prompt: bool = False,
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[Example], Counts]:
     """Encode demonstrations as token ids, and count what was dropped, truncated or cut into pieces.
 
@@ -185,6 +193,7 @@ def encode_demonstrations(
         action: what to do with longer demonstrations that have a prompt. Truncation shortens the response, whose end is then
             not learned; a prompt that leaves no room for a response is dropped.
         learn_prompt: learn the prompt too, except its first token: `whole_conversations`, once each.
+        refused: collects what is wrong with records that the chat template refuses; None raises the first.
 
     Raises DataError if a demonstration is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
     """
@@ -201,7 +210,9 @@ def encode_demonstrations(
             f"{masked[0]}: a message has the weight 0, but --loss-on all learns prompts too, and with them this message. Use "
             "--loss-on response"
         )
-    answered, counts = encode_responses(prompted, renderer, max_length=max_length, action=action, what="demonstrations")
+    answered, counts = encode_responses(
+        prompted, renderer, max_length=max_length, action=action, what="demonstrations", refused=refused
+    )
     kept = [example for _, example in answered]
     if learn_prompt:
         kept = [Example(pair.prompt[:1], pair.prompt[1:] + pair.response, pair.source) for pair in kept]
@@ -231,7 +242,13 @@ def read_to_learn(loss_on: str) -> Callable[..., list[Demonstration]]:
 
 
 def encode_responses(
-    records: Sequence[Answer], renderer: Renderer, *, max_length: int, action: TooLong, what: str
+    records: Sequence[Answer],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    action: TooLong,
+    what: str,
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[tuple[Answer, Example]], Counts]:
     """Encode records with a prompt and a response as token ids, each with its record, and count what was dropped or cut.
 
@@ -241,10 +258,11 @@ def encode_responses(
         max_length: the most tokens per record.
         action: what to do with longer ones, as `encode_demonstrations` says.
         what: what the records are called in messages.
+        refused: as `encode_demonstrations` says.
 
     Raises DataError if a record is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
     """
-    pairs = [_encoded(d, renderer) for d in records]
+    records, pairs = each_rendered(records, lambda d: _encoded(d, renderer), refused)
     samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
     check_rendering(renderer, samples)
     check_sampling(renderer, samples)
@@ -267,6 +285,7 @@ def encode_pairs(
     max_length: int,
     action: TooLong,
     equal_pairs: str,
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[PairRows], Counts]:
     """Encode pairs as rows of token ids; the arguments are those of `encode_rankings`.
 
@@ -278,7 +297,9 @@ def encode_pairs(
                 f"{ranking.source}: a ranking of {len(ranking.responses)} responses; this trainer learns from pairs "
                 "(prompt, chosen, rejected). `heedful reward` learns from longer rankings"
             )
-    encoded, counts = encode_rankings(rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs)
+    encoded, counts = encode_rankings(
+        rankings, inputs, max_length=max_length, action=action, equal_pairs=equal_pairs, refused=refused
+    )
     return [PairRows(one.ranking, *one.rows) for one in encoded], counts
 
 
@@ -289,6 +310,7 @@ def encode_prompts(
     max_length: int,
     action: TooLong,
     remedy: str = "a model with a longer context",
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[EncodedPrompt], Counts]:
     """Encode prompts as token ids, and count what was dropped or truncated.
 
@@ -298,14 +320,12 @@ def encode_prompts(
         max_length: the most tokens per prompt.
         action: what to do with longer prompts. `cut_prompt` truncates them.
         remedy: what else to advise if a prompt is too long.
+        refused: as `encode_demonstrations` says.
 
     Raises DataError if a prompt is too long and ``action`` is "error", or if it cannot be truncated; CheckpointError as
     `check_rendering` does.
     """
-    encoded = []
-    for prompt in prompts:
-        with naming(prompt.source):
-            encoded.append(EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt)))
+    prompts, encoded = each_rendered(prompts, lambda prompt: encoded_prompt(prompt, renderer), refused)
     conversations = [prompt for prompt in prompts if not isinstance(prompt.prompt, str)]
     for first in conversations[:1]:
         answers = ordinary_answers(renderer, first.prompt)
@@ -324,6 +344,12 @@ def encode_prompts(
         cut = cut_prompt(prompts[i].prompt, renderer, limit=max_length, source=sources[i])
         encoded[i] = EncodedPrompt(prompts[i], renderer.prompt_ids(cut))
     return encoded, counts
+
+
+def encoded_prompt(prompt: Prompt, renderer: Renderer) -> EncodedPrompt:
+    """Encode one prompt as token ids, without a limit. Raises CheckpointError with the prompt's place."""
+    with naming(prompt.source):
+        return EncodedPrompt(prompt, renderer.prompt_ids(prompt.prompt))
 
 
 def _encoded(demonstration: Demonstration, renderer: Renderer) -> Example:

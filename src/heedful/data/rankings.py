@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 from heedful.data.chat import RewardInputs
-from heedful.data.fitting import Counts, TooLong, too_long
+from heedful.data.fitting import Counts, Refusal, TooLong, each_rendered, too_long
 from heedful.data.template import naming
 from heedful.data.template_check import Sample, check_rendering, check_sampling
 from heedful.errors import DataError
@@ -47,6 +47,7 @@ def encode_rankings(
     max_length: int,
     action: TooLong,
     equal_pairs: str,
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[RankingRows], Counts]:
     """Encode rankings as rows of token ids, and count what was dropped or truncated.
 
@@ -56,12 +57,13 @@ def encode_rankings(
         max_length: the most tokens per row. A ranking is too long if one of its responses is.
         action: what to do with rankings that are too long; `RewardInputs.encode` says how they are truncated.
         equal_pairs: what to do with a ranking that prefers a response to an equal one, before or after truncation: "error"
-            or "drop".
+            or "drop". "unusable": if all its responses are equal, it goes to ``refused``, else it is an error.
+        refused: collects what is wrong with rankings that the chat template refuses; None raises the first.
 
     Raises DataError for what ``action`` or ``equal_pairs`` calls an error, CheckpointError as `check_rendering` does.
     """
     what = "pairs" if all(len(ranking.responses) == 2 for ranking in rankings) else "rankings"
-    encoded = [_encode(best_first(ranking), inputs, None) for ranking in rankings]
+    rankings, encoded = each_rendered(rankings, lambda ranking: _encode(best_first(ranking), inputs, None), refused)
     if inputs.renderer is not None:
         samples = [Sample(r.prompt, text, r.source) for r in rankings if not r.truncated for text in r.responses]
         check_rendering(inputs.renderer, samples, read=not inputs.written)
@@ -74,16 +76,20 @@ def encode_rankings(
         encoded = [one for i, one in enumerate(encoded) if i not in offenders]
     else:
         encoded = [_encode(one.ranking, inputs, max_length) if i in offenders else one for i, one in enumerate(encoded)]
+    if equal_pairs == "unusable" and refused is not None:
+        same = [all(row == one.rows[0] for row in one.rows) for one in encoded]
+        refused += [_all_equal(one.ranking) for one, is_same in zip(encoded, same, strict=True) if is_same]
+        encoded = [one for one, is_same in zip(encoded, same, strict=True) if not is_same]
     contradictory = [_contradictory(one.ranking, [row["input_ids"] for row in one.rows]) for one in encoded]
     equal = [one.ranking.source for one, is_equal in zip(encoded, contradictory, strict=True) if is_equal]
-    if equal and equal_pairs == "error":
+    if equal and equal_pairs != "drop":
         whole = sum(_contradictory(one.ranking, one.ranking.responses) for one in encoded)
         how = "truncation" if offenders else "tokenisation"
         after = f" after {how}" if len(equal) > whole else ""
         fault = "have equal chosen and rejected responses" if what == "pairs" else "prefer a response to an equal one"
         raise DataError(
             f"{len(equal)} of {len(encoded)} {what} {fault}{after}: {', '.join(equal[:5])}. Fix the data, or use "
-            "--equal-pairs drop"
+            f"--equal-pairs drop{' or --unusable drop' if what == 'pairs' else ''}"
         )
     counts = {
         "dropped_too_long": len(offenders) if action == "drop" else 0,
@@ -111,6 +117,12 @@ def _encode(ranking: Ranking, inputs: RewardInputs, max_length: int | None) -> R
             for response in ranking.responses
         )
     return RankingRows(ranking, rows)
+
+
+def _all_equal(ranking: Ranking) -> DataError:
+    error = DataError(f"{ranking.source}: all {len(ranking.responses)} responses are equal. Accepted: different ones.")
+    error.cause = "equal answers"
+    return error
 
 
 def _contradictory(ranking: Ranking, items: Sequence[Any]) -> bool:

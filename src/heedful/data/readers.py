@@ -1,21 +1,25 @@
 """Read data files as records: a dict of fields each, and where it was read, for messages.
 
-Reads ``.jsonl`` and ``.json`` (also ``.gz``), ``.parquet``, ``.txt`` (one text), and data sets on the Hugging Face Hub
-or ModelScope. Text is UTF-8. Some faults pass Python's JSON reader and would break a training run later; they are refused
+Reads ``.jsonl``, ``.json``, ``.csv`` and ``.tsv`` (also ``.gz``), ``.parquet``, ``.arrow``, ``.txt`` (one text), folders and
+patterns of such files, what `datasets` saved to disk, and data sets on the Hugging Face Hub or ModelScope. Text is UTF-8 or
+UTF-16. Some faults pass Python's JSON reader and would break a training run later; they are refused
 here: duplicate keys, NaN and infinity, lone surrogates, values nested without end.
 """
 
+import csv
 import difflib
+import glob
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heedful.data.lines import Growth, check_packed, is_packed, numbered_lines, read_whole
+from heedful.data.lines import LONGEST_LINE, Growth, beginning, check_packed, is_packed, numbered_lines, read_whole
+from heedful.display import say
 from heedful.display import shown as printable
 from heedful.errors import ConfigError, DataError
 from heedful.hub import MODELSCOPE, local_dataset, sum_rows
@@ -46,12 +50,23 @@ CANONICAL_NAMES = (
 """The column names that the schemas and formats know; ``--columns`` maps a file's own names to them."""
 
 ACCEPTED_SOURCES = (
-    "Accepted: a .jsonl, .jsonl.gz, .json, .json.gz, .parquet or .txt file, a Hub data set as org/name or "
-    "org/name:split, or one on ModelScope as modelscope:org/name or modelscope:org/name:split"
+    "Accepted: a .jsonl, .json, .csv or .tsv file (also .gz), a .parquet, .arrow or .txt file, a folder of such files or a "
+    "pattern of their names in quotes ('data/train-*.jsonl'), a folder of datasets.save_to_disk (FOLDER or FOLDER:split), a "
+    "Hub data set as org/name or org/name:split, or one on ModelScope as modelscope:org/name or modelscope:org/name:split"
 )
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[^/]+)?")
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".gz", ".csv", ".tsv", ".txt", ".zip", ".xz", ".bz2", ".zst", ".arrow")
 """A name with one of these endings is a missing file, not a data set on the Hub."""
+READ_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+"""Of the files that a folder's records are in; ``.gz`` may follow the first four."""
+SPLITS = re.compile(r"(?:^|[^a-z])(train|test|valid|validation|val|dev|eval)(?:[^a-z]|$)")
+"""What the name of a file may say that its records are for."""
+ABOUT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json"}
+"""Files in a folder that have no records."""
+JSON_CELLS = ("messages", "conversations", "responses", "ranks", "history", "tools", "functions", "margin", "truncated")
+"""Columns that are no text: in CSV their cells are JSON."""
+TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")
+"""Columns whose cells in CSV may be JSON: a list of messages."""
 MOST_NAMES = 20
 """Names of columns in a message."""
 DEEPEST = 100
@@ -75,7 +90,8 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
     """Read the records of a file or data set, in order. Blank lines are skipped.
 
     Args:
-        path: a file, or a data set on the Hub or ModelScope as ``org/name`` or ``org/name:split``.
+        path: a file, a folder or pattern of files, or a data set on the Hub or ModelScope as ``org/name`` or
+            ``org/name:split``.
         columns: maps canonical names to the file's own (see `parse_columns`). A mapped column appears only under its
             canonical name, and replaces a column that had that name.
         max_samples: read only the first N records; None reads all. The rest is not checked, and a data set on the Hub is
@@ -83,7 +99,7 @@ def read_records(path: str, *, columns: Mapping[str, str], max_samples: int | No
 
     Raises DataError, with the file and line, for anything that cannot be read, and for an empty data set.
     """
-    rows = itertools.islice(_rows(path, streaming=max_samples is not None), max_samples)
+    rows = itertools.islice(_rows(path, columns, streaming=max_samples is not None), max_samples)
     records = [Record(source, _renamed(_usable(fields, source), columns, source)) for source, fields in rows]
     if not records:
         raise DataError(f"{path}: the data set is empty. Expected at least one record; check how the file was written.")
@@ -129,38 +145,94 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _rows(path: str, *, streaming: bool) -> Iterator[Row]:
+def _rows(path: str, columns: Mapping[str, str], *, streaming: bool) -> Iterator[Row]:
     if path.startswith(MODELSCOPE):
         return _hub_rows(path, streaming=streaming)
     try:
         file = Path(path).expanduser()
         exists = file.exists()
+        folder, _, split = str(file).rpartition(":")
+        is_split = not exists and bool(folder and split) and Path(folder, "dataset_dict.json").is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, no permission, no such user
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    if is_split:
+        return _saved_rows(path, Path(folder), split)
     if not exists:
+        matching = sorted(glob.glob(str(file), recursive=True)) if glob.has_magic(str(file)) else []  # noqa: PTH207
+        if matching:
+            return _shards(path, [one for one in map(Path, matching) if not one.is_dir()], columns)
         if HUB_NAME.fullmatch(path) and not path.lower().endswith(FILE_ENDINGS):
             return _hub_rows(path, streaming=streaming)
         raise _missing(path, file)
     if file.is_dir():
-        found = ", ".join(sorted(p.name for p in file.iterdir())[:8]) or "nothing"
-        raise DataError(f"{path}: a folder, not a data file. It holds {found}: name one file. {ACCEPTED_SOURCES}.")
-    name = file.name.lower()
+        return _folder_rows(path, file, columns)
+    return _file_rows(path, file, columns)
+
+
+def _file_rows(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     if not file.is_file():
         raise DataError(
             f"{path}: not a regular file (a pipe or a device). Write it to a file first. {ACCEPTED_SOURCES}."
         )
-    if name.endswith((".jsonl", ".jsonl.gz")):
-        return _json_lines(path, file)
-    if name.endswith((".json", ".json.gz")):
-        return _json_list(path, file)
-    if name.endswith(".parquet"):
+    ending = _ending(file)
+    if ending in (".jsonl", ".json"):
+        return _json_rows(path, file, columns, is_one_value=ending == ".json")
+    if ending in (".csv", ".tsv"):
+        return _separated_rows(path, file, columns, tabs=ending == ".tsv")
+    if ending == ".parquet":
         return _parquet_rows(path, file)
-    if name.endswith(".txt"):
+    if ending == ".arrow":
+        return _arrow_rows(path, file)
+    if ending == ".txt":
         return _plain_text(path, file)
     raise DataError(f"{path}: the ending {file.suffix!r} is not a known format. {ACCEPTED_SOURCES}.")
 
 
+def _ending(file: Path) -> str:
+    """The ending of a file's name that says how it is read, without ``.gz``."""
+    name = file.name.lower()
+    inner = Path(name.removesuffix(".gz")).suffix
+    return inner if inner in READ_ENDINGS[:4] or not name.endswith(".gz") else ".gz"
+
+
+def _folder_rows(path: str, folder: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    names = sorted(one.name for one in folder.iterdir())
+    if "dataset_dict.json" in names:
+        splits = [name for name in names if (folder / name / "state.json").is_file()]
+        named = " or ".join(f"{path}:{split}" for split in splits) or f"{path}:train"
+        raise DataError(f"{path}: several splits that datasets saved to disk. Name one: {named}.")
+    if "state.json" in names and "dataset_info.json" in names:
+        return _saved_rows(path, folder, None)
+    files = [folder / name for name in names if not name.startswith(".") and name not in ABOUT_DATA]
+    files = [file for file in files if file.is_file() and _ending(file) in READ_ENDINGS]
+    found = ", ".join(names[:8]) or "nothing"
+    first = f"'{path}/**/*.jsonl'" if not files else f"'{path}/{files[0].name[:5]}*{''.join(files[0].suffixes[-1:])}'"
+    advice = f"Name one file, or a pattern in quotes such as {first}. {ACCEPTED_SOURCES}."
+    if not files:
+        raise DataError(f"{path}: a folder without data files. It holds {found}. {advice}")
+    kinds = {_ending(file) for file in files}
+    uses = {match[1] if (match := SPLITS.search(file.name.lower())) else "" for file in files}
+    if len(kinds) > 1 or len(uses) > 1:
+        several = "files of several kinds" if len(kinds) > 1 else "files for several uses"
+        raise DataError(f"{path}: a folder with {several}. It holds {found}. {advice}")
+    return _shards(path, files, columns)
+
+
+def _shards(path: str, files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of several files, one after another."""
+    return _summed(path, (row for file in files for row in _file_rows(str(file), file, columns)))
+
+
+def _summed(path: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows of what is no file, and let `heedful.hub.dataset_sum` tell a sum of them."""
+    kept, read = itertools.tee(rows)
+    for fields in sum_rows(path, (fields for _, fields in read)):
+        yield next(kept)[0], fields
+
+
 def _missing(path: str, file: Path) -> DataError:
+    if glob.has_magic(path):
+        return DataError(f"{path}: no such file, and none matches this pattern. {ACCEPTED_SOURCES}.")
     if file.is_symlink():
         return DataError(
             f"{path}: a symbolic link to {str(file.readlink())!r}, which leads nowhere. Give the file itself."
@@ -187,13 +259,105 @@ def _json_lines(path: str, file: Path) -> Iterator[Row]:
         yield source, fields
 
 
-def _json_list(path: str, file: Path) -> Iterator[Row]:
+def _json_rows(path: str, file: Path, columns: Mapping[str, str], *, is_one_value: bool) -> Iterator[Row]:
+    """Yield the records of JSON Lines or of one JSON value, whatever the ending says: the first character tells."""
+    first, _, others = beginning(path, file).lstrip().partition(b"\n")
+    is_list = first.startswith(b"[") or (is_one_value and not (others.strip() and _is_object(first)))
+    return _json_list(path, file, columns) if is_list else _json_lines(path, file)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parse_json(line.decode("utf-8")), dict)
+    except ValueError:
+        return False
+
+
+def _lists_in(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, list[Any]]:
+    """The lists of records in an object that is no record itself."""
+    if any(name in CANONICAL_NAMES or name in columns.values() for name in value):
+        return {}
+    return {
+        name: one
+        for name, one in value.items()
+        if isinstance(one, list) and one and all(isinstance(r, dict) for r in one)
+    }
+
+
+def _json_list(path: str, file: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     text = _decoded(read_whole(path, file), path)
     value = _parsed(text, path, path, 1) if text.strip() else []
+    if isinstance(value, dict):
+        lists = _lists_in(value, columns)
+        if len(lists) > 1:
+            raise DataError(
+                f"{path}: an object with several lists of records: {listed(lists)}. Write the one to read into a file "
+                "of its own."
+            )
+        if lists:
+            (name, records), *_ = lists.items()
+            say(f"{path}: the records are the list {printable(name)!r}")
+            value = records
+        elif any(name in CANONICAL_NAMES or name in columns.values() for name in value):
+            value = [value]
     if not isinstance(value, list):
         raise DataError(f"{path}: found a JSON {kind_of(value)}; a .json file must hold one list of objects.")
     for number, item in enumerate(value, 1):
         yield f"{path}: row {number}", _object(item, f"{path}: row {number}")
+
+
+def _separated_rows(path: str, file: Path, columns: Mapping[str, str], *, tabs: bool) -> Iterator[Row]:
+    """Yield the rows of a CSV or TSV file: every cell is text, to the character, but those of `JSON_CELLS`."""
+    lines = (_decoded(raw, path, number) for number, raw in numbered_lines(path, file))
+    head = next(lines, "")
+    delimiter = "\t" if tabs else next((one for one in ",;\t" if one in head), ",")
+    own = {columns.get(name, name): name for name in (*JSON_CELLS, *TEXT_OR_MESSAGES)}
+    csv.field_size_limit(LONGEST_LINE)
+    reader = csv.reader(itertools.chain([head], lines), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            begun, line = line, reader.line_num + 1
+            if not any(cells):
+                continue
+            if not names:
+                names = [name or f"column {i}" for i, name in enumerate(cells, 1)]
+                _require_distinct_columns(names, path)
+                continue
+            if len(cells) != len(names):
+                raise DataError(
+                    f"{path}:{begun}: {len(cells)} cells, but the first line names {len(names)} columns ({listed(names)}). "
+                    f"Quote a cell that holds {delimiter!r}, a quote or a line break, and double the quotes in it."
+                )
+            row = zip(names, cells, strict=True)
+            yield f"{path}:{begun}", {n: _cell(c, own.get(n, ""), f"{path}:{begun}: `{n}`") for n, c in row}
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{line}: not {'TSV' if tabs else 'CSV'}: {error}, in the cell that begins here or before. Quote a "
+            f"cell that holds {delimiter!r}, a quote or a line break, and double the quotes in it; or write .jsonl."
+        ) from error
+
+
+def _cell(text: str, name: str, place: str) -> Any:
+    """The value of a cell in the column ``name``; ``""`` for a column that is always text."""
+    if name in JSON_CELLS and not text.strip():
+        return None
+    if not name or (name in TEXT_OR_MESSAGES and not text.lstrip().startswith("[")):
+        return text
+    try:
+        value = parse_json(text.lower() if text in ("True", "False") else text)
+    except ValueError as error:
+        if re.match(r"\s*\[\s*\{\s*'", text):
+            raise DataError(
+                f"{place} is a list as Python prints it, as pandas writes one into CSV. Write the file with "
+                "DataFrame.to_json(path, orient='records', lines=True)."
+            ) from error
+        return text
+    if name in JSON_CELLS:
+        return value
+    is_messages = bool(value) and all(isinstance(one, dict) and ("role" in one or "from" in one) for one in value)
+    return value if is_messages else text
 
 
 def _plain_text(path: str, file: Path) -> Iterator[Row]:
@@ -261,23 +425,66 @@ def _object(value: Any, source: str) -> dict[str, Any]:
 def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
     from pyarrow import parquet
 
-    number = 0
-    try:
+    def batches() -> Iterator[Any]:
         with parquet.ParquetFile(file) as table:
-            names = table.schema_arrow.names
-            _require_distinct_columns(names, path)
-            growth = Growth(path, file.stat().st_size, PARQUET_RATIO, "write it as .jsonl")
-            for batch in table.iter_batches(PARQUET_ROWS):
-                growth.add(batch.nbytes)
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}: row {number}", row
+            _require_distinct_columns(table.schema_arrow.names, path)
+            yield from table.iter_batches(PARQUET_ROWS)
+
+    return _table_rows(path, "Parquet", file.stat().st_size, batches())
+
+
+def _arrow_rows(path: str, file: Path) -> Iterator[Row]:
+    import pyarrow
+
+    def batches() -> Iterator[Any]:
+        with pyarrow.OSFile(str(file)) as source:
+            is_file = source.read(6) == b"ARROW1"
+            source.seek(0)
+            if is_file:
+                table = pyarrow.ipc.open_file(source)
+                whole = (table.get_batch(i) for i in range(table.num_record_batches))
+            else:
+                whole = table = pyarrow.ipc.open_stream(source)
+            _require_distinct_columns(table.schema.names, path)
+            for batch in whole:
+                batch.validate(full=True)
+                yield from (batch.slice(start, PARQUET_ROWS) for start in range(0, batch.num_rows, PARQUET_ROWS))
+
+    return _table_rows(path, "Arrow", file.stat().st_size, batches())
+
+
+def _saved_rows(path: str, folder: Path, split: str | None) -> Iterator[Row]:
+    """Yield the rows of what `datasets` saved to disk, or of one of its splits."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder if split is None else folder / split))
+    except Exception as error:  # datasets raises its own, pyarrow's, OSError, and those of damaged JSON
+        raise DataError(
+            f"{path}: cannot be read as a data set that was saved to disk ({error}). Save it again, or name one of its "
+            "splits."
+        ) from error
+    size = sum(one.stat().st_size for one in folder.rglob("*.arrow"))
+    tables = found.with_format("arrow").iter(PARQUET_ROWS)
+    return _summed(path, _table_rows(path, "a saved data set", size, tables))
+
+
+def _table_rows(path: str, kind: str, size: int, batches: Iterator[Any]) -> Iterator[Row]:
+    """Yield the rows of tables, which may unpack to `PARQUET_RATIO` times their size."""
+    number = 0
+    growth = Growth(path, size, PARQUET_RATIO, "write it as .jsonl")
+    try:
+        for batch in batches:
+            growth.add(batch.nbytes)
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", row
     except DataError:
         raise
     except (
         Exception
     ) as error:  # pyarrow's own, OSError, and those of values that Python cannot hold, such as a year 60000
-        raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Write it again.") from error
+        raise DataError(f"{path}: cannot be read as {kind} after row {number} ({error}). Write it again.") from error
 
 
 def _require_distinct_columns(names: list[str], path: str) -> None:

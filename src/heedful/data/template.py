@@ -13,7 +13,7 @@ from heedful.data.deadline import TimeLimit, TimeUpError
 from heedful.data.encoding import Encoder
 from heedful.data.messages import as_dict
 from heedful.data.template_limits import LimitError, limited
-from heedful.errors import CheckpointError, DataError
+from heedful.errors import CheckpointError, DataError, RefusedError
 from heedful.types import THINK, THINK_END, Conversation, Message
 
 TIME_LIMIT = TimeLimit(10.0)
@@ -85,7 +85,7 @@ class ChatTemplate:
                 f"the chat template of {self.name} computes too much for a conversation: {error}; use another --chat-template"
             ) from error
         except Exception as error:
-            raise CheckpointError(f"the chat template refuses this conversation: {error}") from error
+            raise RefusedError(f"the chat template refuses this conversation: {error}") from error
 
     def _rendered(self, messages: Conversation, add_generation_prompt: bool) -> str:
         turns = [_for_template(message) for message in messages]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -10,8 +11,8 @@ from heedful.checkpoints.source import load_config, resolve
 from heedful.checkpoints.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import SampledOptions, ScoresConfig
 from heedful.data.chat import Renderer
-from heedful.data.fitting import Counts, check_dropped, prompt_room, too_long
-from heedful.data.loading import encode_prompts
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
+from heedful.data.loading import encode_prompts, encoded_prompt
 from heedful.data.schemas import read_prompts
 from heedful.errors import DataError
 from heedful.evaluate.reward_models import held_out, left_out
@@ -75,9 +76,13 @@ def prompts_of(
     prompts, counts = held_out(read_prompts, config)
     prompts = prompts[: config.max_prompts]
     too_long_for: set[int] = set()
-    for name in models:
-        source = resolve(name, config)
-        renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
+    sources = [resolve(name, config) for name in models]
+    renderers = [Renderer(load_chat_tokenizer(source, config), config.special_tokens) for source in sources]
+    refused: list[Refusal] = []
+    for renderer in renderers:
+        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
+    counts = added(counts, settle(refused, len(prompts), config))
+    for source, renderer in zip(sources, renderers, strict=True):
         too_long_for |= set(
             too_long(
                 [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],

@@ -19,7 +19,7 @@ from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate
-from heedful.data.fitting import check_dropped, max_length
+from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
 from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import ConfigError, DataError
@@ -231,14 +231,16 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     records, counts = held_out(read_to_learn(config.loss_on), config)
     policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
+    refused: list[Refusal] = []
     examples, done = encode_demonstrations(
         records,
         renderer,
         max_length=max_length(config.max_length, context_length(policy.lm.config)),
         action=config.too_long,
         learn_prompt=config.loss_on == "all",
+        refused=refused,
     )
-    counts |= done
+    counts = added(counts, done, settle(refused, len(records) - len(refused), config))
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     if not examples:
         raise DataError(

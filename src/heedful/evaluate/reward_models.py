@@ -10,7 +10,7 @@ from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.core.agreement import ordered_pairs
 from heedful.core.intervals import share_interval
 from heedful.data.chat import RewardInputs
-from heedful.data.fitting import Counts, check_dropped
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
 from heedful.data.loading import read_usable
 from heedful.data.rankings import encode_rankings
 from heedful.data.schemas import read_rankings
@@ -42,14 +42,16 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     tokenizer = load_chat_tokenizer(source, config)
     model = load_reward_model(source, tokenizer, **frozen_place(device, config.dtype))
     freeze(model)
+    refused: list[Refusal] = []
     encoded, left = encode_rankings(
         rankings,
         RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens),
         max_length=model.max_length,
         action=config.too_long,
         equal_pairs="drop",
+        refused=refused,
     )
-    counts |= left
+    counts = added(counts, left, settle(refused, len(rankings) - len(refused), config))
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     rankings = [one.ranking for one in encoded if one.has_pairs]
     if not rankings:
@@ -94,8 +96,8 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
     Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
     """
-    items, refused = read_usable(read, options.data, options)
-    counts = {"records": len(items) + refused, "dropped_unusable": refused}
+    items, unusable = read_usable(read, options.data, options)
+    counts = {"records": len(items) + unusable["dropped_unusable"], **unusable}
     if options.max_samples is not None:
         counts["max_samples"] = options.max_samples
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
@@ -106,5 +108,5 @@ def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tup
 
 def left_out(counts: Counts) -> Counts:
     """Return the counts that belong in a result: what was dropped or truncated, and where reading stopped."""
-    reported = ("dropped_", "truncated", "max_samples")
+    reported = ("dropped_", "unusable/", "truncated", "max_samples")
     return {name: count for name, count in counts.items() if name.startswith(reported) and count}

@@ -3,11 +3,12 @@
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from heedful.configs.sample import SampleConfig
-from heedful.data.fitting import Counts, check_dropped, too_long
-from heedful.data.loading import read_usable
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, settle, too_long
+from heedful.data.loading import encoded_prompt, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError
@@ -30,12 +31,13 @@ def sample(config: SampleConfig) -> dict[str, int]:
     writers = load_writers(config, config.special_tokens)
     prompts, long = _readable(writers, prompts, config)
     rows, done = sampled_rows(writers, prompts, config)
-    check_dropped(counts | long, max_dropped=config.max_dropped, path=config.data)
+    counts = added(counts, long)
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     if not rows:
         raise DataError(f"every answer to {config.data} is empty: {config.models[0]} has not learned to answer yet")
     config.output.parent.mkdir(parents=True, exist_ok=True)
     write_text(config.output, "".join(f"{to_json(row)}\n" for row in rows))
-    return done | {name: count for name, count in (counts | long).items() if name != "records" and count}
+    return done | {name: count for name, count in counts.items() if name != "records" and count}
 
 
 def check_output(config: SampleConfig) -> None:
@@ -61,8 +63,8 @@ def chosen_prompts(config: SampleConfig) -> tuple[list[Prompt], Counts]:
 
     Raises DataError, also if more records were dropped than ``config.max_dropped`` allows.
     """
-    prompts, refused = read_usable(read_prompts, config.data, config)
-    counts = {"records": len(prompts) + refused, "dropped_unusable": refused}
+    prompts, unusable = read_usable(read_prompts, config.data, config)
+    counts = {"records": len(prompts) + unusable["dropped_unusable"], **unusable}
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     if config.eval_fraction:
         prompts = split_by_prompt(prompts, config.eval_fraction)[0]
@@ -81,13 +83,18 @@ def _readable(
 ) -> tuple[list[Prompt], Counts]:
     """The prompts that leave every writer room for an answer, or all of them if longer ones are cut; and how many do not."""
     found: set[int] = set()
+    refused: list[Refusal] = []
+    for writer in writers:
+        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=writer.sampler.renderer), refused)
+    unusable = settle(refused, len(prompts), config)
     for writer in writers:
         lengths = [len(writer.sampler.renderer.prompt_ids(prompt.prompt)) for prompt in prompts]
         sources = [prompt.source for prompt in prompts]
         found |= set(too_long(lengths, sources, limit=writer.room, action=config.too_long, what="prompts"))
     if config.too_long == "truncate":
-        return list(prompts), {"truncated": len(found)}
-    return [prompt for row, prompt in enumerate(prompts) if row not in found], {"dropped_too_long": len(found)}
+        return list(prompts), unusable | {"truncated": len(found)}
+    kept = [prompt for row, prompt in enumerate(prompts) if row not in found]
+    return kept, unusable | {"dropped_too_long": len(found)}
 
 
 def sampled_rows(

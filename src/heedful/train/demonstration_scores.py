@@ -9,16 +9,17 @@ import torch
 
 from heedful.configs.options import RecordOptions
 from heedful.data.chat import RewardInputs
-from heedful.data.fitting import Counts, check_dropped, too_long
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, settle, too_long
 from heedful.data.loading import read_usable
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.rankings import Row
 from heedful.data.schemas import read_demonstrations
+from heedful.data.template import naming
 from heedful.errors import DataError
 from heedful.models.reward_model import RewardModel
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
-from heedful.types import MicroBatch
+from heedful.types import Demonstration, MicroBatch
 
 
 def encode_scored(
@@ -29,12 +30,15 @@ def encode_scored(
     Raises DataError, also where more was dropped than ``max_dropped`` allows.
     """
     try:
-        demonstrations, refused = read_usable(read_demonstrations, path, replace(options, columns=""))
+        demonstrations, unusable = read_usable(read_demonstrations, path, replace(options, columns=""))
     except DataError as error:
         raise DataError(
             f"--offset-data: {error} (--columns is for --data and does not rename anything here)"
         ) from error
-    rows = [inputs.encode(d.prompt, d.response, truncated=d.truncated) for d in demonstrations]
+    records = len(demonstrations) + unusable["dropped_unusable"]
+    refused: list[Refusal] = []
+    demonstrations, rows = each_rendered(demonstrations, lambda d: _encoded(d, inputs), refused)
+    unusable = added(unusable, settle(refused, len(rows), options))
     lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
     offenders = set(too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations"))
     if options.too_long == "drop":
@@ -43,13 +47,18 @@ def encode_scored(
         d = demonstrations[i]
         rows[i] = inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=max_length)
     counts = {
-        "records": len(demonstrations) + refused,
-        "dropped_unusable": refused,
+        "records": records,
+        **unusable,
         "dropped_too_long": len(offenders) if options.too_long == "drop" else 0,
         "truncated": len(offenders) if options.too_long == "truncate" else 0,
     }
     check_dropped(counts, max_dropped=options.max_dropped, path=path)
     return rows, {name: count for name, count in counts.items() if count}
+
+
+def _encoded(demonstration: Demonstration, inputs: RewardInputs) -> Row:
+    with naming(demonstration.source):
+        return inputs.encode(demonstration.prompt, demonstration.response, truncated=demonstration.truncated)
 
 
 def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:

@@ -104,7 +104,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     context = context_length(load_config(source))
     limit = max_length(config.max_length, context)
     train, held_out, counts = encode_split(
-        lambda records: encode_preferences(records, renderer, limit, config),
+        lambda records, refused: encode_preferences(records, renderer, limit, config, refused),
         load_split(read_rankings, config),
         config,
         renderer,

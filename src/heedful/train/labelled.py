@@ -10,7 +10,7 @@ import torch
 
 from heedful.configs.kto import KTOConfig
 from heedful.data.chat import Renderer
-from heedful.data.fitting import Counts
+from heedful.data.fitting import Counts, Refusal
 from heedful.data.loading import encode_responses
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
@@ -49,14 +49,14 @@ class LabelledRow:
 
 
 def encode_labelled(
-    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig
+    records: Sequence[Labelled], renderer: Renderer, limit: int, config: KTOConfig, refused: list[Refusal] | None = None
 ) -> tuple[list[LabelledRow], Counts]:
     """Labelled responses as token ids, too long ones treated as `encode_responses` does. None has an other one yet.
 
     Raises DataError and CheckpointError.
     """
     kept, counts = encode_responses(
-        records, renderer, max_length=limit, action=config.too_long, what="labelled responses"
+        records, renderer, max_length=limit, action=config.too_long, what="labelled responses", refused=refused
     )
     rows = (
         LabelledRow(record, renderer.prompt_ids(record.prompt), example.prompt, example.response, [])

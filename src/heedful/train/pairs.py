@@ -10,7 +10,7 @@ from torch import Tensor
 from heedful.configs.dpo import DPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate_padding_behind
-from heedful.data.fitting import Counts
+from heedful.data.fitting import Counts, Refusal, if_equal
 from heedful.data.loading import PairRows, encode_pairs
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
@@ -42,7 +42,11 @@ class Pair:
 
 
 def encode_preferences(
-    rankings: Sequence[Ranking], renderer: Renderer, limit: int, config: DPOConfig
+    rankings: Sequence[Ranking],
+    renderer: Renderer,
+    limit: int,
+    config: DPOConfig,
+    refused: list[Refusal] | None = None,
 ) -> tuple[list[Pair], Counts]:
     """Pairs as token ids, too long and equal ones treated as `encode_pairs` does.
 
@@ -52,7 +56,12 @@ def encode_preferences(
     if inputs.renderer is None:
         raise CheckpointError("the model's tokenizer has CLS and SEP tokens: it reads pairs of texts and writes none")
     rows, counts = encode_pairs(
-        rankings, inputs, max_length=limit, action=config.too_long, equal_pairs=config.equal_pairs
+        rankings,
+        inputs,
+        max_length=limit,
+        action=config.too_long,
+        equal_pairs=if_equal(config),
+        refused=refused,
     )
     return [_split(row, renderer) for row in rows], counts
 

@@ -19,7 +19,7 @@ from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
-from heedful.data.fitting import max_length
+from heedful.data.fitting import if_equal, max_length
 from heedful.data.loading import encode_split, load_split
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
@@ -136,8 +136,13 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
     inputs = RewardInputs(tokenizer, model.reads, special_tokens=config.special_tokens)
     limit = max_length(config.max_length, model.max_length)
     train, held_out, counts = encode_split(
-        lambda records: encode_rankings(
-            records, inputs, max_length=limit, action=config.too_long, equal_pairs=config.equal_pairs
+        lambda records, refused: encode_rankings(
+            records,
+            inputs,
+            max_length=limit,
+            action=config.too_long,
+            equal_pairs=if_equal(config),
+            refused=refused,
         ),
         load_split(read_rankings, config),
         config,

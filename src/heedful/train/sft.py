@@ -100,8 +100,13 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     limit = max_length(config.max_length, context)
     split = load_split(read_to_learn(config.loss_on), config)
     train, held_out, counts = encode_split(
-        lambda records: encode_demonstrations(
-            records, renderer, max_length=limit, action=config.too_long, learn_prompt=config.loss_on == "all"
+        lambda records, refused: encode_demonstrations(
+            records,
+            renderer,
+            max_length=limit,
+            action=config.too_long,
+            learn_prompt=config.loss_on == "all",
+            refused=refused,
         ),
         split,
         config,

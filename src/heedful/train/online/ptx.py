@@ -9,7 +9,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.collate import collate_padding_behind
-from heedful.data.fitting import Counts, check_dropped
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
 from heedful.data.loading import Example, encode_demonstrations, read_usable
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
@@ -60,11 +60,12 @@ def load_mix(config: RolloutConfig, source: Source, renderer: Renderer) -> Pretr
     """
     if config.ptx_data is None:
         return None
-    records, refused = read_usable(read_demonstrations, config.ptx_data, replace(config, columns=""))
+    records, unusable = read_usable(read_demonstrations, config.ptx_data, replace(config, columns=""))
     limit = context_length(load_config(source))
-    examples, done = encode_demonstrations(records, renderer, max_length=limit, action=config.too_long)
-    done = {"dropped_unusable": refused, **done}
-    counts = {"records": len(records) + refused} | {name: count for name, count in done.items() if count}
+    refused: list[Refusal] = []
+    examples, done = encode_demonstrations(records, renderer, max_length=limit, action=config.too_long, refused=refused)
+    done = added(unusable, settle(refused, len(records) - len(refused), config), done)
+    counts = {"records": len(records) + unusable["dropped_unusable"]} | {n: count for n, count in done.items() if count}
     check_dropped(counts, max_dropped=config.max_dropped, path=config.ptx_data)
     if not examples:
         raise DataError(f"{config.ptx_data}: every record was dropped: {counts}")

@@ -261,7 +261,9 @@ def _load_prompts(
     room = context - config.max_new_tokens
     remedy = f"--max-prompt-tokens above {limit}" if limit < room else "a model with a longer context"
     train, held_out, counts = encode_split(
-        lambda prompts: encode_prompts(prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy),
+        lambda prompts, refused: encode_prompts(
+            prompts, renderer, max_length=limit, action=config.too_long, remedy=remedy, refused=refused
+        ),
         load_split(read_prompts, config),
         config,
         renderer,
