@@ -90,7 +90,7 @@ def check_share(records, done, *, exactly, too_little, listed):
     """These counts pass `encode_split` with the first share of --max-dropped and are refused, listed, with the second."""
     split = ["record"], [], {"records": records}
 
-    def encoded(items):
+    def encoded(items, refused):
         return items, done
 
     shown = {"records": records} | {name: count for name, count in done.items() if count}
@@ -249,7 +249,8 @@ def test_equal_responses_teach_nothing():
     with pytest.raises(DataError) as error:
         pairs(EQUAL)
     assert str(error.value) == (
-        "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Fix the data, or use --equal-pairs drop"
+        "1 of 4 pairs have equal chosen and rejected responses: 偏好.jsonl:2. Fix the data, or use --equal-pairs drop or "
+        "--unusable drop"
     )
     rows, counts = pairs(EQUAL, equal_pairs="drop")
     assert [row.ranking.source for row in rows] == ["偏好.jsonl:1", "偏好.jsonl:3", "偏好.jsonl:4"]
@@ -350,7 +351,7 @@ def test_a_split_by_prompt_when_there_is_no_held_out_file(tmp_path):
 
 
 def test_counts_of_both_halves_are_added_and_zeros_left_out():
-    def halve(items):
+    def halve(items, refused):
         return [f"e{i}" for i in items], {"dropped_too_long": len(items), "truncated": 0}
 
     options = DataOptions(data="d.jsonl", max_dropped=0.5)
@@ -371,7 +372,7 @@ def test_counts_of_both_halves_are_added_and_zeros_left_out():
 def test_one_long_held_out_record_of_few_is_fine_where_it_is_one_in_a_hundred():
     """The share is of the whole: half of two held-out records is 1 % of the data."""
 
-    def encode_short(items):
+    def encode_short(items, refused):
         return encode(items, action="drop")
 
     train, held_out = demonstrations(*[("a", "b")] * 98), demonstrations(("a", "b"), ("a", "b" * 20))
@@ -396,7 +397,7 @@ def test_unusable_too_long_and_equal_records_share_one_allowance(tmp_path):
         options = DataOptions(data=path, eval_fraction=0.1, unusable="drop", max_dropped=max_dropped)
         split = load_split(read_rankings, options)
         return encode_split(
-            lambda items: pairs(items, max_length=20, action="drop", equal_pairs="drop"), split, options
+            lambda items, refused: pairs(items, max_length=20, action="drop", equal_pairs="drop"), split, options
         )
 
     with pytest.raises(DataError) as error:
@@ -429,7 +430,7 @@ def test_unusable_records_are_dropped_and_counted_when_asked(tmp_path):
         load()
     train, _, counts = load(unusable="drop")
     assert len(train) == 9
-    assert counts == {"records": 10, "train": 9, "held_out": 0, "dropped_unusable": 1}
+    assert counts == {"records": 10, "train": 9, "held_out": 0, "dropped_unusable": 1, "unusable/empty completion": 1}
     options = DataOptions(data=str(path), eval_fraction=0.0, unusable="drop", max_dropped=0.05)
     with pytest.raises(
         DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\), .*--max-dropped 0\.05\."

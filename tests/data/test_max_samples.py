@@ -135,5 +135,5 @@ def test_measures_read_the_first_and_say_so(tmp_path):
     options = {"model": "m", "data": str(tmp_path / "a.jsonl"), "unusable": "drop", "max_dropped": 0.5}
     items, counts = held_out(read_prompts, PerplexityConfig(max_samples=3, **options))
     assert [item.prompt for item in items] == ["a", "b"]
-    assert left_out(counts) == {"dropped_unusable": 1, "max_samples": 3}
+    assert left_out(counts) == {"dropped_unusable": 1, "unusable/empty prompt": 1, "max_samples": 3}
     assert "max_samples" not in left_out(held_out(read_prompts, PerplexityConfig(**options))[1])
