@@ -435,7 +435,9 @@ def test_unusable_records_are_dropped_and_counted_when_asked(tmp_path):
     with pytest.raises(
         DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\), .*--max-dropped 0\.05\."
     ):
-        encode_split(encode, load_split(read_demonstrations, options), options)
+        encode_split(
+            lambda items, refused: encode(items, refused=refused), load_split(read_demonstrations, options), options
+        )
 
 
 def test_a_file_without_one_usable_record_is_refused(tmp_path):

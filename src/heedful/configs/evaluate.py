@@ -17,7 +17,7 @@ class EvaluationOptions(RecordOptions, TrustOptions, MachineOptions):
     """What every measure has."""
 
     data: str
-    """Data to measure on: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope."""
+    """Data to measure on: a file (docs/data.md), or a data set on the Hub or ModelScope."""
     eval_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Share of prompts to use, held out by the trainers' hash: give theirs to measure on what they held out. 1 uses all."""
     micro_batch_size: Annotated[int, POSITIVE] = 32

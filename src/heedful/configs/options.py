@@ -90,13 +90,14 @@ class RecordOptions(TemplateOptions):
     """How records are read."""
 
     columns: str = ""
-    """Other names of columns, such as prompt=question,chosen=answer."""
+    """Other names of columns, such as prompt=question,chosen=answer. messages=messages chooses a shape where several fit."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
     too_long: Literal["error", "drop", "truncate"] = "error"
     """What to do with records longer than the model can read. drop and truncate are counted and reported."""
     unusable: Literal["error", "drop"] = "error"
-    """What to do with records that do not make sense, such as an empty response. drop is counted and reported."""
+    """What to do with records that cannot be used: an empty response, a conversation that the chat template refuses, a
+    ranking of equal answers. drop leaves them out; they are counted by cause."""
     max_dropped: Annotated[float, FRACTION] = 0.1
     """Largest share of records that may be dropped, for whatever reason; more is an error."""
     special_tokens: Literal["literal", "read"] = "literal"
@@ -111,8 +112,8 @@ class DataOptions(RecordOptions):
     """What to train on."""
 
     data: str
-    """Training data: a .jsonl, .jsonl.gz or .parquet file, a Hub data set (org/name or org/name:split), or one on
-    ModelScope (modelscope:org/name)."""
+    """Training data: a .jsonl, .json, .csv, .tsv (also .gz), .parquet or .arrow file, a folder or a quoted pattern of them, a
+    data set on the Hub (org/name or org/name:split), or one on ModelScope (modelscope:org/name)."""
     eval_data: str | None = None
     """Held-out data. None holds out a part of the training data, split by prompt."""
     eval_fraction: Annotated[float, FRACTION] = 0.05

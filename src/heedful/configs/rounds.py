@@ -22,7 +22,7 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
     """The policy of the first round, such as runs/sft/final. Reward models start from it in every round. Empty takes the
     settings with which the project's last round began, but for those that are given now."""
     prompts: str = ""
-    """Prompts: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope. Needed with policy."""
+    """Prompts: a file (docs/data.md), or a data set on the Hub or ModelScope. Needed with policy."""
     labels: Annotated[int, POSITIVE] = 300
     """Pairs to ask about per round."""
     answers: Annotated[int, Range(at_least=2, at_most=64)] = 4

@@ -40,7 +40,7 @@ class SampleConfig(AnswerOptions, RecordOptions):
     """Write several answers to each prompt into a file, for people to compare (heedful label import)."""
 
     data: str
-    """Prompts: a .jsonl, .jsonl.gz or .parquet file, or a data set on the Hub or ModelScope."""
+    """Prompts: a file (docs/data.md), or a data set on the Hub or ModelScope."""
     output: Path
     """JSON Lines file for the prompts with their answers; each answer says which model wrote it and how."""
     answers: Annotated[int, POSITIVE] = 2

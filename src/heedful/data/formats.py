@@ -183,7 +183,7 @@ def _tell(path: str, records: Sequence[Record], known: Known) -> None:
             elif name not in read and name not in BESIDE and name not in texts and _has_text(value):
                 texts[name] = None
     if texts:
-        unread = f"not part of the {known.task.name}s" if known.task.others else "not read"
+        unread = f"beside the {known.task.name}" if known.task.others else "not read"
         remedy = _remedy(records[0], list(texts), list(shapes), known)
         say(f"{path}: {unread}: {_listed(texts)}. {' '.join(filter(None, (known.task.others, remedy)))}")
     if keys:

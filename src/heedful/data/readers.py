@@ -262,19 +262,20 @@ def _json_lines(path: str, file: Path) -> Iterator[Row]:
 def _json_rows(path: str, file: Path, columns: Mapping[str, str], *, is_one_value: bool) -> Iterator[Row]:
     """Yield the records of JSON Lines or of one JSON value, whatever the ending says: the first character tells."""
     first, _, others = beginning(path, file).lstrip().partition(b"\n")
-    is_list = first.startswith(b"[") if not is_one_value else not (others.strip() and _is(first, dict))
-    if is_list and not is_one_value and _is(first, list):  # a line that is a list, and no list of records
-        is_list = not others.strip() and _is(first, list, of=dict)
+    if is_one_value:
+        is_list = not (others.strip() and isinstance(_value(first), dict))
+    else:
+        line = _value(first)  # a list, but no list of records, is a faulty line
+        is_list = first.startswith(b"[") and (not isinstance(line, list) or all(isinstance(one, dict) for one in line))
     return _json_list(path, file, columns) if is_list else _json_lines(path, file)
 
 
-def _is(line: bytes, kind: type, of: type = object) -> bool:
-    """Whether a line is a whole JSON value of a kind."""
+def _value(line: bytes) -> Any:
+    """The JSON value that a line is; None if it is not a whole one."""
     try:
-        value = parse_json(line.decode("utf-8"))
+        return parse_json(line.decode("utf-8"))
     except ValueError:
-        return False
-    return isinstance(value, kind) and all(isinstance(one, of) for one in value)
+        return None
 
 
 def _lists_in(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from heedful.data.formats import in_known_shape
 from heedful.data.messages import as_dict, read_conversation, shown, wrong
 from heedful.data.readers import Record, parse_columns, read_records
 from heedful.data.record_fields import Task as Shapes
@@ -20,7 +21,7 @@ from heedful.data.record_fields import (
     shape_of,
     with_system,
 )
-from heedful.data.schemas import ranking_of
+from heedful.data.schemas import is_good, ranking_of
 from heedful.errors import ConfigError, DataError
 from heedful.label.answers import CANDIDATES, JUDGED, from_screen
 from heedful.label.identity import item_id, places_in
@@ -46,6 +47,7 @@ TO_LABEL = Shapes(
     "`rejected`; or only `chosen` and `rejected`, as conversations that share all but the last message or as Anthropic HH "
     "dialogues",
     "`text` has no prompt. If it is one: --columns prompt=text",
+    "They stay with the item",
 )
 OF_AN_ANSWER: tuple[Task | None, ...] = (None, "rating", "correction", "demonstration")
 OF_A_PROMPT: tuple[Task | None, ...] = ("demonstration", "chat")
@@ -142,6 +144,7 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     """
     mapping = parse_columns(options.columns)
     records = read_records(path, columns=mapping, max_samples=options.max_samples)
+    known = in_known_shape(path, records, mapping, TO_LABEL)
     items: dict[str, Item] = {}
     answers: dict[str, Mapping[str, Any]] = {}
     refused: list[DataError] = []
@@ -150,7 +153,7 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     repeated = same = 0
     for record in records:
         try:
-            found = _items(record, mapping, options)
+            found = _items(known(record), mapping, options)
         except DataError as error:
             if options.unusable == "error":
                 raise
@@ -411,6 +414,4 @@ def _rating(record: Record) -> Mapping[str, Any] | None:
         return {"rating": rating, "flags": []}
     if label is None:
         return None
-    if not isinstance(label, bool):
-        raise wrong(record.source, f"`label` is {shown(label)}", "true for a good response, false for a bad one")
-    return {"rating": BEST_RATING if label else WORST_RATING, "flags": []}
+    return {"rating": BEST_RATING if is_good(record.source, label) else WORST_RATING, "flags": []}

@@ -21,6 +21,7 @@ from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split, read_to_learn
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
+from heedful.errors import RefusedError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.parallel.own import own_random_numbers
@@ -173,8 +174,14 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
 def _shown(records: Sequence[Demonstration], renderer: Renderer, number: int, *, room: int) -> list[Demonstration]:
     """The first records of different prompts that leave the table's responses their room in the context."""
     by_prompt = {record.prompt: record for record in records if record.prompt}
-    fitting = (record for record in by_prompt.values() if len(renderer.prompt_ids(record.prompt)) <= room)
-    return list(itertools.islice(fitting, number))
+
+    def fits(record: Demonstration) -> bool:
+        try:
+            return len(renderer.prompt_ids(record.prompt)) <= room
+        except RefusedError:  # it was dropped
+            return False
+
+    return list(itertools.islice(filter(fits, by_prompt.values()), number))
 
 
 def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_batch: MicroBatch) -> dict[str, float]:
