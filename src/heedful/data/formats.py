@@ -185,7 +185,7 @@ def _tell(path: str, records: Sequence[Record], known: Known) -> None:
     if texts:
         unread = f"beside the {known.task.name}" if known.task.others else "not read"
         remedy = _remedy(records[0], list(texts), list(shapes), known)
-        say(f"{path}: {unread}: {_listed(texts)}. {' '.join(filter(None, (known.task.others, remedy)))}")
+        say(f"{path}: {unread}: {_listed(texts)}. {'. '.join(filter(None, (known.task.others, remedy)))}")
     if keys:
         say(f"{path}: not read in messages: {_listed(keys)}")
 

@@ -1,0 +1,130 @@
+"""Columns of text that nothing reads are named once at the start, with what would read them; advice loses nothing."""
+
+import pytest
+
+from heedful.data import read_demonstrations, read_prompts, read_rankings
+from heedful.errors import DataError
+
+ALPACA = {"instruction": "翻译", "input": "你好", "output": "hello", "system": "简短", "history": [["一", "二"]]}
+TURNS = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]
+
+
+@pytest.mark.parametrize(
+    ("read", "record", "columns", "parts"),
+    [
+        (
+            read_demonstrations,
+            ALPACA,
+            "prompt=instruction,completion=output",
+            ["not read: `input`, `system`, `history`. Without --columns the file is read as alpaca, with `input`"],
+        ),
+        (
+            read_prompts,
+            ALPACA,
+            "prompt=instruction",
+            [
+                "beside the prompt: `input`",
+                "Reward functions receive them. Without --columns the file is read as alpaca",
+            ],
+        ),
+        (
+            read_prompts,
+            {"prompt": "问", "answer": "答"},
+            "",
+            ["beside the prompt: `answer`. Reward functions receive them"],
+        ),
+        (
+            read_demonstrations,
+            {"messages": TURNS, "system": "简短", "id": "a1"},
+            "",
+            ["not read: `system`, `id`. --columns conversations=messages reads `system` as the system message"],
+        ),
+        (
+            read_rankings,
+            {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"},
+            "",
+            ["not read: `system`. --columns question=prompt reads `system` as the system message"],
+        ),
+        (
+            read_demonstrations,
+            {"prompt": "问", "completion": "答", "messages": TURNS},
+            "",
+            ["not read: `messages`. --columns messages=messages reads `messages` instead"],
+        ),
+        (
+            read_demonstrations,
+            {"messages": [{**TURNS[0], "msg_id": "a", "turn": 3}, TURNS[1]]},
+            "",
+            ["not read in messages: `msg_id`"],
+        ),
+    ],
+)
+def test_the_line_at_the_start(read, record, columns, parts, written, capsys):
+    path = written("数据.jsonl", [record] * 3)
+    read(path, columns=columns)
+    said = capsys.readouterr().err
+    for part in parts:
+        assert said.count(f"heedful: {path}: {part}") == 1 or (part in said and said.count(path) == 1), said
+
+
+@pytest.mark.parametrize(
+    ("read", "record", "columns", "system"),
+    [
+        (read_demonstrations, {"messages": TURNS, "system": "简短"}, "conversations=messages", "简短"),
+        (read_demonstrations, {**ALPACA, "output": None, "answer": "好"}, "output=answer", "简短"),
+        (
+            read_demonstrations,
+            {"system": "简短", "prompt": "问", "completion": "答"},
+            "question=prompt,response=completion",
+            "简短",
+        ),
+        (
+            read_rankings,
+            {"system": "简短", "prompt": "问", "chosen": "好", "rejected": "坏"},
+            "question=prompt",
+            "简短",
+        ),
+    ],
+)
+def test_the_advice_reads_it(read, record, columns, system, written, capsys):
+    """Following it, nothing is named any more."""
+    path = written("数据.jsonl", [record])
+    found = read(path, columns=columns)[0]
+    assert found.prompt[0].content == system
+    assert "not read" not in capsys.readouterr().err
+
+
+def test_the_advice_of_an_error_loses_nothing(written):
+    """Only the answer has another name, so only that is renamed; what would not be read is named."""
+    record = {name: value for name, value in ALPACA.items() if name != "output"} | {"answer": "hello"}
+    with pytest.raises(DataError, match=r"Perhaps: --columns output=answer$"):
+        read_demonstrations(written("一.jsonl", [record]))
+    record = {"question": "问", "answer": "答", "hint": "提示"}
+    with pytest.raises(DataError, match=r"--columns prompt=question,completion=answer, which does not read `hint`$"):
+        read_demonstrations(written("二.jsonl", [record]))
+
+
+def test_two_formats_are_refused_and_each_can_be_chosen(written):
+    shared = [{"from": "human", "value": "甲"}, {"from": "gpt", "value": "乙"}]
+    path = written("数据.jsonl", [{"conversations": shared, "messages": TURNS}])
+    with pytest.raises(DataError, match=rf"{path}:1: this may be ShareGPT or `messages`") as caught:
+        read_demonstrations(path)
+    for columns, answer in (("conversations=conversations", "乙"), ("messages=messages", "答")):
+        assert f"--columns {columns}" in str(caught.value)
+        assert read_demonstrations(path, columns=columns)[0].response == answer
+
+
+def test_a_record_of_another_format_is_named_or_counted(written):
+    path = written("数据.jsonl", [ALPACA, {"messages": TURNS}, ALPACA])
+    with pytest.raises(DataError, match=rf"{path}:2: not alpaca like the other records"):
+        read_demonstrations(path)
+    refused = []
+    assert len(read_demonstrations(path, refused=refused)) == 4
+    assert [error.cause for error in refused] == ["not alpaca"]
+
+
+def test_an_empty_answer_is_a_fault_of_a_demonstration_only(written):
+    path = written("数据.jsonl", [ALPACA, {**ALPACA, "output": " "}])
+    with pytest.raises(DataError, match=rf"{path}:2: `output` is empty .*\(read as alpaca\)"):
+        read_demonstrations(path)
+    assert len(read_prompts(path)) == 2
