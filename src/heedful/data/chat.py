@@ -94,6 +94,8 @@ class Renderer:
         """The text of that token."""
         self._spaces = "", ""
         """White space that the template itself writes between generation prompt and answer, and between answer and end."""
+        self._last: tuple[str, list[int]] = ("", [])
+        """The text of the conversation that was written last, with its ids: the next one may continue it."""
         self._prompt = lru_cache(PROMPTS_KEPT)(self._encoded_prompt)
         if tokenizer.chat_template:
             self._probe()
@@ -127,7 +129,9 @@ class Renderer:
         turn = Message("assistant", response) if isinstance(response, str) else response
         before, asked = self._prompt(prompt)
         text = self._text(prompt, turn, truncated=truncated)
-        ids = self._closed(text, truncated=truncated)
+        read = self.encoder.read_on(text, before, asked)
+        self._last = text, read
+        ids = read + self._added_end(truncated=truncated)
         is_continued = ids[: len(asked)] == asked.tolist()
         start = len(asked) if is_continued else self.encoder.tokens_within(text, len(before))
         return ids[:start], ids[start:]
@@ -162,7 +166,7 @@ class Renderer:
             text = self._prompt(prompt)[0] + shown + self._end(truncated=truncated)
         else:
             text = self._up_to_end(text, truncated=truncated)
-        return self._closed(text, truncated=truncated)
+        return self.encoder.read_on(text, *self._prompt(prompt)) + self._added_end(truncated=truncated)
 
     def whole_text(self, prompt: Conversation, response: Response, *, apart: bool = False) -> str | None:
         """Return the template's own rendering of a prompt and a response, or None for a thought without an end.
@@ -219,7 +223,7 @@ class Renderer:
         """Return a prompt's text and its ids."""
         if not isinstance(prompt, str):
             text = self.template.text(prompt, add_generation_prompt=True)
-            return text, array("i", self.encoder.read(text))
+            return text, array("i", self.encoder.read_on(text, *self._last))
         if self.special_tokens == "literal":
             return prompt, array("i", self.bos + self.encoder.literal(prompt))
         has_bos = bool(self.bos) and prompt.startswith(self.tokenizer.bos_token)
@@ -282,9 +286,9 @@ class Renderer:
         start, length = max((rendered.rfind(special), len(special)) for special in self.encoder.special_texts)
         return rendered[: start if truncated else start + length]
 
-    def _closed(self, text: str, *, truncated: bool) -> list[int]:
-        """Return the ids of a text that ends where a turn ends, with a token that ends it if the template has none."""
-        return self.encoder.read(text) + ([] if truncated or self.ends_turns else [self.turn_end_id])
+    def _added_end(self, *, truncated: bool) -> list[int]:
+        """Return the token that ends a turn, if the template has none."""
+        return [] if truncated or self.ends_turns else [self.turn_end_id]
 
     def _as_written(self, text: str) -> str:
         """Return a response that thinks as it follows the generation prompt. Its tags may be special tokens."""

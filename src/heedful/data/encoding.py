@@ -39,8 +39,8 @@ class Encoder:
 
     def specials_in(self, *texts: str) -> list[str]:
         """Return the texts of special tokens that occur in texts, longest first."""
-        possible = [text for text in texts if any(head in text for head in self._heads)]
-        return [special for special in self.special_texts if any(special in text for text in possible)]
+        possible = "\0".join(text for text in texts if any(head in text for head in self._heads))
+        return [special for special in self.special_texts if special in possible] if possible else []
 
     def marked(self, text: str, but: Sequence[str] = ()) -> str:
         """Return a text with markers for the special tokens in it, except those named in ``but``."""
@@ -62,6 +62,18 @@ class Encoder:
         pieces = re.split(f"({re.escape(self._sign)}[0-9]*\ue001)", text)
         encoded = (self.literal(self._typed[p]) if p in self._typed else self.read(p) for p in pieces)
         return [i for ids in encoded for i in ids]
+
+    def read_on(self, text: str, known: str, ids: Sequence[int]) -> list[int]:
+        """Return `read` of a text, given the ids of a text with which it begins.
+
+        Texts on both sides of a special token do not touch each other's tokens, so only what follows the last one is encoded.
+        """
+        place = next((k for k in reversed(range(len(ids))) if ids[k] in self._borders), -1)
+        start = known.rfind(self._borders[ids[place]]) if place >= 0 and text.startswith(known) else -1
+        if start <= 0:
+            return self.read(text)
+        rest = self.read(text[start:])
+        return [*ids[:place], *rest] if rest[:1] == [ids[place]] else self.read(text)
 
     def tokens_within(self, text: str, end: int) -> int:
         """Return how many of the first tokens of `read` hold nothing of what stands behind ``end``.
@@ -130,6 +142,17 @@ class Encoder:
     def _unmarked(self, text: str) -> str:
         """Return a text as `_renamed` reads it: typed special tokens as they are, the others by their names."""
         return _substituted(text, {special: self._names[special] for special in self.specials_in(text)} | self._typed)
+
+    @cached_property
+    def _borders(self) -> dict[int, str]:
+        """Special tokens that are found before anything else is done with a text."""
+        tokens = self.tokenizer.added_tokens_decoder.items() if self.tokenizer.is_fast else ()
+        unknown = self.tokenizer.unk_token_id  # which stands for other texts too
+        return {
+            i: token.content
+            for i, token in tokens
+            if token.special and not token.normalized and not token.single_word and i != unknown
+        }
 
     @cached_property
     def _names_by_id(self) -> dict[int, str]:

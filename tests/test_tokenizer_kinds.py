@@ -7,10 +7,12 @@ characters of its text and the tokenizer's own offsets. None of them comes from 
 import json
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
@@ -372,3 +374,116 @@ def test_special_tokens_that_somebody_typed_are_letters(made, kind):
     assert set(raw) & set(special.values()) - {special["<unk>"]} == {special["</s>"]}
     if kind != "Unigram":  # whose own tokenizer reads the letters of "</s>" as that token
         assert asked + response == [start, *user, end, *between, start, *answer, end]
+
+
+@pytest.fixture
+def trained(made, tmp_path, monkeypatch, capsys):
+    """``trained(kind, style, command, records, *flags)`` runs a command on a tiny llama: folder, status, what it said."""
+
+    def run(kind, style, command, records, *flags):
+        tokenizer, _ = made(kind, style)
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        ids = {"bos_token_id": 1, "eos_token_id": 2}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, **shape, **ids))
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / "模型")
+        (tmp_path / "数据.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+        words = [command, "--model", tmp_path / "模型", "--data", tmp_path / "数据.jsonl", "--output", tmp_path / "run"]
+        options = ("--device=cpu", "--dtype=float32", "--eval-fraction=0", "--sample-every=0")
+        monkeypatch.setattr("sys.argv", ["heedful", *map(str, words), *options, *flags])
+        return tmp_path / "run", main(), capsys.readouterr().err, model
+
+    return run
+
+
+def first_step(run):
+    return json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "answer"),
+    [
+        ("Metaspace first", "Zephyr", "x"),
+        ("Prepend and bytes", "Phi-3", " x"),
+        ("byte-level, no regex", "Llama-3", " x \n"),
+        ("Unigram", "Vicuna", "今天"),
+    ],
+)
+def test_the_loss_of_sft_is_that_of_the_templates_rendering(made, trained, kind, style, answer):
+    """As transformers computes it on ``apply_chat_template``."""
+    turns = [("user", "q0"), ("assistant", answer)]
+    flags = ("--max-steps=1", "--batch-size=1")
+    run, status, said, model = trained(kind, style, "sft", [{"messages": as_dicts(turns)}], *flags)
+    assert not status, said
+    _, prompt, response = by_hand(*made(kind, style), turns, END.get(style, "</s>"))
+    logprobs = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+    expected = -logprobs[range(len(prompt) - 1, len(prompt + response) - 1), response].mean().detach()
+    assert first_step(run)["loss/sft"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_reward_model_reads_the_templates_rendering(made, trained):
+    """The loss of a step so small that the saved model is still the one before it."""
+    kind, style, flags = "Metaspace always", "Gemma", ("--max-steps=1", "--batch-size=1", "--learning-rate=1e-12")
+    turns = [("user", "q0"), ("assistant", " 今天 x \n")]
+    record = {"prompt": as_dicts(turns[:1]), "chosen": turns[1][1], "rejected": "no"}
+    run, status, said, _ = trained(kind, style, "reward", [record], *flags)
+    assert not status, said
+    model = AutoModelForSequenceClassification.from_pretrained(run / "final").eval()
+    scores = []
+    for answer in (turns[1][1], "no"):
+        _, prompt, response = by_hand(*made(kind, style), [turns[0], ("assistant", answer)], END[style])
+        ids = torch.tensor([prompt + response])
+        scores.append(model(ids, attention_mask=torch.ones_like(ids)).logits[0, 0])
+    expected = -torch.nn.functional.logsigmoid(scores[0] - scores[1]).detach()
+    assert first_step(run)["loss/reward"] == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo", "kto", "grpo"])
+def test_a_template_that_ends_a_prompt_inside_a_token_is_refused(trained, command):
+    """With both sides token by token, the cause and the way out; nothing is written."""
+    kind, style = "byte-level", "Vicuna, prompt with a space"
+    prompt = [{"role": "user", "content": "q0"}]
+    record = {"prompt": prompt, "completion": "x", "chosen": "x", "rejected": "yes", "label": True}
+    columns = {"sft": ("completion",), "dpo": ("chosen", "rejected"), "kto": ("completion", "label"), "grpo": ()}
+    records = [{name: record[name] for name in ("prompt", *columns[command])}]
+    flags = ("--rewards=rule:length:1-4", "--samples-per-prompt=2") if command == "grpo" else ("--max-steps=1",)
+    run, status, said, _ = trained(kind, style, command, records, *flags)
+    assert status == 2
+    assert not run.exists()
+    for fragment in ("数据.jsonl:1: the chat template of", "ends a prompt inside a token", "prompt and answer"):
+        assert fragment in said
+    assert command == "grpo" or "' x'" in said  # whose answers are words of the vocabulary
+    assert "{{ 'ASSISTANT:' }} and {{ ' ' + message.content }}" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "style"), [("Metaspace first", "Zephyr"), ("Prepend and bytes", "Phi-4"), ("byte-level", "Vicuna")]
+)
+def test_a_reward_function_sees_the_text_that_was_sampled(made, trained, tmp_path, kind, style):
+    """It is what the tokens add to the text of the prompt's, but for the space that the template writes before an answer."""
+    tokenizer, _ = made(kind, style)
+    (tmp_path / "judge.py").write_text(
+        "import json\n\ndef judge(prompts, completions, completion_ids):\n"
+        f"    with open({str(tmp_path / 'seen.jsonl')!r}, 'a', encoding='utf-8') as file:\n"
+        "        for completion, ids in zip(completions, completion_ids):\n"
+        "            file.write(json.dumps([completion[0]['content'], list(ids)]) + '\\n')\n"
+        "    return [float(len(ids)) for ids in completion_ids]\n",
+        encoding="utf-8",
+    )
+    flags = ("--steps=1", "--rollout-batch-size=16", "--minibatch-size=16", "--samples-per-prompt=8")
+    rewards = (f"--rewards=python:{tmp_path / 'judge.py'}:judge", "--max-new-tokens=6")
+    questions = [{"prompt": [{"role": "user", "content": text}]} for text in ("q0", "hello x")]
+    _, status, said, _ = trained(kind, style, "grpo", questions, *flags, *rewards)
+    assert not status, said
+    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+    asked = tokenizer.apply_chat_template(questions[0]["prompt"], tokenize=True, add_generation_prompt=True).input_ids
+    before = tokenizer.decode(asked)
+    assert len(seen) >= 16
+    if kind == "Metaspace first":  # by themselves, the first one's space would be lost
+        assert any(tokenizer.decode(ids) != said for said, ids in seen)
+    for said, ids in seen:
+        text = tokenizer.decode([*asked, *ids]).removeprefix(before)
+        # After a special token this tokenizer puts a space before a text, so the first one is none.
+        lead = " " if style == "Vicuna" or (kind == "Prepend and bytes" and style == "Phi-4") else ""
+        assert said == text.removeprefix(lead)
