@@ -126,7 +126,7 @@ def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     mei = served.labeller(locale=language)
     assert mei.page.locator("main.task-pair").count() == 1
     mei.then_next("1", "3", "Enter")
-    said = {"en": "What is left are chats", "zh-CN": "剩下的都是对话"}[language]
+    said = {"en": "What is left for you are chats", "zh-CN": "留给你的都是对话"}[language]
     mei.page.get_by_text(said).wait_for()
     if language == "en":
         owner = served.labeller("Olga", "owner", "/people")
