@@ -12,10 +12,11 @@ from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
 from heedful.display import harmless
-from heedful.errors import ConfigError
+from heedful.errors import ConfigError, DataError
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
 from heedful.models.policy import Policy, freeze
+from heedful.models.rows import check_own_tokens, check_rows
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
 from heedful.sampling.probe import check_sampling
@@ -46,10 +47,12 @@ class Conversation:
     def answer(self, line: str) -> Iterator[str]:
         """Yield the answer to a line piece by piece, and add both to the conversation.
 
-        Raises ConfigError if the conversation no longer fits into the model's context; the line is then not added.
+        Raises ConfigError if the conversation no longer fits into the model's context, and DataError if the model has no row
+        of embeddings for a token; the line is then not added.
         """
         prompt: Text = line if self.config.raw else (*self.messages, Message("user", line))
         ids = self.renderer.prompt_ids(prompt)
+        check_rows(self.policy.lm, self.renderer.tokenizer, [("this line", ids)])
         if len(ids) > self.room:
             raise ConfigError(
                 f"the conversation has {len(ids)} tokens; the model can read {self.room} besides --max-new-tokens; "
@@ -112,6 +115,8 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
         raise ConfigError(f"{config.model} has no chat template: use --raw to continue text, or --chat-template plain")
     policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
     check_sampling(policy, pad_id=renderer.pad_id)
     conversation = Conversation(policy, renderer, config)
     prompt = "> " if sys.stdin.isatty() else ""
@@ -134,5 +139,5 @@ def chat(config: ChatConfig, read: Callable[[str], str] = input) -> None:
                 for piece in conversation.answer(line):
                     print(harmless(piece), end="", flush=True)
                 print()
-            except ConfigError as error:
+            except (ConfigError, DataError) as error:
                 print(f"({error})")

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from heedful.checkpoints.adapters import ADAPTER_CONFIG, adapter_chain
 from heedful.checkpoints.model_code import check_code_is_here, needs_code
+from heedful.checkpoints.settings_files import check_settings
 from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError
 from heedful.hub import is_download, local_model
@@ -53,8 +54,8 @@ def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
         options: say whether code in the folder may run. Code that is downloaded by name never may: it could be other code
             in the next run.
 
-    Raises CheckpointError if a local path is missing or holds no model, if its index of weights names files elsewhere, or if
-    trusted code is not in the folder.
+    Raises CheckpointError if a local path is missing or holds no model, if its settings are damaged or nonsense, if its index
+    of weights names files elsewhere, or if trusted code is not in the folder.
     """
     if isinstance(model, Source):
         return model
@@ -67,6 +68,8 @@ def resolve(model: str | Source, options: TrustOptions = NO_CODE) -> Source:
             raise CheckpointError(f"{adapters[0]} holds adapters, whose base is not there: {error}") from error
     else:
         _check_model_folder(folder)
+    for place in (Path(base), *adapters):
+        check_settings(place)
     runs_code = options.trust_remote_code and Path(base).is_dir() and not is_download(base)
     if runs_code:
         for place in (Path(base), *adapters):
@@ -131,8 +134,21 @@ def explained(name: str, kind: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):  # transformers would run code, and was told not to
             raise CheckpointError(needs_code(name)) from error
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause = _cause(error)
         nowhere = "" if Path(name).exists() else " (and there is no folder of that name here)"
-        raise CheckpointError(f"{name}: cannot load a {kind} from it: {first_line}{nowhere}") from error
+        raise CheckpointError(f"{name}: cannot load a {kind} from it: {cause}{nowhere}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
+
+
+def _cause(error: Exception) -> str:
+    """What an exception of transformers says, on one line."""
+    said = str(error).strip()
+    if "ignore_mismatched_sizes" in said:
+        return "its weights have other shapes than config.json says (vocab_size, hidden_size, heads); one of the two is wrong"
+    lines = [line.strip() for line in said.splitlines()]
+    if isinstance(error, KeyError) and said:
+        return f"it names {said}, which does not exist"
+    if lines and "alidation error" in lines[0]:  # of a configuration, which is also read for the tokenizer's sake
+        return f"config.json: {' '.join(lines[:2])}"
+    return lines[0] if lines else type(error).__name__

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from heedful.checkpoints.settings_files import check_eos
 from heedful.checkpoints.source import NO_CODE, Source, explained, load_config, resolve
 from heedful.checkpoints.template import check_templates, set_defaults
 from heedful.configs.template import TemplateOptions
@@ -38,6 +39,8 @@ def load_tokenizer(model: str | Source, *, chat_template: str = "") -> PreTraine
             raise CheckpointError(
                 f"{source.folder}: cannot load a tokenizer from it: no vocabulary; is tokenizer.json missing?"
             )
+        if tokenizer.eos_token is not None:
+            check_eos(Path(_tokenizer_home(source)), tokenizer.eos_token)
     if chat_template == "plain":
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if adds_bos else "") + PLAIN_TEMPLATE

@@ -31,6 +31,7 @@ from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.context import context_length
 from heedful.models.policy import freeze
+from heedful.models.rows import check_rows
 from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens
 from heedful.rewards.resolve import load_judges
 from heedful.sampling.teacher_forced import token_outputs
@@ -246,6 +247,8 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
         raise DataError(
             f"{config.data}: no token has another before it, so there is nothing to predict; give longer texts"
         )
+    texts = ((one.source, ids) for one in examples for ids in (one.prompt, one.response))
+    check_rows(policy.lm, renderer.tokenizer, texts)
     examples.sort(key=lambda example: example.length)
     total, tokens = 0.0, 0
     for part in in_micro_batches(examples, config.micro_batch, lambda example: (1, example.length)):

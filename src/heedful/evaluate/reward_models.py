@@ -19,6 +19,7 @@ from heedful.errors import DataError
 from heedful.evaluate.intervals import by_prompt
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.policy import freeze
+from heedful.models.rows import check_rows
 from heedful.rewards.model import agreement_with, score_rows
 
 Item = TypeVar("Item", bound=HasPrompt)
@@ -56,6 +57,8 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
     rankings = [one.ranking for one in encoded if one.has_pairs]
     if not rankings:
         raise DataError(f"{config.data}: nothing is left to rank: {left_out(counts)}")
+    texts = ((one.ranking.source, row["input_ids"]) for one in encoded for row in one.rows)
+    check_rows(model.classifier, tokenizer, texts)
     scores = iter(
         score_rows(
             model,

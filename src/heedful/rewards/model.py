@@ -13,6 +13,7 @@ from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import RewardError
 from heedful.models.reward_model import RewardModel
+from heedful.models.rows import check_rows
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
 from heedful.rewards.returned import OfBeginning, OfRanks
@@ -43,7 +44,8 @@ def score_texts(
         micro_batch: the most rows and tokens at a time.
         room: remembers what memory has room for; None forgets it.
 
-    Raises RewardError if a prompt with its response is longer than the reward model can read.
+    Raises RewardError if a prompt with its response is longer than the reward model can read, and DataError if it has a token
+    that the model has no row of embeddings for.
     """
     rows = [
         inputs.encode(prompt, response, truncated=cut)
@@ -57,6 +59,7 @@ def score_texts(
             f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
             "use shorter prompts and responses, or a reward model that reads more"
         )
+    check_rows(model.classifier, inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows))
     return score_rows(model, rows, micro_batch=micro_batch, room=room)
 
 

@@ -11,6 +11,7 @@ from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
+from heedful.models.rows import check_own_tokens, check_rows
 from heedful.sampling.generate import MICRO_BATCH, sample
 from heedful.sampling.probe import check_sampling
 from heedful.sampling.rollouts import Rollouts
@@ -39,6 +40,7 @@ class Sampler:
         self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
     ) -> tuple[Rollouts, list[Completion]]:
         """Sample one response to each prompt. Returns them as tensors, and as text without the stop token that ended it."""
+        check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
         if self.servers is not None:
             return self.finish(self.begin(policy, prompts, generator), policy, prompts)
         rollouts = sample(
@@ -93,9 +95,10 @@ def make_sampler(
         micro_batch: the most rows and tokens that are sampled at a time.
         is_used: whether anything will be sampled; the policy is then checked (`check_sampling`).
 
-    Raises CheckpointError if the policy cannot be sampled from.
+    Raises CheckpointError if the policy cannot be sampled from, or has no row for a token that ends responses or is padding.
     """
+    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
+    check_own_tokens(policy.lm, renderer.tokenizer, stop_ids=stops, pad_id=renderer.pad_id)
     if is_used:
         check_sampling(policy, pad_id=renderer.pad_id)
-    stops = stop_ids(renderer, policy.lm.generation_config.eos_token_id)
     return Sampler(options, renderer, stops, micro_batch)

@@ -28,6 +28,7 @@ from heedful.data.schemas import read_rankings
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.models.rows import check_rows
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
@@ -115,6 +116,8 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
+    texts = ((one.ranking.source, ids) for one in train + held_out for ids in (one.prompt, one.chosen, one.rejected))
+    check_rows(policy.lm, tokenizer, texts)
     disable_dropout(policy)
     room = Room()
     if config.needs_reference:

@@ -23,6 +23,7 @@ from heedful.data.schemas import read_labelled
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.models.rows import check_rows
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
@@ -117,6 +118,8 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     check_memory(config, Lengths(longest), device, dtype)
     policy = load_trained(config, source, device, dtype)
+    texts = ((one.record.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    check_rows(policy.lm, tokenizer, texts)
     disable_dropout(policy)
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, source, policy, device) if is_apart else policy

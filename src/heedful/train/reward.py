@@ -27,6 +27,7 @@ from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
 from heedful.models.reward_model import RewardModel
+from heedful.models.rows import check_rows
 from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths
@@ -148,6 +149,8 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         config,
         inputs.renderer,
     )
+    texts = ((one.ranking.source, row["input_ids"]) for one in train + held_out for row in one.rows)
+    check_rows(model.classifier, tokenizer, texts)
     check_memory(config, Lengths(max(one.longest for one in train + held_out)), device, dtype)
     demonstrations, offset_counts = (
         ([], {}) if config.offset_data is None else encode_scored(config.offset_data, config, inputs, max_length=limit)

@@ -24,6 +24,7 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import RefusedError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.models.rows import check_rows
 from heedful.parallel.own import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
@@ -117,6 +118,8 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
     total_steps = config.max_steps or math.ceil(config.epochs * len(train) / config.batch_size)
     check_memory(config, Lengths(max(example.length for example in train + held_out)), device, dtype)
     policy = load_trained(config, source, device, dtype)
+    texts = ((one.source, ids) for one in train + held_out for ids in (one.prompt, one.response))
+    check_rows(policy.lm, tokenizer, texts)
     prepare(policy, config, base=config.model, dropout=config.lora_dropout)
     divide(config, device, policy)
     optimizer = make_optimizer([(policy, config.learning_rate)], config)

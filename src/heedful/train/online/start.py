@@ -21,6 +21,7 @@ from heedful.kernels.device import frozen_dtype
 from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
+from heedful.models.rows import check_rows
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge.start import check_comparing
@@ -37,7 +38,7 @@ from heedful.train.online.critic import check_critic, check_same_text, load_crit
 from heedful.train.online.given import files_of, given_in_python
 from heedful.train.online.going_on import expect_answers, resumable, with_the_same_servers
 from heedful.train.online.learner import Learner, Prompts
-from heedful.train.online.ptx import load_mix
+from heedful.train.online.ptx import PretrainingMix, load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.train.skips import Skips
@@ -90,6 +91,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     check_memory(config, Lengths(longest, longest - config.max_new_tokens), device, dtype)
     has_head = critic_options is not None and critic_options.critic == "shared"
     policy = load_trained(config, source, device, dtype, with_value_head=has_head)
+    check_rows(policy.lm, renderer.tokenizer, [*_texts(train + held_out), *([] if ptx is None else _records(ptx))])
     reference = load_reference(config, source, policy, device) if config.loads_reference else None
     critic = None
     if critic_options is not None:
@@ -144,6 +146,16 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))
+
+
+def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
+    """Where prompts were read, and their tokens."""
+    return [(one.prompt.source, one.ids) for one in prompts]
+
+
+def _records(mix: PretrainingMix) -> list[tuple[str, Sequence[int]]]:
+    """Where records of the mix were read, and their tokens."""
+    return [(one.source, ids) for one in mix.examples for ids in (one.prompt, one.response)]
 
 
 def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str | Reward | RewardFunction]) -> About:
