@@ -156,6 +156,37 @@ def test_every_command_refuses_what_could_not_be_saved(heedful, data, model, wri
     assert not (tmp_path / "运行").exists()
 
 
+SHORT_ONLINE = ("--samples-per-prompt", "2", "--minibatch-size", "2", "--max-new-tokens", "4")
+
+
+@pytest.mark.parametrize("command", ["sft", "reward", "dpo", "kto", "ppo", "grpo", "online-dpo", "merge"])
+def test_what_is_written_at_the_end_is_tried_before_the_first_step(
+    heedful, train, data, tiny, tmp_path, monkeypatch, command
+):
+    """Here transformers refuses to write a tokenizer that it has read."""
+    plain = tiny()
+    if command == "merge":
+        assert train("sft", "--lora-rank", "2", output=tmp_path / "适配器").status == 0
+
+    def refuse(*_, **__):
+        raise TypeError("不能写\nmore")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", refuse)
+    if command == "merge":
+        outcome = heedful("merge", "--adapter", tmp_path / "适配器" / "final", "--output", tmp_path / "运行")
+    elif command == "online-dpo":
+        flags = ["--rewards", "rule:digits", "--data", data("grpo"), "--output", tmp_path / "运行", "--steps", "1"]
+        outcome = heedful(command, "--model", plain, *flags, "--rollout-batch-size", "2", *SHORT_ONLINE)
+    else:
+        outcome = train(command, *(["--critic", "separate"] if command == "ppo" else []))
+    assert outcome.status == 2, outcome.err
+    said = "its tokenizer_config.json or tokenizer.json could not be saved again (不能写)"
+    assert said in outcome.message
+    assert "Traceback" not in outcome.err
+    assert "loss" not in outcome.out
+    assert not (tmp_path / "运行").exists()
+
+
 @pytest.mark.parametrize(
     "settings",
     [

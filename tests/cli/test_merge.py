@@ -83,6 +83,15 @@ def test_a_run_starts_from_what_peft_computes(train, tiny, written, tmp_path, se
     torch.testing.assert_close(trained.eval()(ids).logits, ours.eval()(ids).logits, rtol=0, atol=1e-6)
 
 
+def test_the_stop_tokens_of_adapters_are_checked(heedful, adapter, tmp_path):
+    path = Path(adapter) / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"eos_token_id": [1, 264]}), "utf-8")
+    outcome = heedful("merge", "--adapter", adapter, "--output", tmp_path / "合并")
+    assert outcome.status == 2
+    assert f"{path}: eos_token_id is [1, 264]; it must be a token id from 0 to 263, or a list" in outcome.message
+    assert not (tmp_path / "合并").exists()
+
+
 def test_an_output_that_exists_is_kept_unless_told(heedful, adapter, tmp_path):
     output = tmp_path / "合并"
     assert heedful("merge", "--adapter", adapter, "--output", output).status == 0

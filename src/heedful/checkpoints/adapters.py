@@ -348,6 +348,11 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         folder / ADAPTER_WEIGHTS,
         metadata={"format": "pt"},
     )
+    save_adapter_config(model, folder)
+
+
+def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:
+    """Write the settings of a model's adapters."""
     config = copy.copy(model.peft_config[ADAPTER])
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules or ()) or None  # the order of a set differs from run to run

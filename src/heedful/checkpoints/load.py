@@ -12,6 +12,7 @@ from heedful.checkpoints.generation import mend_generation_config
 from heedful.checkpoints.lora import experts_but
 from heedful.checkpoints.quantize import FourBit, say_unquantized
 from heedful.checkpoints.save import VALUE_HEAD, load_tensors
+from heedful.checkpoints.settings_files import check_generation
 from heedful.checkpoints.source import Source, explained, resolve
 from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
@@ -23,6 +24,7 @@ from heedful.kernels.rotary import use_lean_rotations
 from heedful.kernels.stored import store_matrices
 from heedful.models.heads import check_causal
 from heedful.models.policy import Policy
+from heedful.models.rows import rows_of
 from heedful.models.value_model import ValueModel
 
 transformers.utils.logging.disable_progress_bar()
@@ -51,7 +53,10 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
             f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
             f"first {sorted(info['missing_keys'])[0]}"
         )
-    mend_generation_config(lm, source.folder)
+    with explained(source.folder, "generation_config.json"):
+        if source.adapters or not Path(source.base).is_dir():  # files of a plain local model were checked by themselves
+            check_generation(Path(source.folder, "generation_config.json"), lm.generation_config.to_dict(), rows_of(lm))
+        mend_generation_config(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
@@ -114,7 +119,9 @@ def load_policy(
     Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
     """
     source = resolve(model)
-    policy = Policy(load_causal_lm(source, four_bit), with_value_head=with_value_head, compute_dtype=compute_dtype)
+    lm = load_causal_lm(source, four_bit)
+    with explained(source.folder, "policy"):  # which runs the model once
+        policy = Policy(lm, with_value_head=with_value_head, compute_dtype=compute_dtype)
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
@@ -152,7 +159,8 @@ def load_value_model(
     source = resolve(model)
     is_new = trunk is None
     trunk = load_trunk(source, four_bit) if trunk is None else trunk
-    check_causal(trunk, source.name)
+    with explained(source.folder, "value model"):
+        check_causal(trunk, source.name)
     value_model = ValueModel(trunk, trunk.config.get_text_config(decoder=True).hidden_size, compute_dtype=compute_dtype)
     head_file = Path(source.folder) / VALUE_HEAD
     if head_file.is_file():

@@ -7,7 +7,14 @@ import torch
 from heedful.checkpoints.adapters import read_adapter_config, whole_weights
 from heedful.checkpoints.load import load_causal_lm, load_value_model
 from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import VALUE_HEAD, load_tensors, save_reward_model, save_tensors, save_value_model
+from heedful.checkpoints.save import (
+    VALUE_HEAD,
+    check_saving,
+    load_tensors,
+    save_reward_model,
+    save_tensors,
+    save_value_model,
+)
 from heedful.checkpoints.source import Source, resolve
 from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.merge import MergeConfig
@@ -34,12 +41,16 @@ def merge_model(config: MergeConfig) -> None:
         match _kind(folder):
             case "SEQ_CLS":
                 model = load_reward_model(source, tokenizer, device=CPU, compute_dtype=torch.float32, merged=True)
+                check_saving([model.classifier], tokenizer)
                 save_reward_model(model, tokenizer, partial)
             case "FEATURE_EXTRACTION":
                 critic = load_value_model(source, device=CPU, compute_dtype=torch.float32)
+                check_saving([critic.trunk], tokenizer)
                 save_value_model(critic, tokenizer, partial)
             case _:
-                load_causal_lm(source).save_pretrained(partial)
+                lm = load_causal_lm(source)
+                check_saving([lm], tokenizer)
+                lm.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
                 if (folder / VALUE_HEAD).is_file():
                     save_tensors(load_tensors(folder / VALUE_HEAD), partial / VALUE_HEAD)

@@ -1,14 +1,16 @@
 """Write networks in Hugging Face format. What other tools must not read goes into folders of its own."""
 
-from collections.abc import Sequence
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checkpoints.adapters import has_adapters, save_model
+from heedful.checkpoints.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
 from heedful.checkpoints.reward_facts import RewardFacts, save_facts
 from heedful.checkpoints.source import explained
 from heedful.errors import CheckpointError
@@ -66,6 +68,41 @@ def save_reward_model(
     save_model(model.classifier, folder)
     tokenizer.save_pretrained(folder)
     save_facts(folder, RewardFacts(model.offset if offset is None else offset, model.reads))
+
+
+def check_saving(models: Iterable[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write all but the weights of models once, into a temporary folder: what cannot be saved is found before training.
+
+    transformers loads settings that it refuses to write. Raises CheckpointError with the file.
+    """
+    with tempfile.TemporaryDirectory(prefix="heedful-") as folder:
+        for model in models:
+            name = model.config._name_or_path
+            with _writing(name, "config.json"):
+                model.config.save_pretrained(folder)
+            if model.can_generate():
+                with _writing(name, "generation_config.json"):
+                    model.generation_config.save_pretrained(folder)
+            if has_adapters(model):
+                with _writing(name, ADAPTER_CONFIG):
+                    save_adapter_config(model, Path(folder))
+        with _writing(tokenizer.name_or_path, "tokenizer_config.json or tokenizer.json"):
+            tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _writing(name: str, file: str) -> Iterator[None]:
+    """Say which file of a model cannot be written, and why. An error of the disk stays what it is."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).strip().splitlines() if not line.startswith("GenerationConfig is inv")]
+        raise CheckpointError(
+            f"{name}: its {file} could not be saved again ({lines[0] if lines else type(error).__name__}), so neither could "
+            "a model that is trained from it; correct that file"
+        ) from error
 
 
 def check_finite(module: nn.Module) -> None:

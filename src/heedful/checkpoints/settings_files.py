@@ -50,6 +50,19 @@ def check_settings(folder: Path) -> None:
     _check(folder / "tokenizer_config.json", read.get("tokenizer_config.json", {}), TOKENIZER)
 
 
+def check_generation(path: Path, content: Mapping[str, Any], rows: int) -> None:
+    """Refuse a generation config that holds nonsense.
+
+    Args:
+        path: its file, for messages.
+        content: its keys and values.
+        rows: how many tokens the model has.
+
+    Raises CheckpointError.
+    """
+    _check(path, content, GENERATION | token_rules(rows))
+
+
 def check_eos(folder: Path, token: str) -> None:
     """Refuse an end-of-sequence token that the tokenizer's files do not have: transformers adds it, as a new token that the
     model never learned to write.

@@ -16,7 +16,7 @@ from heedful.checkpoints.adapters import ADAPTER_CONFIG, adapter_chain
 from heedful.checkpoints.model_code import check_code_is_here, needs_code
 from heedful.checkpoints.settings_files import check_settings
 from heedful.configs.trust import TrustOptions
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.hub import is_download, local_model
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -117,7 +117,8 @@ def load_config(model: str | Source) -> Any:
 
 @contextlib.contextmanager
 def explained(name: str, kind: str) -> Iterator[None]:
-    """Turn any exception raised while reading ``name`` into a CheckpointError that says what could not be loaded.
+    """Turn any exception raised while reading ``name`` into a CheckpointError that says what could not be loaded, but for one
+    that says that memory ran out.
 
     Args:
         name: the folder or name that is read.
@@ -132,6 +133,8 @@ def explained(name: str, kind: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         if "trust_remote_code" in str(error):  # transformers would run code, and was told not to
             raise CheckpointError(needs_code(name)) from error
         cause = _cause(error)

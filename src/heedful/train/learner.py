@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful.checkpoints.save import save_policy
 from heedful.data.batch_order import BatchOrder
@@ -74,6 +74,11 @@ class Learner:
             "time/update": seconds,
             **performance(num_tokens, seconds, next(self.model.parameters()).device),
         }
+
+    def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
+        """The model that is saved, without heads of ours, and its tokenizer."""
+        model = self.model.lm if isinstance(self.model, Policy) else self.model.classifier
+        return [model], self.tokenizer
 
     def whole(self) -> Self:
         """A learner to be saved (`Saves.whole`)."""

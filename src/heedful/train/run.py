@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from heedful.checkpoints.save import check_saving
 from heedful.configs.options import TrainingOptions
 from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
@@ -44,6 +46,9 @@ class Learns(Saves, Protocol):
     """What learns in a run: a learner."""
 
     optimizer: torch.optim.Optimizer
+
+    def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
+        """The models that it saves, and their tokenizer."""
 
 
 class Run:
@@ -76,7 +81,8 @@ class Run:
         can_evaluate: whether anything is held out.
 
     Raises ConfigError if the run would stop early by evaluations that it cannot make, or the folder cannot be used;
-    CheckpointError if an unfinished run has no checkpoint that can be used; MachineError if the disk is too full.
+    CheckpointError if its model could not be saved, or an unfinished run has no checkpoint that can be used; MachineError if
+    the disk is too full.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Run:
         self._suppressed: list[str] = []
         self._seconds_before = 0.0
         self._stops = Stops(waits=ranks.size() > 1)
+        ranks.by_first(lambda: check_saving(*learner.parts()))
         ranks.by_first(lambda: check_space(config, learner))
         self._display = Display(algorithm, total_steps, shown)
         data = [one for one in (config.data, config.eval_data, *more_data) if one]

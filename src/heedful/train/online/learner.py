@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.checkpoints.save import save_policy, save_value_model
@@ -117,6 +118,11 @@ class Learner(Generic[C_co]):
         """Raise TrainingError if the run is to end after a step with these metrics."""
         self.skips.check()
         self.health.watch(self.schedule.done, metrics, max_kl=self.config.max_kl)
+
+    def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
+        """The models that are saved, without heads of ours, and their tokenizer."""
+        critic = [] if self.critic is None else [self.critic.trunk]
+        return [self.policy.lm, *critic], self.sampler.renderer.tokenizer
 
     def save(self, folder: Path) -> None:
         """Write the policy (its average, if there is one) in Hugging Face format, and a critic of its own inside."""
