@@ -80,7 +80,8 @@ def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
         refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=24 * GB)
     said = str(caught.value)
     need = (peak(config) - 0.6 * GB) / GB
-    assert f"needs about {need:.1f} GB, and 24.0 GB of the GPU are free" in said
+    assert said.startswith(f"this run needs about {need:.1f} GB, and 24.0 GB of the GPU are free")
+    assert "heedful plan says what" in said
     assert "--lora-rank 16" in said
     assert "--no-memory-check" in said
 

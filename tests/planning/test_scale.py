@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.planning.divided import memory, of_rank
+from heedful.planning.divided import memory, of_rank, stored
 from heedful.planning.memory import Network, Sampling, Work, plan
 from heedful.planning.scale import GPU, H100, Job, decode_seconds, flops, received, seconds
 from heedful.planning.shapes import LARGE, decoder
@@ -47,6 +47,16 @@ def test_weights_gradients_and_moments_are_divided_and_activations_are_not():
     assert eight.phases["backward"]["activations"] == whole["activations"]
     # embeddings, head and two blocks in float32
     assert eight.phases["backward"]["whole blocks"] == 4 * 200_000 + 2 * 4 * 160_000
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", 4), ("cuda", 2)])
+def test_the_base_of_adapters_stays_in_float32_on_a_cpu(device, size):
+    """A reference in half precision does not, on either; embeddings, head and two blocks are whole in a pass."""
+    adapters = replace(WORK, device=device, policy=replace(POLICY, trained="adapters", lora_rank=2), reference=None)
+    whole = 200_000 + 2 * 160_000
+    assert memory(adapters, JOB).phases["backward"]["whole blocks"] == size * whole
+    assert stored(adapters, REFERENCE) == 2
+    assert stored(replace(adapters, half=False), adapters.policy) == 4
 
 
 def test_autocast_copies_what_a_backward_pass_reads():

@@ -206,3 +206,13 @@ def test_prompts_near_the_context_are_trained_on_and_not_sampled(config, tmp_pat
     lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["短"]
     assert (tmp_path / "run" / "final" / "config.json").is_file()
+
+
+def test_the_table_of_samples_halves_a_short_context_between_prompt_and_response(config, tiny, tmp_path):
+    """Of 20 tokens, 10 are for the response: a prompt of 10 bytes is sampled from, one of 11 is not."""
+    prompts = ["a" * 10, "b" * 11]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"prompt": one, "completion": "c"}) + "\n" for one in prompts), encoding="utf-8")
+    train_sft(config(model=tiny("qwen3", max_length=20), data=str(path), batch_size=2, max_steps=1, sample_every=1))
+    lines = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == prompts[:1]

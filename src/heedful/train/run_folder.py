@@ -119,7 +119,6 @@ class RunFolder:
             finally:
                 held.release()
             (self._aside / LOCK).unlink(missing_ok=True)
-            self._is_new_folder = True
         else:
             self.path.mkdir(parents=True, exist_ok=not self._is_new_folder)
             self._lock = FolderLock(self.path)
@@ -312,7 +311,7 @@ class RunFolder:
             if is_ours and self._is_new_folder:
                 self.path.rmdir()
             if self._aside is not None:
-                self._aside.rename(self.path)
+                self._aside.rename(self.path)  # in the place of the new one, which is empty
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
