@@ -204,7 +204,7 @@ def test_a_completion_may_be_a_demonstration_that_is_done():
         ({"prompt": "a", "responses": ["x", {"response": "y", "model": "m"}]}, {}, r"{response, source: {...}}"),
         ({"prompt": "a", "responses": ["x", {"response": "y", "source": "m"}]}, {}, r"{response, source: {...}}"),
         ({"prompt": "a", "responses": ["x", "y"], "chosen_by": "me"}, {}, "one of import, random, active"),
-        ({"prompt": "a", "completion": "x", "label": 1}, {}, "true for a good response"),
+        ({"prompt": "a", "completion": "x", "label": 2}, {}, "true or 1 for a good response"),
         ({"prompt": "a", "completion": "x", "rating": 8}, {}, "1 to 7"),
         ({"prompt": "a", "tools": [{"name": "f"}]}, {}, "`tools` beside raw text"),
         ({"prompt": "a", "chosen": "x"}, {}, "`chosen` by itself. Accepted: `chosen` and `rejected` together"),
