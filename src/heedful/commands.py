@@ -86,6 +86,10 @@ def simulate_labels(config: SimulateConfig) -> None:
 
     count, names = simulate(config)
     _print(f"{count} labels by {', '.join(names)}")
+    if not count:
+        _print(
+            "nothing is left for them: each item has as many labels as the project asks for; add items, or --labellers"
+        )
 
 
 def merge(config: MergeConfig) -> None:

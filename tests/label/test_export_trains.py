@@ -116,3 +116,17 @@ def test_labels_of_a_file_and_what_cannot_be_used(command, capsys, tmp_path):
     (record,) = (tmp_path / "out" / "preferences.train.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(record) | {"feedback": {}} == good | {"feedback": {}}
     assert main(["label", "export", str(project), "--output", str(tmp_path / "out")]) == 2
+
+
+def test_answers_that_are_all_the_same_are_left_out_with_a_line(command, tmp_path):
+    """As `heedful sample` writes them of a model that is sure; the file was refused whole."""
+    project, data = tmp_path / "p", tmp_path / "答.jsonl"
+    rows = [{"prompt": f"问{i}", "responses": ["好"] * 4 if i < 5 else ["好", "坏", "好", "行"]} for i in range(8)]
+    data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    command("label", "new", project)
+    for flags in (("--preview",), ()):
+        said = command("label", "import", project, "--data", data, *flags)
+        assert "8 records: 3 items (3 rankings), 0 with a label in the file." in said
+        assert "5 records left out, whose answers are all the same, so there is nothing to compare:" in said
+        assert f"{data}:1: 4 answers that are all equal" in said
+    assert "Added 3 items; 0 there already." in said

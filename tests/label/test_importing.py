@@ -190,7 +190,7 @@ def test_a_completion_may_be_a_demonstration_that_is_done():
         ({"prompt": "a", "completion": "x"}, {}, "--task rating, --task correction or --task demonstration"),
         ({"text": "a"}, {}, "--columns prompt=text"),
         ({"question": "a"}, {}, "Perhaps: --columns prompt=question"),
-        ({"prompt": "a", "responses": ["x", "x"]}, {}, "2 answers that are all equal"),
+        ({"prompt": "a", "responses": ["x", "x"], "ranks": [0, 1]}, {}, "2 answers that are all equal"),
         ({"prompt": "a", "chosen": "x", "rejected": "x"}, {}, "2 answers that are all equal"),
         ({"prompt": "a", "responses": list("abcdefghij")}, {}, "10 answers for the task ranking. Accepted: 2 to 9"),
         (
@@ -255,7 +255,7 @@ def test_the_preview_has_no_sources():
     facts = imported.preview(first=2)
     assert facts | {"first": 0, "errors": 0} == {
         "records": 9, "items": 7, "tasks": {"pair": 7}, "labels": 0, "repeated": 1, "refused": 1, "first": 0, "errors": 0,
-        "same_labels": 0, "against": 0, "against_at": [],
+        "same_labels": 0, "against": 0, "against_at": [], "equal": 0, "equal_at": [],
     }  # fmt: skip
     assert facts["errors"][0].startswith("import.jsonl:9: `prompt` is empty")
     assert facts["first"][1] == {"task": "pair", "prompt": "1", "answers": ["x", "y"]}

@@ -95,7 +95,7 @@ def test_two_rounds(finished, tmp_path):
     folder, (waits, waits_still, _, ends) = finished
     assert "6 pairs are ready to be labelled" in waits
     assert all("0 of 6 pairs are labelled, 6 are needed" in said for said in (waits, waits_still))
-    assert "round 1 is finished: its policy beats the one before in" in ends
+    assert "round 1 is finished. Its policy, compared with the one before on held-out prompts:" in ends
     project = shutil.copytree(folder, tmp_path / folder.name)
     items = items_of(project, 1)
     assert [(item.chosen_by, item.task, len(item.candidates)) for item in items] == [("random", "pair", 2)] * 6

@@ -97,3 +97,21 @@ def test_a_label_that_was_taken_back_is_given_anew(tmp_path):
         project.undo(person, "撤")
         assert label_project(project, [(person, Labeller("甲"))], lambda _: [1, 0], labels=2) == 1
         assert len(project.labels()) == 1
+
+
+def test_nothing_to_label(heedful, tmp_path, written):
+    """It said "0 labels" with status 0, whatever the reason."""
+    words = ("label", "simulate", tmp_path / "项目", "--rewards", "rule:length:0-3")
+    assert heedful("label", "new", tmp_path / "项目").status == 0
+    outcome = heedful(*words)
+    assert outcome.status == 2
+    assert (
+        f"has no items to label; add some with heedful label import {tmp_path / '项目'} --data FILE" in outcome.message
+    )
+    pairs = written("对.jsonl", [{"prompt": "问", "chosen": "好", "rejected": "不好的回答"}])
+    assert heedful("label", "import", tmp_path / "项目", "--data", pairs).status == 0
+    assert "1 labels by" in heedful(*words).out
+    outcome = heedful(*words)
+    assert outcome.status == 0
+    assert "0 labels by" in outcome.out
+    assert "nothing is left for them" in outcome.out

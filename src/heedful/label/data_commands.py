@@ -78,6 +78,12 @@ def _show(imported: Imported) -> None:
         print(f"{_many(facts['against'], 'label')} left out against an earlier one of the same item in the file:")
         for line in facts["against_at"]:
             print(f"  {harmless(line)}")
+    if facts["equal"]:
+        print(
+            f"{_many(facts['equal'], 'record')} left out, whose answers are all the same, so there is nothing to compare:"
+        )
+        for line in facts["equal_at"]:
+            print(f"  {harmless(line)}")
     if facts["refused"]:
         print(f"{_many(facts['refused'], 'record')} left out, which cannot be used:")
         for error in facts["errors"]:

@@ -70,6 +70,10 @@ BEST_RATING, WORST_RATING = 7, 1
 FORMATS = (".jsonl", ".json")
 
 
+class EqualAnswersError(DataError):
+    """The answers of a record are all the same, so there is nothing to compare."""
+
+
 @dataclass(frozen=True)
 class ImportOptions:
     """How records become items."""
@@ -113,6 +117,8 @@ class Imported:
     """Labels that say of an item another thing than an earlier record did, and are left out, with file and line."""
     file: str = ""
     """The name of the file."""
+    equal: list[DataError] = field(default_factory=list)
+    """Records whose ``responses`` are all the same, as models that are sure of an answer write them; left out."""
 
     def preview(self, first: int = 5) -> dict[str, Any]:
         """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
@@ -130,6 +136,8 @@ class Imported:
             "same_labels": self.same_labels,
             "against": len(self.against),
             "against_at": [str(error) for error in self.against[:20]],
+            "equal": len(self.equal),
+            "equal_at": [str(error) for error in self.equal[:3]],
             "refused": len(self.refused),
             "errors": [str(error) for error in self.refused[:20]],
             "first": shown_items,
@@ -150,10 +158,14 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     refused: list[DataError] = []
     against: list[DataError] = []
     said_by: dict[str, str] = {}
+    equal: list[DataError] = []
     repeated = same = 0
     for record in records:
         try:
             found = _items(known(record), mapping, options)
+        except EqualAnswersError as error:
+            equal.append(error)
+            continue
         except DataError as error:
             if options.unusable == "error":
                 raise
@@ -172,7 +184,7 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
             else:
                 against.append(DataError(f"{record.source}: another label than that of {said_by[item.item_id]}"))
     file = Path(path).name or path
-    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against, file)
+    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against, file, equal)
 
 
 def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions()) -> Imported:
@@ -197,6 +209,7 @@ def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = 
             **vars(imported),
             "refused": [_without(error, folder) for error in imported.refused],
             "against": [_without(error, folder) for error in imported.against],
+            "equal": [_without(error, folder) for error in imported.equal],
         }
     )
 
@@ -270,7 +283,10 @@ def _items(
         raise wrong(record.source, f"{len(candidates)} answers for the task {task}", f"{number} for each record")
     responses = [one.response for one in candidates]
     if task in ("pair", "ranking") and all(one == responses[0] for one in responses):
-        raise wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")
+        error = wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")
+        if "chosen" in record.fields or "ranks" in record.fields:  # somebody has preferred one to itself
+            raise error
+        raise EqualAnswersError(str(error))
     exported = _exported(record)
     chosen_by = record.fields.get("chosen_by", exported.get("chosen_by", options.chosen_by))
     if chosen_by not in get_args(ChosenBy):

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,13 @@ Asked = tuple[str, frozenset[str]]
 """A prompt, and two texts in no order."""
 
 
-def ask(config: RoundConfig, project: Project, notes: RoundNotes, models: Sequence[str]) -> Note:
+def ask(
+    config: RoundConfig,
+    project: Project,
+    notes: RoundNotes,
+    models: Sequence[str],
+    check: Callable[[Sequence[Item]], None],
+) -> Note:
     """Sample answers and add the chosen pairs to the project as items of this round. Returns what notes.py says.
 
     Args:
@@ -38,6 +44,7 @@ def ask(config: RoundConfig, project: Project, notes: RoundNotes, models: Sequen
         project: open for writing.
         notes: of the round.
         models: the reward models of the round before, which say what they disagree about; none draws all pairs at random.
+        check: is called with the round's and all earlier items before people are asked; what it raises ends the step.
 
     Raises DataError if there is no pair to ask about.
     """
@@ -62,6 +69,7 @@ def ask(config: RoundConfig, project: Project, notes: RoundNotes, models: Sequen
             f"{file}: no two answers to one prompt differ, so there is nothing to compare; raise --answers or --temperature"
         )
     items = [item_of(rows[choice.prompt], choice, notes.number) for choice in chosen]
+    check([*items, *project.items()])
     project.add_items(items)
     by = [choice.chosen_by for choice in chosen]
     return {

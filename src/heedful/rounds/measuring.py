@@ -1,7 +1,8 @@
 """The end of a round: how the new policy compares with the one before and with the first."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from heedful.configs.evaluate import KLConfig, WinRateConfig
 from heedful.configs.rounds import RoundConfig
@@ -10,6 +11,8 @@ from heedful.rounds.asking import SHARED
 from heedful.rounds.notes import Note
 
 COMPARED = ("win_rate", "interval_95", "ties", "score_mean", "baseline_score_mean", "prompts")
+EQUAL = 0.5
+Verdict = Literal["better", "worse", "not distinguishable"]
 SHOWN = 10
 """Prompts whose answers are kept."""
 
@@ -42,14 +45,7 @@ def _win_rate(
     config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]
 ) -> tuple[Note, list[dict[str, Any]]]:
     """A policy against another under rewards: the numbers, and the first answers of both."""
-    settings = WinRateConfig(
-        model=policy,
-        baseline=baseline,
-        rewards=tuple(rewards),
-        reward_combine="mean" if len(rewards) > 1 else "sum",
-        **_settings(config),
-    )
-    result = evaluate_win_rate(settings)
+    result = evaluate_win_rate(win_rate_config(config, policy, baseline, rewards))
     samples = [
         {
             "prompt": row["prompt"],
@@ -60,7 +56,29 @@ def _win_rate(
         }
         for row in result["samples"]
     ]
-    return {name: result[name] for name in COMPARED}, samples
+    numbers = {name: result[name] for name in COMPARED}
+    return numbers | {"verdict": verdict(numbers["interval_95"])}, samples
+
+
+def win_rate_config(config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]) -> WinRateConfig:
+    """The settings with which a round compares two policies."""
+    return WinRateConfig(
+        model=policy,
+        baseline=baseline,
+        rewards=tuple(rewards),
+        reward_combine="mean" if len(rewards) > 1 else "sum",
+        **_settings(config),
+    )
+
+
+def verdict(interval: Sequence[float] | None) -> Verdict:
+    """What the 95 % interval of a win rate says; one half is what two equal policies have.
+
+    None (too few prompts for an interval) says nothing, as does one with one half in it or at its end.
+    """
+    if interval is None or not all(map(math.isfinite, interval)) or interval[0] <= EQUAL <= interval[1]:
+        return "not distinguishable"
+    return "better" if interval[0] > EQUAL else "worse"
 
 
 def _with_judge(row: dict[str, Any], judged: dict[str, Any]) -> dict[str, Any]:

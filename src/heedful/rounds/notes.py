@@ -11,7 +11,8 @@ rounds.json holds ``rounds`` (how many have begun) and ``settings`` (those of th
   - ``reward``: ``models`` (folders), ``train_pairs``, ``eval_pairs``, ``accuracy`` (mean of the models on held-out labels, or
     null)
   - ``ppo``: ``model`` (folder), ``score_mean`` (held out, by the reward models), ``kl``, ``steps``
-  - ``evaluate``: ``over_previous`` (``win_rate``, ``interval_95``, ``score_mean``, ``baseline_score_mean`` by this round's
+  - ``evaluate``: ``over_previous`` (``win_rate``, ``interval_95``, ``verdict``: better, worse or not
+    distinguishable, ``score_mean``, ``baseline_score_mean`` by this round's
     reward models), ``judge_over_previous`` and ``judge_over_first`` (the same by ``--judge``, or null), ``kl`` (to the first
     policy), ``samples`` (ten prompts with the answers of the new and the previous policy, and their scores)
 

@@ -22,8 +22,9 @@ from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
 from heedful.rewards.resolve import check_reward_string
 from heedful.rounds.asking import ask, how_many, refuse_few_prompts
+from heedful.rounds.checking import check_pairs, check_settings
 from heedful.rounds.judging import load_judge, scores_of_items
-from heedful.rounds.measuring import evaluate
+from heedful.rounds.measuring import evaluate, verdict
 from heedful.rounds.notes import Note, RoundNotes, folder_of, read_round, read_state, write_state
 from heedful.rounds.training import train_policy, train_reward_models, write_labels
 
@@ -62,7 +63,10 @@ def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
     if notes.step == "sample":
         since = time.perf_counter()
         with Project.open(config.project) as project:
-            notes.note("sample", ask(config, project, notes, _models_before(config, notes)), since=since)
+            asked = ask(
+                config, project, notes, _models_before(config, notes), lambda items: check_pairs(config, notes, items)
+            )
+            notes.note("sample", asked, since=since)
         say(how_many(config, notes.steps["sample"]))
     if notes.step == "label":
         since = time.perf_counter()
@@ -110,6 +114,8 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
         }
         free = (*OF_THIS_CALL, *changed)
         _refuse_other(config, notes.settings, [f.name for f in dataclasses.fields(config) if f.name not in free])
+        if changed and "label" not in notes.steps:
+            check_settings(config, number, notes.before)
         if changed:
             write_state(config.project, number, {**settings, **changed})
             notes.settings = {**notes.settings, **changed}
@@ -121,6 +127,7 @@ def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
     finished = number if notes is not None else number - 1  # a kill may have come between rounds.json and round.json
     number = max(finished, 0) + 1
     before = config.policy if number == 1 else _policy_of(config.project, number - 1)
+    check_settings(config, number, before)
     written = {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
     written.pop("project")
     write_state(config.project, number, written)
@@ -216,10 +223,20 @@ def _accuracy(numbers: Note) -> str:
 
 def _result(config: RoundConfig, notes: RoundNotes) -> str:
     measured = notes.steps["evaluate"]
-    over, judged = measured["over_previous"], measured["judge_over_previous"]
-    by_judge = f", under the judge in {judged['win_rate']:.1%}" if judged else ""
+    found = [_compared(measured["over_previous"], "under its reward model")]
+    if measured["judge_over_previous"]:
+        found.append(_compared(measured["judge_over_previous"], "under the judge"))
     return (
-        f"round {notes.number} is finished: its policy beats the one before in {over['win_rate']:.1%} of "
-        f"{over['prompts']} held-out prompts under its reward model{by_judge}; a tie counts one half. KL to the first "
-        f"policy: {measured['kl']:.2f} nats per answer.\nThe next round:\n  heedful round {config.project}"
+        f"round {notes.number} is finished. Its policy, compared with the one before on held-out prompts:\n"
+        + "".join(f"  {line}\n" for line in found)
+        + f"KL to the first policy: {measured['kl']:.2f} nats per answer.\n"
+        f"The next round:\n  heedful round {config.project}"
     )
+
+
+def _compared(numbers: Note, by: str) -> str:
+    """What a comparison came to. Notes of earlier versions have no verdict."""
+    interval = numbers["interval_95"]
+    within = "" if interval is None else f", 95 % interval {interval[0]:.1%} to {interval[1]:.1%}"
+    wins = f"{numbers['win_rate']:.1%} of {numbers['prompts']}{within}; a tie counts one half"
+    return f"{by}: {verdict(interval)} (it wins {wins})"

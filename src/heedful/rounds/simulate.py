@@ -15,14 +15,19 @@ AT_SCALE = 0.73
 def simulate(config: SimulateConfig) -> tuple[int, list[str]]:
     """Have simulated people label a project. Returns the number of labels and their names.
 
-    People of an earlier call label on. Raises DataError for items that are neither pairs nor rankings, and what loading and
-    calling rewards raise.
+    People of an earlier call label on. Raises DataError if there are no items, and for items that are neither pairs nor
+    rankings, and what loading and calling rewards raise.
     """
     temperature = None if config.scale is None else config.scale / math.log(AT_SCALE / (1 - AT_SCALE))
     names = [f"simulated-{number}" for number in range(1, config.labellers + 1)]
     judge = load_judge(config.rewards, config, config)
     with Project.open(config.project) as project:
         items = project.items()
+        if not items:
+            raise DataError(
+                f"{config.project} has no items to label; add some with heedful label import {config.project} --data FILE, "
+                "or with heedful round"
+            )
         other = next((item for item in items if item.task not in ("pair", "ranking")), None)
         if other is not None:
             raise DataError(

@@ -1,6 +1,7 @@
 """The middle of a round: reward models from all labels so far, and a policy that follows them."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,20 +74,31 @@ def train_reward_models(config: RoundConfig, notes: RoundNotes, labels: Path) ->
 
 
 def _trained(train: Callable[[C], dict[str, Any]], settings: C, name: str) -> dict[str, Any]:
-    """Train. Raises ConfigError that says where this stage of a round has its settings from."""
-    try:
+    with naming_config(name):
         return train(settings)
+
+
+@contextlib.contextmanager
+def naming_config(name: str) -> Iterator[None]:
+    """Have a ConfigError say where this stage of a round has its settings from."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(
             f"{error} (here heedful {name} reads its settings from --{name}-config, which you may change and give again)"
         ) from error
 
 
-def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path, member: int) -> RewardConfig:
+def reward_config(config: RoundConfig, notes: RoundNotes, labels: Path | None, member: int) -> RewardConfig:
     """The settings of one of the round's reward models: those of --reward-config, with the round's in front of them.
+
+    ``labels`` is None as long as there are none: then only the file is read.
 
     Raises ConfigError if they need held-out labels and there are none.
     """
+    if labels is None:
+        flags = [f"--model={config.policy}", "--data=labels", f"--output={notes.folder / 'reward'}", *_machine(config)]
+        return _read(RewardConfig, "reward", config.reward_config, flags)
     held_out = labels / EVAL
     data = [f"--data={labels / TRAIN}", f"--eval-data={held_out}" if held_out.is_file() else "--eval-fraction=0"]
     name = "reward" if config.reward_models == 1 else f"reward-{member + 1}"
@@ -118,8 +130,11 @@ def train_policy(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) 
     }
 
 
-def ppo_config(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) -> PPOConfig:
-    """The settings of the round's PPO: those of --ppo-config, with the round's in front of them."""
+def ppo_config(config: RoundConfig, notes: RoundNotes, models: Sequence[str], *, are_models: bool = True) -> PPOConfig:
+    """The settings of the round's PPO: those of --ppo-config, with the round's in front of them.
+
+    ``models`` are reward models; not ``are_models``: other rewards in their place, so a critic cannot start from them.
+    """
     start = config.policy if config.policy_from == "first" else notes.before
     flags = [
         f"--model={start}",
@@ -131,12 +146,13 @@ def ppo_config(config: RoundConfig, notes: RoundNotes, models: Sequence[str]) ->
         f"--seed={(config.seed + 101 * notes.number) % 2**63}",
         *_machine(config),
         "--rewards",
-        *(f"model:{model}" for model in models),
+        *(f"model:{model}" if are_models else model for model in models),
     ]
     chosen = [] if config.ppo_config is None else [one.key for one in read_yaml_flags(config.ppo_config, PPOConfig)]
     if len(models) > 1 and "reward_combine" not in chosen:
         flags.append("--reward-combine=mean")
-    return _read(PPOConfig, "ppo", config.ppo_config, flags)
+    settings = _read(PPOConfig, "ppo", config.ppo_config, flags)
+    return replace(settings, critic="separate") if settings.critic == "reward" and not are_models else settings
 
 
 def _machine(config: RoundConfig) -> list[str]:

@@ -89,7 +89,7 @@ async function preview() {
   const tasks = Object.entries(found.tasks).map(([task, count]) => `${t(`task_${task}`)} ${number(count)}`).join(" · ");
   return place.replaceChildren(
     el("section", { class: "card" }, el("h2", {}, t("import_found")),
-      el("p", {}, [t("import_counts", { records: number(found.records), items: number(found.items) }), tasks, found.repeated ? t("import_repeated", { n: number(found.repeated) }) : "", found.labels ? t("import_labels", { n: number(found.labels) }) : ""].filter(Boolean).join(" · ")),
+      el("p", {}, [t("import_counts", { records: number(found.records), items: number(found.items) }), tasks, found.repeated ? t("import_repeated", { n: number(found.repeated) }) : "", found.equal ? t("import_equal", { n: number(found.equal) }) : "", found.labels ? t("import_labels", { n: number(found.labels) }) : ""].filter(Boolean).join(" · ")),
       el("div", { class: "row end" }, found.labels > 0 && el("label", { class: "one-line" }, labels, el("span", {}, t("import_keep_labels", { n: found.labels }))), some && found.refused > 0 && el("label", { class: "one-line" }, drop, el("span", {}, t("import_drop_bad", { n: number(found.refused) }))), add)),
     ...(found.refused ? [el("section", { class: "card" }, el("h2", {}, t("import_errors", { n: number(found.refused) })), el("ul", { class: "errors" }, found.errors.map((error) => el("li", {}, error))),
       found.refused > found.errors.length && el("p", { class: "hint" }, t("import_more_errors", { n: number(found.refused - found.errors.length) })))] : []),

@@ -1,0 +1,127 @@
+"""A round refuses before people label what would end it later, and says no more of its result than it knows."""
+
+import json
+
+import pytest
+
+from heedful.rounds.measuring import verdict
+
+REWARD = "batch_size: 2\nmax_steps: 2\n"
+PPO = "steps: 1\nrollout_batch_size: 2\nminibatch_size: 2\nppo_epochs: 1\n"
+
+
+@pytest.fixture
+def begin(heedful, tiny, tmp_path, written):
+    """``begin(*flags, reward=..., ppo=...)`` begins the first round of a new project."""
+    assert heedful("label", "new", tmp_path / "项目", "--seed", "0").status == 0
+
+    def start(*flags, reward=REWARD, ppo=PPO):
+        files = ("--reward-config", written("评分.yaml", reward), "--ppo-config", written("策略.yaml", ppo))
+        prompts = written("题.jsonl", [{"prompt": f"第{i}个：{i} + {i} = ?", "难度": i} for i in range(30)])
+        words = ("--policy", tiny("qwen3"), "--prompts", prompts, "--labels", "6", "--max-new-tokens", "4")
+        words += ("--response-length", "fixed", "--eval-fraction", "0.4", "--dtype", "float32", *files, *flags)
+        return heedful("round", tmp_path / "项目", *words)
+
+    return start
+
+
+REFUSED = {
+    "no reward config": (("--reward-config", "NOPE.yaml"), {}, "NOPE.yaml: there is no such YAML file"),
+    "no ppo config": (("--ppo-config", "NOPE.yaml"), {}, "NOPE.yaml: there is no such YAML file"),
+    "an unknown key": ((), {"reward": "learning_rat: 1\n"}, "learning_rat (--learning-rat) is not a setting"),
+    "a wrong value": ((), {"ppo": PPO + "kl_coef: viel\n"}, "--kl-coef"),
+    "settings that contradict each other": ((), {"ppo": PPO.replace("nibatch_size: 2", "nibatch_size: 3")}, "--minib"),
+    "a batch of more prompts than there are": (
+        (), {"ppo": PPO.replace("batch_size: 2", "batch_size: 64")}, "here heedful ppo reads its settings from --ppo-config"
+    ),
+    "a batch of more labels than there will be": (
+        (), {"reward": "batch_size: 32\n"}, "here heedful reward reads its settings from --reward-config"
+    ),
+    "no value model": ((), {"ppo": PPO + "critic: separate\nvalue_model: ./没有\n"}, "没有"),
+    "no room for answers": (("--max-new-tokens", "100000"), {}, "--max-new-tokens 100000"),
+    "no model": (("--policy", "./没有"), {}, "没有"),
+    "no judge": (("--judge", "model:./没有"), {}, "没有"),
+    "a judge whose file is missing": (("--judge", "python:没有.py:f"), {}, "没有.py"),
+    "a judge that needs a column": (("--judge", "rule:exact_number"), {}, "no reward applies"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_end_the_round_later(begin, name, tmp_path, monkeypatch):
+    """Most of it was found after people had labelled: the first returned 0 and asked for labels."""
+    monkeypatch.chdir(tmp_path)
+    flags, files, said = REFUSED[name]
+    outcome = begin(*flags, **files)
+    assert outcome.status == 2, outcome.err + outcome.out
+    assert said in outcome.message
+    assert "are ready to be labelled" not in outcome.out
+    outcome = begin()  # and it was no false alarm: nothing of the refused settings stays
+    assert (outcome.status, "6 pairs are ready to be labelled" in outcome.out) == (0, True), outcome.err
+
+
+def test_a_judge_that_fails_and_one_that_works(begin, written):
+    fails = written("评.py", "def fails(completions, **_):\n    raise ValueError('坏了')\n")
+    outcome = begin("--judge", f"python:{fails}:fails")
+    assert outcome.status == 2
+    assert "坏了" in outcome.message
+    works = written("好.py", "def works(completions, 难度, **_):\n    return [float(one) for one in 难度]\n")
+    assert begin("--judge", f"python:{works}:works").status == 0
+
+
+def test_a_disk_without_room(begin, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
+    outcome = begin()
+    assert outcome.status == 3
+    assert "ready to be labelled" not in outcome.out
+
+
+def test_a_file_that_is_changed_while_people_label(begin, heedful, tmp_path):
+    assert begin().status == 0
+    outcome = heedful("round", tmp_path / "项目", "--ppo-config", tmp_path / "NOPE.yaml")
+    assert outcome.status == 2
+    assert "NOPE.yaml: there is no such YAML file" in outcome.message
+    assert "NOPE" not in (tmp_path / "项目" / "rounds.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((0.501, 0.9), "better"),
+        ((0.5, 0.9), "not distinguishable"),
+        ((0.499, 0.9), "not distinguishable"),
+        ((0.1, 0.501), "not distinguishable"),
+        ((0.1, 0.5), "not distinguishable"),
+        ((0.1, 0.499), "worse"),
+        ((0.0, 1.0), "not distinguishable"),
+        (None, "not distinguishable"),
+        ((float("nan"), float("nan")), "not distinguishable"),
+    ],
+)
+def test_what_an_interval_says(interval, said):
+    assert verdict(interval) == said
+
+
+@pytest.mark.parametrize(("judge", "said"), [("same", "not distinguishable"), ("first", "worse"), ("new", "better")])
+def test_a_round_says_what_the_interval_says(begin, heedful, tmp_path, written, judge, said):
+    """A judge that scores everything alike, one that prefers the policy before, and one that prefers the new one."""
+    code = f"""
+calls = []
+
+def judge(completions, **_):
+    calls.append(len(completions))  # those of the new policy, then those of the one before
+    best = {{"same": (), "first": (2,), "new": (1,)}}["{judge}"]
+    return [float(len(calls) in best)] * len(completions)
+"""
+    assert begin("--judge", f"python:{written('评.py', code)}:judge").status == 0
+    simulated = ("label", "simulate", tmp_path / "项目", "--rewards", "rule:length:1-2", "--scale", "0.5")
+    assert heedful(*simulated).status == 0
+    outcome = heedful("round", tmp_path / "项目")
+    assert outcome.status == 0, outcome.err
+    notes = json.loads((tmp_path / "项目" / "rounds" / "1" / "round.json").read_text(encoding="utf-8"))
+    judged = notes["steps"]["evaluate"]["judge_over_previous"]
+    assert (judged["verdict"], verdict(judged["interval_95"])) == (said, said)
+    assert f"under the judge: {said} (it wins {judged['win_rate']:.1%} of" in outcome.out
+    assert "95 % interval" in outcome.out
