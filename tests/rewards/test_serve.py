@@ -24,6 +24,7 @@ from heedful.evaluate.policies import evaluate_scores
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
+from heedful.rewards.serve_worker import answer, longest_text
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall
 
@@ -309,3 +310,18 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys):
 def test_what_cannot_be_served(capsys, flags, fragment):
     assert main(["serve-reward", "--model", "没有", "--device", "cpu", *flags]) == 2
     assert fragment in capsys.readouterr().err
+
+
+def test_a_long_text_of_few_tokens_is_scored(tiny):
+    """What is refused before it is tokenised could not fit even if all its tokens were the longest of the vocabulary."""
+    folder = tiny("qwen3", max_length=4000)
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, seed=0)
+    word = "很" * 200
+    tokenizer.add_tokens([word])
+    model.classifier.resize_token_embeddings(len(tokenizer))
+    reward = ModelReward(model.eval(), RewardInputs(tokenizer))
+    assert longest_text(reward) == 4000 * 200
+    body = json.dumps({"prompts": ["问"], "completions": [word * 600]}).encode()  # 120,000 characters
+    status, content = answer(reward, body, max_characters=longest_text(reward), log=print)
+    assert (status, len(content.get("scores", ()))) == (200, 1), content

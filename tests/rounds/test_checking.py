@@ -42,7 +42,7 @@ REFUSED = {
     "no model": (("--policy", "./没有"), {}, "没有"),
     "no judge": (("--judge", "model:./没有"), {}, "没有"),
     "a judge whose file is missing": (("--judge", "python:没有.py:f"), {}, "没有.py"),
-    "a judge that needs a column": (("--judge", "rule:exact_number"), {}, "no reward applies"),
+    "a judge that needs a column": (("--judge", "rule:exact_number"), {}, "reward rule:exact_number needs the column answer"),
 }  # fmt: skip
 
 

@@ -292,6 +292,16 @@ def test_a_disk_that_fails_loses_nothing(project, point, fault):
     check_equal(project.folder)
 
 
+def test_what_no_disk_took_is_not_seen(project):
+    """Whoever looks after the failure sees what is on the disk, not what the label would have made of it."""
+    item = project.next_item("p2").item.item_id
+    faults.plan("label.began:enospc")
+    with pytest.raises(MachineError):
+        project.label("p2", item, PAIR, nonce="n", seconds=1)
+    assert list(project.labels()) == []
+    assert project.progress("p2")["own"] == 0
+
+
 def test_a_full_disk(project):
     """The system takes no byte more, first of either file, then of the database."""
     item = project.next_item("p2").item.item_id
