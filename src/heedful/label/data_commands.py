@@ -56,8 +56,9 @@ def import_data(config: ImportConfig) -> dict[str, int]:
         print(
             f"{_many(added['against'], 'label')} left out against the one that the project has from an earlier import."
         )
-    if imported.answers and not config.with_labels:
-        print(f"{_many(len(imported.answers), 'label')} of the file not taken (add --with-labels to take them).")
+    count = len(imported.answers) + len(imported.said)
+    if count and not config.with_labels:
+        print(f"{_many(count, 'label')} of the file not taken (add --with-labels to take them).")
     return added
 
 

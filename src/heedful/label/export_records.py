@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.label.records import Candidate, Event, Item
+from heedful.label.records import Candidate, Event, Item, Labelled
 
 Fields = dict[str, Any]
 
@@ -87,8 +87,8 @@ def labelled_of(fields: Fields) -> Fields | None:
     return {**rest, "label": fields["rating"] >= GOOD}
 
 
-def item_record(item: Item) -> Fields:
-    """Return an item as a record that can be imported again."""
+def item_record(item: Item, labels: Sequence[Labelled] = ()) -> Fields:
+    """Return an item, and what people said about it, as a record that can be imported again."""
     kept = {k: v for k, v in item.columns.items() if k not in OURS}
     fields = {**kept, "prompt": item.prompt}
     if item.candidates:
@@ -101,8 +101,16 @@ def item_record(item: Item) -> Fields:
         **fields,
         "feedback": known
         | ({"screening": True} if item.screening else {})
-        | ({} if item.gold is None else {"gold": dict(item.gold)}),
+        | ({} if item.gold is None else {"gold": dict(item.gold)})
+        | ({"labels": [_label(one) for one in labels]} if labels else {}),
     }
+
+
+def _label(one: Labelled) -> Fields:
+    content = one.event.content
+    kept = {"comment": content.get("comment"), "flags": list(content.get("flags", ()))}
+    known = {"person": one.person.name, "standing": one.person.standing, "answer": dict(content["answer"])}
+    return known | {name: value for name, value in kept.items() if value}
 
 
 def written(candidate: Candidate) -> Any:

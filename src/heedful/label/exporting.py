@@ -152,7 +152,13 @@ def export(
             good_or_bad = labelled_of(made.fields)
             left_out["ratings in the middle"] += good_or_bad is None
             records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
-    records["items"] = [item_record(item) for item in items if item.item_id not in withdrawn]
+    said: dict[str, list[Labelled]] = {}
+    for one in ordered:
+        if one.item.task != "chat" and not one.event.content.get("repeat"):
+            said.setdefault(one.item.item_id, []).append(one)
+    records["items"] = [
+        item_record(item, said.get(item.item_id, ())) for item in items if item.item_id not in withdrawn
+    ]
     records["events"] = [vars(event) for event in events]
     files = {f"{name}.jsonl": _lines(records[name]) for name in sorted(records) if records[name]}
     notes = _one_sided(records, options) + _without_margin(records)

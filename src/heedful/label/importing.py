@@ -27,7 +27,7 @@ from heedful.label.answers import CANDIDATES, JUDGED, from_screen
 from heedful.label.identity import item_id, places_in
 from heedful.label.people import IMPORT, is_import
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Item, Task
+from heedful.label.records import Candidate, Item, Standing, Task
 from heedful.types import Message, Response, Text
 
 ChosenBy = Literal["import", "random", "active"]
@@ -119,6 +119,8 @@ class Imported:
     """The name of the file."""
     equal: list[DataError] = field(default_factory=list)
     """Records whose ``responses`` are all the same, as models that are sure of an answer write them; left out."""
+    said: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    """Labels of several people that an export kept, each with its item's id: ``person``, ``standing``, ``answer``, ..."""
 
     def preview(self, first: int = 5) -> dict[str, Any]:
         """Return counts, the first items and the errors, ready for JSON. What wrote an answer is not in it."""
@@ -131,7 +133,7 @@ class Imported:
             "records": self.records,
             "items": len(self.items),
             "tasks": {task: count for task, count in tasks.items() if count},
-            "labels": len(self.answers),
+            "labels": len(self.answers) + len(self.said),
             "repeated": self.repeated,
             "same_labels": self.same_labels,
             "against": len(self.against),
@@ -159,6 +161,7 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
     against: list[DataError] = []
     said_by: dict[str, str] = {}
     equal: list[DataError] = []
+    said_of_all: list[tuple[str, Mapping[str, Any]]] = []
     repeated = same = 0
     for record in records:
         try:
@@ -174,6 +177,10 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
         for item, answer in found:
             repeated += item.item_id in items
             first = items.setdefault(item.item_id, item)
+            if kept := _kept_labels(record):
+                if first is item:
+                    said_of_all += [(item.item_id, one) for one in kept]
+                continue
             if answer is None:
                 continue
             said = from_screen(answer, places_in(first.candidates, item.candidates))
@@ -184,7 +191,9 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
             else:
                 against.append(DataError(f"{record.source}: another label than that of {said_by[item.item_id]}"))
     file = Path(path).name or path
-    return Imported(list(items.values()), answers, len(records), repeated, refused, same, against, file, equal)
+    return Imported(
+        list(items.values()), answers, len(records), repeated, refused, same, against, file, equal, said_of_all
+    )
 
 
 def read_items_text(text: str, ending: str = ".jsonl", options: ImportOptions = ImportOptions()) -> Imported:
@@ -247,7 +256,32 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
         before = {one.item.item_id: one.event.content["answer"] for one in labels}
         added["against"] = sum(before.get(name, answer) != answer for name, answer in answers)
         added["labels"] = project.add_labels(person.person_id, answers)
+    if with_labels and imported.said:
+        added["labels"] += _add_said(project, imported, there)
     return added
+
+
+def _add_said(project: Project, imported: Imported, there: Mapping[str, Item]) -> int:
+    """Add labels that an export kept, each as its person's, by name; return how many were new.
+
+    A person who is not there is added and cannot sign in: removed, unless they were refused or labelled for evaluation only.
+    """
+    items = {item.item_id: item for item in imported.items}
+    people = {one.name: one.person_id for one in project.people()}
+    by_person: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    extra: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, one in imported.said:
+        person = one["person"]
+        if person not in people:
+            standing: Standing = one["standing"] if one["standing"] in ("refused", "held-out") else "removed"
+            people[person] = project.add_person(person, "annotator", standing).person_id
+        label = _of_there(there, items[name], {name: one["answer"]})
+        by_person.setdefault(people[person], []).append(label)
+        extra.setdefault(people[person], {})[label[0]] = {
+            "comment": one.get("comment", ""),
+            "flags": one.get("flags", []),
+        }
+    return sum(project.add_labels(person, answers, extra[person]) for person, answers in by_person.items())
 
 
 def _of_there(
@@ -329,6 +363,19 @@ def _exported(record: Record) -> Mapping[str, Any]:
     """What an export wrote about the item of a record; empty for a record from elsewhere."""
     feedback = record.fields.get("feedback")
     return feedback if isinstance(feedback, dict) else {}
+
+
+def _kept_labels(record: Record) -> list[Mapping[str, Any]]:
+    """The labels of several people that an export kept beside an item."""
+    kept = _exported(record).get("labels", [])
+    fields = {"person": str, "standing": str, "answer": dict}
+    if not isinstance(kept, list) or not all(
+        isinstance(one, dict) and all(isinstance(one.get(name), kind) for name, kind in fields.items()) for one in kept
+    ):
+        raise wrong(
+            record.source, "`feedback.labels`, which are not", "a list of objects with person, standing and answer"
+        )
+    return kept
 
 
 def _round(record: Record, options: ImportOptions) -> int:

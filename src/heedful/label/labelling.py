@@ -5,9 +5,10 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from heedful.configs.label import ProjectSettings
+from heedful.configs.label import Criterion, ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import (
     check_active,
@@ -185,8 +186,16 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
     return event
 
 
-def label_contents(items: Mapping[str, Item], answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one."""
+def label_contents(
+    items: Mapping[str, Item],
+    answers: Sequence[tuple[str, Mapping[str, Any]]],
+    criteria: Sequence[Criterion] = (),
+    beside: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one.
+
+    ``beside`` has the ``comment`` and ``flags`` of labels, by item.
+    """
     contents: dict[str, dict[str, Any]] = {}
     for item_id, answer in answers:
         item = _find_item(items, item_id)
@@ -194,12 +203,12 @@ def label_contents(items: Mapping[str, Item], answers: Sequence[tuple[str, Mappi
             raise DataError(f"item {item_id} is a chat; labels of chats cannot be added from elsewhere")
         content = {
             "item": item_id,
-            "answer": check_answer(item, answer, strength_known=False),
+            "answer": check_answer(item, answer, strength_known=False, criteria=criteria),
             "order": list(range(len(item.candidates))),
             "instructions": 0,
             "seconds": None,
-            "comment": "",
-            "flags": [],
+            "comment": check_words("comment", beside.get(item_id, {}).get("comment", "")),
+            "flags": check_flags(beside.get(item_id, {}).get("flags", [])),
             "repeat": False,
         }
         to_line(content)

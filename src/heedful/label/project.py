@@ -274,14 +274,19 @@ class Project:
         sent = Sent(answer, nonce, seconds, comment, flags, expected_version, token, active)
         return self._store.do(lambda t: labelling.label(t, self.settings, person_id, item_id, sent))
 
-    def add_labels(self, person_id: str, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
+    def add_labels(
+        self,
+        person_id: str,
+        answers: Sequence[tuple[str, Mapping[str, Any]]],
+        beside: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> int:
         """Record labels that were given elsewhere, as ``(item id, answer)``, and return how many were new.
 
         Nobody has to hold their items. A person's second answer to an item is not added. Raises DataError, and adds none, if
         an answer is not one that its task takes; chats cannot be added. Many are added `AT_A_TIME`, as `add_items` does.
         """
         items = {item.item_id: item for item in self.items(also_withdrawn=True)}
-        contents = labelling.label_contents(items, answers)
+        contents = labelling.label_contents(items, answers, self.settings.criteria_asked, beside or {})
         return sum(
             self._store.do(partial(labelling.add_labels, person_id=person_id, contents=some))
             for some in _some_at_a_time(contents)

@@ -1,0 +1,89 @@
+"""An export holds the labels of all, and gives them back: as many, by the same people, about the same answers."""
+
+import pytest
+
+from heedful.cli import main
+from heedful.configs.label import ProjectSettings
+from heedful.errors import DataError
+from heedful.label.exporting import export_project
+from heedful.label.identity import item_id
+from heedful.label.importing import add, read_items_text
+from heedful.label.project import Project
+from heedful.label.records import Candidate, Item
+
+CRITERIA = ("{name: 有用, scale: 5}",)
+ANSWERS = {
+    "pair": {"preferred": 1, "strength": 3, "both_bad": False},
+    "ranking": {"ranks": [2, 1, 2]},
+    "rating": {"rating": 6, "flags": ["hallucination"]},
+    "demonstration": {"text": "第一\u2028行 😀"},
+    "correction": {"text": "更好"},
+}
+COUNTS = {"pair": 2, "ranking": 3, "rating": 1, "demonstration": 1, "correction": 1}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Three people, of whom one labels for evaluation only, each of them on every item."""
+    settings = ProjectSettings(overlap=0, repeats=0, criteria=CRITERIA)
+    with Project.create(tmp_path / "p", settings) as made:
+        for name, standing in (("张伟", "active"), ("Ada", "active"), ("评测", "held-out")):
+            made.add_person(name, "annotator", standing)
+        for task, count in COUNTS.items():
+            for i in range(3):
+                candidates = tuple(Candidate(f"{task} {k} 😀") for k in range(count))
+                made.add_items([Item(item_id(task, f"问 {i}", candidates), task, f"问 {i}", candidates, needed=2)])
+        for person in ("p2", "p3", "p4"):
+            while (held := made.next_item(person)) is not None:
+                said = (
+                    {"criteria": [{"有用": 4}] * COUNTS[held.item.task]}
+                    if held.item.task in ("pair", "ranking", "rating")
+                    else {}
+                )
+                nonce = f"{len(made.events())}"
+                comment = f"{person} 的备注"
+                made.label(
+                    person, held.item.item_id, ANSWERS[held.item.task] | said, nonce=nonce, seconds=1, comment=comment
+                )
+        yield made
+
+
+def said(project):
+    """Who says what about which item, with the comment."""
+    return sorted(
+        (one.item.item_id, one.person.name, str(one.event.content["answer"]), one.event.content["comment"])
+        for one in project.labels()
+    )
+
+
+def test_the_labels_of_all_come_back(project, tmp_path, capsys):
+    assert len(said(project)) == 45
+    assert main(["label", "export", str(project.folder), "--output", str(tmp_path / "out")]) == 0
+    again = tmp_path / "again"
+    assert main(["label", "new", str(again), "--criteria", *CRITERIA]) == 0
+    assert main(["label", "import", str(again), "--data", str(tmp_path / "out" / "items.jsonl"), "--with-labels"]) == 0
+    assert "Added 15 items and 45 labels" in capsys.readouterr().out
+    with Project.open(again) as copy:
+        assert said(copy) == said(project)
+        standings = {one.name: one.standing for one in copy.people()}
+        assert standings == {"owner": "active", "张伟": "removed", "Ada": "removed", "评测": "held-out"}
+        text = export_project(copy).files["items.jsonl"].decode()
+        assert add(copy, read_items_text(text), with_labels=True)["labels"] == 0, "each is taken once"
+        first, second = (
+            {name: one.manifest["files"][name]["records"] for name in one.files if name not in ("events.jsonl",)}
+            for one in (export_project(project), export_project(copy))
+        )
+        assert first == second, "the same records to train on"
+
+
+def test_without_the_flag_there_are_no_labels(project, tmp_path):
+    text = export_project(project).files["items.jsonl"].decode()
+    with Project.create(tmp_path / "again", ProjectSettings()) as copy:
+        add(copy, read_items_text(text))
+        assert copy.labels() == []
+
+
+def test_labels_of_an_export_that_are_none(project):
+    text = export_project(project).files["items.jsonl"].decode().replace('"standing": "active"', '"standing": 7')
+    with pytest.raises(DataError, match=r"import.jsonl:1: `feedback.labels`, which are not"):
+        read_items_text(text)
