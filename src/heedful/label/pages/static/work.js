@@ -374,7 +374,7 @@ async function othersSent(data) {
   const about = isLost && excerpt(now.item.prompt);
   if (isLost) forgetHere();
   await next();
-  if (isLost) notSaved({ path: "/api/label", body: draft, about, error: { status: 409 } });
+  if (isLost) notSaved({ path: "/api/label", body: draft, about, error: { status: 409, body: { code: "not_held" } } });
 }
 
 function busy(is) {
