@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "lock": {"errors", "files"},
     "faults": {"errors"},
     "signals": {"errors"},
-    "display": set(),
+    "display": {"redact"},
     "redact": set(),
     "configs": {"errors"},
     "hub": set(),
