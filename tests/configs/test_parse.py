@@ -130,6 +130,8 @@ def _company(config_class, name):
         return {"policy": ("模型",)}
     others = {
         "min_new_tokens": {"max_new_tokens": 400, "response_length": "drawn"},
+        "owner": {"name": None},
+        "back": {"batch": "3"},
         "pool": {"pool": 4.0},  # half of its default is less than a prompt per pair
         "random_share": {"reward_models": 2},
         "label_simulated": {"label": True},

@@ -20,7 +20,7 @@ NO_PATHS = {
     "device", "columns", "system_prompt", "lora_targets", "host", "chat_template_kwargs", "allow_change", "reward_token_env",
     "token_env", "allowed_hosts", "track_project", "track_name", "project", "name", "to", "license", "base_model", "language",
     "message", "tasks", "judge_columns", "judge_key_env", "sampler", "sampler_token_env", "extra", "without", "url",
-    "public_url", "criteria", "reason",
+    "public_url", "criteria", "reason", "batch", "items", "person", "search", "label", "answer", "by",
 }  # fmt: skip
 """Settings that are text."""
 
