@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.redact import holds_secret, redact, redacted_argv
+from heedful.redact import holds_secret, redact, redact_printed, redacted_argv
 
 HF = "hf_" + "aB3" * 11
 OPENAI = "sk-proj-" + "aB3_x" * 6
@@ -132,3 +132,12 @@ def test_it_takes_anything_and_done_twice_is_done_once(value):
 @given(st.lists(st.text()))
 def test_arguments_keep_their_number(arguments):
     assert len(redacted_argv(arguments)) == len(arguments)
+
+
+def test_what_is_printed_keeps_the_urls_of_texts():
+    """Queries are hidden in records of settings; in texts of models and data only where a name says that it is a secret."""
+    seen = "see https://en.wikipedia.org/wiki?title=北京&oldid=1#top, the Bearer authentication scheme"
+    assert redact_printed(seen) == seen
+    assert redact(seen) != seen
+    assert redact_printed("https://h/?a=1&api_key=k1&sig=x") == "https://h/?a=1&api_key=***&sig=***"
+    assert redact_printed("Authorization: Bearer abcdefgh1") == "Authorization: Bearer ***"

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text as RichText
 
-from heedful.redact import redact
+from heedful.redact import redact_printed
 
 PLAIN_LINES = 20
 """How many progress lines a run prints if standard error is not a terminal."""
@@ -127,9 +127,8 @@ def print_table(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
         else:
             table.add_column(RichText(name), overflow="fold", ratio=1)
     for row in rows:
-        table.add_row(
-            *(RichText(shown(redact(value))) for value in row.values())
-        )  # before a secret is broken into lines
+        hidden = (redact_printed(value) if isinstance(value, str) else value for value in row.values())
+        table.add_row(*(RichText(shown(value)) for value in hidden))  # before a secret is broken into lines
     console.print(table, soft_wrap=False)
 
 

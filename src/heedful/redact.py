@@ -13,10 +13,12 @@ NAMES = re.compile(
     r"(^|[-_.])(token|secret|password|passwd|pwd|passphrase|credentials?|authorization|bearer|api[-_]?key|key)$", re.I
 )
 """Names of flags, keys and environment variables that hold a secret. ``max_new_tokens`` is none."""
+SIGNED = re.compile(r"^(sig|signature|auth|code)$", re.I)
+"""Other names of secrets in the query of a URL."""
 SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}"
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+|(?:gsk|r8|npm)_[A-Za-z0-9]{20,}|(?:xai|nvapi|pypi)-[\w-]{20,}"
-    r"|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22})|(?<=\bBearer )[\w.~+/=-]{8,}"
+    r"|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22})|(?<=\bBearer )(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}"
 )
 """Tokens that are known by their beginning: Hugging Face, OpenAI, GitHub, GitLab, Slack, Amazon, Google, JWT, Groq,
 Replicate, npm, xAI, NVIDIA, PyPI, ModelScope; and what follows ``Bearer``."""
@@ -44,6 +46,13 @@ def redact(value: Any) -> Any:
     return value
 
 
+def redact_printed(text: str) -> str:
+    """Return a text for the terminal without secrets, as `redact`, but with the values in a URL's query whose names are no
+    secret's: texts of models and data hold such URLs.
+    """
+    return _text(text, only_named=True)
+
+
 def holds_secret(text: str) -> bool:
     """Whether a text that is to be published holds a token of a known shape, a URL with a user or password, or what a secret
     variable of the environment holds. A query or a fragment by itself is none."""
@@ -52,14 +61,14 @@ def holds_secret(text: str) -> bool:
 
 
 class WithoutSecrets:
-    """A text stream whose writer may not know what is secret: every text goes through `redact` before it is written."""
+    """A text stream whose writer may not know what is secret: texts go through `redact_printed` before they are written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write a text without secrets."""
-        self._stream.write(_text(text))
+        self._stream.write(redact_printed(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -127,10 +136,10 @@ def _is_secret(name: Any, value: Any) -> bool:
     return isinstance(name, str) and isinstance(value, str) and value != "" and NAMES.search(name) is not None
 
 
-def _text(text: str) -> str:
+def _text(text: str, *, only_named: bool = False) -> str:
     for secret in sorted(_in_environment(), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return SHAPES.sub(HIDDEN, URL.sub(_url, text))
+    return SHAPES.sub(HIDDEN, URL.sub(lambda found: _url(found, only_named), text))
 
 
 def _in_environment() -> set[str]:
@@ -138,7 +147,7 @@ def _in_environment() -> set[str]:
     return {value for value in map(os.environ.__getitem__, names) if len(value) >= SHORTEST}
 
 
-def _url(found: re.Match[str]) -> str:
+def _url(found: re.Match[str], only_named: bool) -> str:
     judge, url = found[1] or "", found[2]
     try:
         parts = urlsplit(url)
@@ -147,14 +156,20 @@ def _url(found: re.Match[str]) -> str:
         return judge + before + (mark and f"?{HIDDEN}")
     _, at, host = parts.netloc.rpartition("@")
     netloc = f"{HIDDEN}@{host}" if at else host
-    fragment = parts.fragment if judge else _values(parts.fragment)
-    query = _values(parts.query)
+    fragment = parts.fragment if judge else _values(parts.fragment, only_named)
+    query = _values(parts.query, only_named)
     if not netloc and url[len(parts.scheme) :].startswith("://"):  # of which geturl makes sqlite:/x
         end = "".join(sign + text for sign, text in (("?", query), ("#", fragment)) if text)
         return f"{judge}{parts.scheme}://{parts.path}{end}"
     return judge + parts._replace(netloc=netloc, query=query, fragment=fragment).geturl()
 
 
-def _values(query: str) -> str:
-    """A query with every value hidden, as any of them may be the secret."""
-    return re.sub(r"[^&=]+(?=&|$)", HIDDEN, query)
+def _values(query: str, only_named: bool) -> str:
+    """A query with every value hidden, as any of them may be the secret, or only those whose names say so."""
+    if not only_named:
+        return re.sub(r"[^&=]+(?=&|$)", HIDDEN, query)
+    pairs = (part.partition("=") for part in query.split("&"))
+    return "&".join(
+        f"{name}={HIDDEN}" if value and (NAMES.search(name) or SIGNED.search(name)) else name + equals + value
+        for name, equals, value in pairs
+    )

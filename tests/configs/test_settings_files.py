@@ -1,10 +1,14 @@
 """Files that hold no settings, whatever they hold: refused soon, with what they are."""
 
+import json
 import os
 import threading
 import time
 
 import pytest
+
+from heedful.configs.parse import parse
+from heedful.configs.sft import SFTConfig
 
 LAUGH = (
     "a: &a ["
@@ -13,7 +17,7 @@ LAUGH = (
     + "".join(f"{new}: &{new} [{f'*{old},' * 9}]\n" for old, new in zip("abcdefg", "bcdefgi", strict=True))
 )
 FILES = {
-    "a long comment": ("model: m\n# " + "长" * 40_000_000, "has more than 262,144 bytes, so it is no file of settings"),
+    "a long comment": ("model: m\n# " + "长" * 40_000_000, "has more than 262,144 bytes, so it cannot be a settings file"),
     "60,000 keys": ("".join(f"k{i}: 1\n" for i in range(60_000)), "has more than 262,144 bytes"),
     "20,000 keys": ("".join(f"k{i}: 1\n" for i in range(20_000)), "19,995 more keys that are not settings"),
     "a key twice": ("model: a\nmodel: b\n", ":2: the key 'model' is set twice"),
@@ -29,6 +33,7 @@ FILES = {
     "GB18030": ("model: 模型\n".encode("gb18030"), "not UTF-8"),
     "any bytes": (bytes(range(256)), "not UTF-8"),
     "NUL": (b"\0model: m", "not valid YAML"),
+    "half a character": (b'{"model": "\\ud83d"}', ":1: model has half a character"),
     "a tag": ("model: !!python/object:os.system x", "has the tag"),
 }  # fmt: skip
 
@@ -91,3 +96,9 @@ def test_criteria_that_are_aliases_of_aliases(heedful, written, tmp_path):
     assert outcome.status == 2
     assert "criteria holds a nested" in outcome.message
     assert time.thread_time() - started < 10
+
+
+def test_json_escapes_are_whole_characters(tmp_path):
+    path = tmp_path / "设置.json"
+    path.write_text(json.dumps({"model": "模", "data": "d", "output": "o", "system_prompt": "好😀"}))
+    assert parse(SFTConfig, [str(path)], prog="sft").system_prompt == "好😀"

@@ -184,7 +184,7 @@ def _settings_text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > LARGEST_FILE:
         raise ConfigError(
-            f"{path} has more than {LARGEST_FILE:,} bytes, so it is no file of settings; a command's settings are flat "
+            f"{path} has more than {LARGEST_FILE:,} bytes, so it cannot be a settings file; a command's settings are flat "
             "'key: value' lines, and its data is named by --data"
         )
     try:
@@ -261,10 +261,10 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
             raise ConfigError(f"{place}: {key} holds a nested or dashed item; a list holds plain values")
         if annotation is not None and typing.get_origin(annotation) is not tuple:
             raise ConfigError(f"{place}: {key} takes one value, got a list of {len(node.value)}")
-        return (name, *(str(item.value) for item in node.value)) if node.value else ()
+        return (name, *(_whole(item.value, f"{place}: {key}") for item in node.value)) if node.value else ()
     if not isinstance(node, yaml.ScalarNode):
         raise ConfigError(f"{place}: {key} holds a mapping; settings are flat 'key: value' lines")
-    value = str(node.value)
+    value = _whole(node.value, f"{place}: {key}")
     if annotation is bool:
         if value.lower() not in ("true", "false"):
             raise ConfigError(f"{place}: {key} must be true or false, got {value!r}")
@@ -276,6 +276,14 @@ def _arguments(key: str, node: yaml.Node, annotation: Any, place: str) -> tuple[
     if node.style is None and value in NULLS and _is_optional(annotation):
         return (f"{name}=None",)
     return (f"{name}={value}",)
+
+
+def _whole(value: str, what: str) -> str:
+    """A text with the halves of characters that JSON escapes by two, such as ``\\ud83d\\ude00``, put together."""
+    try:
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} has half a character (a lone surrogate); write the text as UTF-8") from error
 
 
 def _refuse_tag(node: yaml.Node, what: str) -> None:
