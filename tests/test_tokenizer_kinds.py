@@ -376,6 +376,42 @@ def test_special_tokens_that_somebody_typed_are_letters(made, kind):
         assert asked + response == [start, *user, end, *between, start, *answer, end]
 
 
+def test_bytes_that_are_marked_as_special_tokens_are_letters_of_a_text():
+    """Typed or of an unknown character, they neither repeat what stands before them nor end a turn."""
+    spec = json.loads(llama_2().to_str())
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    spec["added_tokens"] += [{"id": spec["model"]["vocab"][name], "content": name, **flags} for name in names]
+    spec["added_tokens"].sort(key=lambda token: token["id"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    for style in ("Llama-2", "ChatML"):
+        tokenizer.chat_template = STYLES[style]
+        for question, content in (
+            ("鑫 <0xAB> 鑫 q 鑫", "x"),
+            ("q0", "鑫 <0xAB> 鑫"),
+            ("鑫 <0xE9> x", "<0xE9> 鑫 q 鑫"),
+        ):
+            conversation = [("user", question), ("assistant", content)]
+            whole = tokenizer.apply_chat_template(as_dicts(conversation), tokenize=True).input_ids
+            ours = Renderer(tokenizer).written_ids(as_messages(conversation[:1]), content)
+            assert ours == whole[: len(ours)]
+            assert ours[-1] == tokenizer.convert_tokens_to_ids(END.get(style, "</s>"))
+    tokenizer.chat_template = turns("{{ m.role + ': ' + m.content + '\x07' }}", "{{ 'assistant:' }}")
+    assert Renderer(tokenizer).turn_end_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "WordPiece"])
+def test_an_unknown_letter_after_an_answer_ends_no_turn(made, kind):
+    tokenizer, _ = made(kind, "ChatML")
+    tokenizer.chat_template = turns("{{ m.role + ': ' + m.content + ' ☎' }}", "{{ 'assistant:' }}")
+    assert tokenizer.unk_token_id in tokenizer("☎").input_ids
+    renderer = Renderer(tokenizer)
+    assert renderer.turn_end_id == tokenizer.eos_token_id
+    assert renderer.response_ids("x", prompt=(Message("user", "你好"),))[-1] == tokenizer.eos_token_id
+
+
 @pytest.fixture
 def trained(made, tmp_path, monkeypatch, capsys):
     """``trained(kind, style, command, records, *flags)`` runs a command on a tiny llama: folder, status, what it said."""

@@ -308,7 +308,7 @@ class Renderer:
         before = self.template.text(question, add_generation_prompt=True)
         whole = self.template.text((*question, Message("assistant", PROBE)), add_generation_prompt=False)
         self._tail = whole.rpartition(PROBE)[2] if PROBE in whole else ""
-        end = next((i for i in self.encoder.read(self._tail) if i in self.special_ids), None)
+        end = self._special_in(self._tail)
         self.ends_turns = end is not None
         if end is not None:
             self.turn_end_id = end
@@ -319,13 +319,19 @@ class Renderer:
         is_continued = whole.startswith(before)
         self._spaces = header if is_continued and header.isspace() else "", between if between.isspace() else ""
         without_prompt = self.template.text(question, add_generation_prompt=False)
-        has_special = not self.special_ids.isdisjoint(self.encoder.read(header))
-        self.lacks_header = before == without_prompt and has_special
+        self.lacks_header = before == without_prompt and self._special_in(header) is not None
         opened = OPENED.search(before)
         self.opening = opened.group() if opened else ""
         self.closes_thinking = CLOSED.search(before) is not None
         thought = (*question, Message("assistant", "b", thinking=PROBE))
         self.shows_thinking = PROBE in self.template.text(thought, add_generation_prompt=False)
+
+    def _special_in(self, text: str) -> int | None:
+        """Return the first special token whose own text it stands for: an unknown letter may have the id of one, too."""
+        tokens = [
+            (i, self.tokenizer.convert_ids_to_tokens(i)) for i in self.encoder.read(text) if i in self.special_ids
+        ]
+        return next((i for i, token in tokens if token in text), None)
 
 
 def _parts(turn: Message) -> tuple[str | None, str | None]:

@@ -76,7 +76,7 @@ class Encoder:
         return [*ids[:place], *rest] if rest[:1] == [ids[place]] else self.read(text)
 
     def tokens_within(self, text: str, end: int) -> int:
-        """Return how many of the first tokens of `read` hold nothing of what stands behind ``end``.
+        """Return how many of the first tokens of `read` end before ``end``.
 
         A special token may take in white space beside it. It counts as standing where its own text stands.
         """
@@ -145,13 +145,13 @@ class Encoder:
 
     @cached_property
     def _borders(self) -> dict[int, str]:
-        """Special tokens that are found before anything else is done with a text."""
+        """Special tokens that are found before anything else is done with a text, and have their ids from nowhere else."""
         tokens = self.tokenizer.added_tokens_decoder.items() if self.tokenizer.is_fast else ()
         unknown = self.tokenizer.unk_token_id  # which stands for other texts too
         return {
             i: token.content
             for i, token in tokens
-            if token.special and not token.normalized and not token.single_word and i != unknown
+            if token.content in self._names and not token.normalized and not token.single_word and i != unknown
         }
 
     @cached_property

@@ -112,8 +112,9 @@ def _for_template(message: Message) -> dict[str, Any]:
 
 def _parts(message: Message) -> Sequence[str]:
     """Return every text in a message that somebody may have typed."""
-    calls = [part for call in message.tool_calls for part in (call.name, call.arguments)]
-    return [message.content, message.thinking or "", message.tools, *calls]
+    calls = [part for call in message.tool_calls for part in (call.name, call.arguments, call.id or "")]
+    names = [message.name or "", message.tool_call_id or ""]
+    return [message.content, message.thinking or "", message.tools, *names, *calls]
 
 
 def _in_all(value: Any, change: Callable[[str], str]) -> Any:
