@@ -175,6 +175,26 @@ def response_text(response: Any) -> Any:
     return response.get("content") if isinstance(response, Mapping) else response
 
 
+def dense_ranks(ranks: Sequence[int]) -> list[int]:
+    """Return ranks as 1, 2, 3, ... without gaps, in the same order."""
+    return [sorted(set(ranks)).index(rank) + 1 for rank in ranks]
+
+
+def follows(answer: Mapping[str, Any], suggestion: Mapping[str, Any]) -> bool:
+    """True if an answer says what was suggested for its item.
+
+    Which answer is better (or a tie, or both bad), the order of a ranking, the rating, or the text; strength, flags and
+    criteria do not count, nor does the kind of line break.
+    """
+    if "ranks" in suggestion:
+        return dense_ranks(answer["ranks"]) == dense_ranks(suggestion["ranks"])
+    return all(
+        _lines(answer[name]) == _lines(suggestion[name])
+        for name in ("preferred", "both_bad", "rating", "text")
+        if name in suggestion
+    )
+
+
 Check = Callable[[Item, Mapping[str, Any], bool], None]
 PREFERENCE = ("preferred", "strength", "both_bad")
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -186,6 +206,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "chat": ("messages", "responses", *PREFERENCE, "last"),
 }
 """The fields of an answer, by task."""
+UNSAID: dict[str, dict[str, Any]] = {"pair": {"strength": None, "both_bad": False}, "rating": {"flags": []}}
+"""What a suggestion says if it leaves fields out."""
 CHECKS: dict[str, Check] = {
     "pair": _preference,
     "ranking": _ranking,
@@ -215,6 +237,24 @@ def check_item(item: Item) -> None:
             what = "for screening" if item.screening else f"a {item.task}"
             raise DataError(f"a gold question is one of {', '.join(JUDGED)}; item {item.item_id} is {what}")
         check_answer(item, item.gold, strength_known=False)
+    if item.suggestion is not None:
+        check_answer(item, item.suggestion, strength_known=False)
+
+
+def check_suggestion(item: Item, suggestion: Any) -> dict[str, Any]:
+    """Return a suggested answer with all its fields. Raises DataError for one that the task of its item does not take.
+
+    A value that is no object is the first field of the task's answer: ``preferred``, ``ranks``, ``rating`` or ``text``.
+    Strength and flags may be left out, and ranks count as an order, from whatever number.
+    """
+    if item.task == "chat":
+        raise DataError("a chat takes no suggestion: its answers are written while people talk")
+    named = suggestion if isinstance(suggestion, Mapping) else {FIELDS[item.task][0]: suggestion}
+    said = {**UNSAID.get(item.task, {}), **named}
+    ranks = said.get("ranks")
+    if isinstance(ranks, list | tuple) and all(type(rank) is int for rank in ranks):
+        said["ranks"] = dense_ranks(ranks)
+    return check_answer(item, said, strength_known=False)
 
 
 def check_flags(flags: Any, allowed: Sequence[str] = ITEM_FLAGS) -> list[str]:

@@ -202,7 +202,7 @@ def _person_of(project: Project, given: str) -> Person:
 
 def report(found: dict[str, Any]) -> list[str]:
     """Return statistics as lines of text."""
-    left_out = found["left_out"]
+    left_out, followed = found["left_out"], found["suggestion_followed"]
     apart = (
         f"{_many(left_out['repeats'], 'repeat')}, {left_out['screening']} screening, {left_out['imported']} imported, "
         f"{left_out['gold']} gold"
@@ -234,6 +234,7 @@ def report(found: dict[str, Any]) -> list[str]:
         f"  published: {references} (docs/labelling-statistics.md)",
         f"Self-consistency on hidden repeats: {_share(found['self_consistency'])}",
         f"Gold questions answered as known: {_share(found['gold'])}",
+        *([] if followed is None else [f"Suggestions followed: {_share(followed)}"]),
         f"Left answer preferred: {_share(found['left'])}",
         f"Longer answer preferred: {_share(found['longer'])}",
         f"Ties: {_share(found['ties'])}",
@@ -244,11 +245,14 @@ def report(found: dict[str, Any]) -> list[str]:
     if found["model"] is not None:
         lines.append(f"Reward model agrees with people: {_share(found['model']['agreement'])}")
     lines += ["", "id    name              labels  with the others         left                    seconds  gold"]
+    if followed is not None:
+        lines[-1] = f"{lines[-1]:<101}  suggestions followed"
     for one in found["people"]:
         seconds = "n/a" if one["median_seconds"] is None else f"{one['median_seconds']:.0f}"
         agreement, left = _share(one["agreement"]), _share(one["left"])
         name = f"{one['person']:<4}  {one['name'][:16]:<16}"
-        lines.append(f"{name}  {one['labels']:>6}  {agreement:<22}  {left:<22}  {seconds:>7}  {_share(one['gold'])}")
+        line = f"{name}  {one['labels']:>6}  {agreement:<22}  {left:<22}  {seconds:>7}  {_share(one['gold'])}"
+        lines.append(line if followed is None else f"{line:<101}  {_share(one['suggestion_followed'])}")
     return lines
 
 

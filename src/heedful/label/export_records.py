@@ -11,6 +11,7 @@ Fields = dict[str, Any]
 OURS = (
     "text", "messages", "prompt", "completion", "chosen", "rejected", "margin", "responses", "ranks", "label",
     "rating", "group_id", "feedback", "criteria", "chosen_criteria", "rejected_criteria", "completion_criteria",
+    "suggestion", "suggestion_followed",
 )  # fmt: skip
 """Columns that an export writes itself. Those of an imported record were read; its others go through."""
 MARGINS: Mapping[str, tuple[float, ...]] = {"small": (0.0, 1 / 3, 2 / 3, 1.0), "large": (0.0, 1.0, 2.0, 3.0)}
@@ -54,7 +55,8 @@ def record_of(item: Item, event: Event, margin: str) -> Made:
         made = Made("ratings", {**fields, **rated})
     else:
         made, answers = Made("demonstrations", {**fields, "completion": answer["text"]}), item.candidates
-    return Made(made.kind, {**made.fields, "feedback": _feedback(item, event, answers)})
+    followed = {k: v for k, v in event.content.items() if k == "suggestion_followed"}
+    return Made(made.kind, {**made.fields, **followed, "feedback": _feedback(item, event, answers)})
 
 
 def pairs_of(fields: Fields, group: str) -> list[Fields]:
@@ -96,6 +98,8 @@ def item_record(item: Item, labels: Sequence[Labelled] = ()) -> Fields:
             {"response": one.response} | ({} if one.source is None else {"source": dict(one.source)})
             for one in item.candidates
         ]
+    if item.suggestion is not None:
+        fields["suggestion"] = dict(item.suggestion)
     known = {"item": item.item_id, "task": item.task, "round": item.round, "chosen_by": item.chosen_by}
     return {
         **fields,
@@ -110,7 +114,8 @@ def _label(one: Labelled) -> Fields:
     content = one.event.content
     kept = {"comment": content.get("comment"), "flags": list(content.get("flags", ()))}
     known = {"person": one.person.name, "standing": one.person.standing, "answer": dict(content["answer"])}
-    return known | {name: value for name, value in kept.items() if value}
+    followed = {k: v for k, v in content.items() if k == "suggestion_followed"}
+    return known | {name: value for name, value in kept.items() if value} | followed
 
 
 def written(candidate: Candidate) -> Any:

@@ -23,7 +23,7 @@ from heedful.data.record_fields import (
 )
 from heedful.data.schemas import is_good, ranking_of
 from heedful.errors import ConfigError, DataError
-from heedful.label.answers import CANDIDATES, JUDGED, from_screen
+from heedful.label.answers import CANDIDATES, JUDGED, check_suggestion, dense_ranks, from_screen
 from heedful.label.identity import item_id, places_in
 from heedful.label.people import IMPORT, is_import
 from heedful.label.project import Project
@@ -63,6 +63,8 @@ READ = (
     "label",
     "chosen_by",
     "feedback",
+    "suggestion",
+    "suggestion_followed",
 )
 """Columns that become something else; all others are kept."""
 BEST_RATING, WORST_RATING = 7, 1
@@ -177,6 +179,10 @@ def read_items(path: str, options: ImportOptions = ImportOptions()) -> Imported:
         for item, answer in found:
             repeated += item.item_id in items
             first = items.setdefault(item.item_id, item)
+            if _suggests_other(first, item):
+                against.append(
+                    DataError(f"{record.source}: another suggestion than an earlier record of the same item")
+                )
             if kept := _kept_labels(record):
                 if first is item:
                     said_of_all += [(item.item_id, one) for one in kept]
@@ -243,6 +249,11 @@ def add(project: Project, imported: Imported, *, with_labels: bool = False) -> d
                 f"the item {item.item_id} ({shown(item.prompt)}) is in the project already and is no gold question, and "
                 "items do not change; import other items as gold questions"
             )
+        if item.item_id in there and _suggests_other(there[item.item_id], item):
+            raise DataError(
+                f"the item {item.item_id} ({shown(item.prompt)}) is in the project already, with another suggestion or none, "
+                "and items do not change; import a suggestion together with its item, or take `suggestion` out of the record"
+            )
     new = [one for one in imported.items if one.item_id not in there]
     batch = project.begin_batch(imported.file) if new else ""
     added = {"items": project.add_items([replace(one, batch=batch) for one in new])}
@@ -280,6 +291,7 @@ def _add_said(project: Project, imported: Imported, there: Mapping[str, Item]) -
         extra.setdefault(people[person], {})[label[0]] = {
             "comment": one.get("comment", ""),
             "flags": one.get("flags", []),
+            "suggestion_followed": one.get("suggestion_followed"),
         }
     return sum(project.add_labels(person, answers, extra[person]) for person, answers in by_person.items())
 
@@ -290,6 +302,13 @@ def _of_there(
     """An item's label in terms of the same item in the project."""
     known = there.get(item.item_id, item)
     return known.item_id, from_screen(answers[item.item_id], places_in(known.candidates, item.candidates))
+
+
+def _suggests_other(there: Item, item: Item) -> bool:
+    """True if an item suggests another answer than the same item, perhaps in another order, that was there before."""
+    if item.suggestion is None:
+        return False
+    return from_screen(item.suggestion, places_in(there.candidates, item.candidates)) != there.suggestion
 
 
 def _without(error: DataError, folder: str) -> DataError:
@@ -334,23 +353,34 @@ def _items(
             "a gold question without its answer",
             "`chosen` and `rejected`, `ranks`, or `rating` (docs/labelling-data.md)",
         )
-    return [
-        (
-            Item(
-                item_id(task, prompt, group),
-                task,
-                prompt,
-                group,
-                round=_round(record, options),
-                chosen_by=chosen_by,
-                screening=options.screening or exported.get("screening") is True,
-                columns=columns,
-                gold=gold,
-            ),
-            answer if gold is None else None,
+    items = [
+        Item(
+            item_id(task, prompt, group),
+            task,
+            prompt,
+            group,
+            round=_round(record, options),
+            chosen_by=chosen_by,
+            screening=options.screening or exported.get("screening") is True,
+            columns=columns,
+            gold=gold,
         )
         for group in groups
     ]
+    return [(_suggested(record, item, len(groups)), answer if gold is None else None) for item in items]
+
+
+def _suggested(record: Record, item: Item, items: int) -> Item:
+    """An item with the answer that its record suggests, if it does."""
+    given = record.fields.get("suggestion")
+    if given is None:
+        return item
+    if items > 1:
+        raise wrong(record.source, f"one `suggestion` for {items} items", "a record with its own for each response")
+    try:
+        return replace(item, suggestion=check_suggestion(item, given))
+    except DataError as error:
+        raise DataError(f"{record.source}: `suggestion`: {error} (docs/labelling-data.md)") from None
 
 
 def _exported_task(record: Record) -> Task | None:
@@ -458,8 +488,7 @@ def _answer(record: Record, task: Task, candidates: Sequence[Candidate]) -> Mapp
             found = f"{len(candidates)} `responses` but {len(ranks)} `ranks`"
             raise wrong(record.source, found, "one rank for each response")
         if task == "ranking":
-            place = {rank: i for i, rank in enumerate(sorted(set(ranks)), 1)}
-            return {"ranks": [place[rank] for rank in ranks]}
+            return {"ranks": dense_ranks(ranks)}
         preferred = None if ranks[0] == ranks[1] else int(ranks[1] < ranks[0])
         return {"preferred": preferred, "strength": None, "both_bad": False}
     if task == "rating":

@@ -18,6 +18,7 @@ from heedful.label.answers import (
     check_nonce,
     check_seconds,
     check_words,
+    follows,
     from_screen,
     to_screen,
 )
@@ -175,6 +176,8 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
         "flags": check_flags(sent.flags),
         "repeat": lease.repeat,
     }
+    if sent.token is not None and item.suggestion is not None:  # a page has shown it
+        content["suggestion_followed"] = follows(answer, item.suggestion)
     event = transaction.add("label", person_id, content, sent.nonce)
     transaction.desk.drop("draft", draft_key(person_id, item_id))
     if item.task == "chat" and not answer["last"]:
@@ -194,7 +197,7 @@ def label_contents(
 ) -> list[dict[str, Any]]:
     """Return labels that were given elsewhere as contents of events, one per item. Raises DataError for a wrong one.
 
-    ``beside`` has the ``comment`` and ``flags`` of labels, by item.
+    ``beside`` has the ``comment``, ``flags`` and ``suggestion_followed`` of labels, by item.
     """
     contents: dict[str, dict[str, Any]] = {}
     for item_id, answer in answers:
@@ -211,6 +214,8 @@ def label_contents(
             "flags": check_flags(beside.get(item_id, {}).get("flags", [])),
             "repeat": False,
         }
+        if isinstance(followed := beside.get(item_id, {}).get("suggestion_followed"), bool):
+            content["suggestion_followed"] = followed
         to_line(content)
         contents.setdefault(item_id, content)
     return list(contents.values())

@@ -74,6 +74,8 @@ class Item:
     """The import that added it, such as "3 pairs.jsonl"; empty if no import did."""
     gold: Mapping[str, Any] | None = None
     """The known answer of a gold question, which is mixed into everybody's work and trains nothing."""
+    suggestion: Mapping[str, Any] | None = None
+    """An answer that somebody or something suggests, in terms of candidates; the page shows it as a suggestion."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class Event:
     - ``label``: ``item``, ``answer`` (below), ``order`` (candidate index at each place on the screen, left or top first),
       ``instructions`` (version), ``seconds`` (from shown to sent; None if the label was imported), ``active`` (those of
       them in which somebody worked; not there if that is not known), ``comment``, ``flags`` (of
-      `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat); after a redo also ``again``, the id of the label that was
-      taken back
+      `ITEM_FLAGS`), ``repeat`` (True for a hidden repeat); if a suggestion was shown, ``suggestion_followed`` (whether the
+      answer says the same); after a redo also ``again``, the id of the label that was taken back
     - ``skip``: ``item``, ``reason``, ``flags``, ``repeat``; after a redo also ``again``
     - ``retract``: ``event`` (the id of a label or skip of the same person, which no longer counts)
     - ``correct``: ``event`` (the id of a label of anybody), ``answer`` (what an owner puts in place of its answer), ``old``

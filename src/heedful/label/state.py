@@ -14,7 +14,7 @@ NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
 
 
-LATER = ("batch", "gold")
+LATER = ("batch", "gold", "suggestion")
 """Fields of an item that earlier versions of heedful do not know; they are written only where they say something."""
 
 

@@ -75,6 +75,7 @@ def statistics(
             "gold": len(gold),
         },
         "gold": _json(gold_accuracy(gold)),
+        "suggestion_followed": _json(_suggestions_followed(first)),
         "corrected": sum("corrected_by" in one.event.content for one in labels),
         "references": [dict(reference) for reference in REFERENCES],
         "agreement": {task: _agreement([one for one in trusted if one.item.task == task]) for task in COMPARED},
@@ -345,6 +346,7 @@ def _person(
         "self_consistency": _json(_self_consistency([*own, *own_screening], own_repeats)),
         **_habits(own, habits),
         "median_seconds": numbers.median(seconds) if seconds else None,
+        "suggestion_followed": _json(_suggestions_followed(own)),
         "per_day": _per_day(own),
     }
 
@@ -399,6 +401,15 @@ def gold_accuracy(labels: Sequence[Labelled]) -> Share | None:
     for one in labels:
         if one.item.gold is not None:
             groups[one.item.item_id].append(agreement(one.item.task, dict(one.item.gold), _answer(one)))
+    return share(list(groups.values()))
+
+
+def _suggestions_followed(labels: Iterable[Labelled]) -> Share | None:
+    """How often an answer says what was suggested, of the labels of which the page showed a suggestion."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in labels:
+        if (followed := one.event.content.get("suggestion_followed")) is not None:
+            groups[one.item.item_id].append(float(followed))
     return share(list(groups.values()))
 
 

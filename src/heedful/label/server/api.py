@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.messages import read_conversation
-from heedful.label.answers import JUDGED, response_text
+from heedful.label.answers import JUDGED, response_text, to_screen
 from heedful.label.assignment import Assignment, from_screen
 from heedful.label.records import ITEM_FLAGS, Event, Item, Person
 from heedful.label.server import asked as fields
@@ -201,6 +201,7 @@ def shown_item(site: Site, person: str, assignment: Assignment) -> Answer:
         "lease_until": assignment.lease_until,
         "markdown": [markdown_to_html(one) if _is_marked_up(site, one) else None for one in answers],
         "criteria": shown_criteria(site) if item.task in JUDGED else [],
+        "suggestion": None if item.suggestion is None else to_screen(item.suggestion, assignment.order),
     }
 
 

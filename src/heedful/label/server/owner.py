@@ -253,6 +253,7 @@ def item(site: Site, asked: Asked) -> Answer:
         "screening": found.screening,
         "batch": found.batch,
         "gold": None if found.gold is None else dict(found.gold),
+        "suggestion": None if found.suggestion is None else dict(found.suggestion),
         "withdrawn": identity in project.withdrawn(),
         "labels": [_with_history(site, one, names) for one in said],
     }

@@ -148,3 +148,13 @@ export function answer(value, html = null) {
   if (messages.length === 1 && Object.keys(messages[0] ?? {}).every((name) => name === "role" || name === "content")) return answer(asText(messages[0]));
   return conversation(messages);
 }
+
+/** What an answer to an item that is no text says, as words: which answer is better, the order (best first), or the rating. */
+export function judgement(said) {
+  if ("preferred" in said) return [said.preferred === null ? t(said.both_bad ? "both_bad" : "tie") : t("answer_n_better", { n: said.preferred + 1 }), ...(said.strength ? [t(`strength_${said.strength}`)] : [])];
+  if ("ranks" in said) {
+    const order = said.ranks.map((rank, at) => ({ rank, name: t("answer_n", { n: at + 1 }) })).sort((one, other) => one.rank - other.rank);
+    return [order.map(({ rank, name }, at) => (at === 0 ? name : `${order[at - 1].rank === rank ? "=" : ">"} ${name}`)).join(" ")];
+  }
+  return [t("rating_n", { n: said.rating }), ...said.flags.map((name) => t(`flag_${name}`))];
+}

@@ -1,7 +1,7 @@
 // Single labels for the owner: a list to search, an item with what everybody says, and corrections, which stay visible.
 import { get, post } from "./api.js";
 import { answerCards } from "./tasks/pair.js";
-import { asText, conversation, prompt, text } from "./content.js";
+import { asText, conversation, judgement, prompt, text } from "./content.js";
 import { el, nonce } from "./dom.js";
 import { withdraw } from "./withdraw.js";
 import { ask, attempt, ready, showBanner, start, toast } from "./shell.js";
@@ -58,14 +58,8 @@ const mark = (one) => [one.repeat && el("span", { class: "hint" }, ` (${t("a_rep
 const short = (value) => { const all = [...asText(value)]; return all.length > EXCERPT ? `${all.slice(0, EXCERPT).join("")} …` : all.join(""); };
 
 /** What an answer says, in words; a text is cut off. */
-function said({ task, answer }) {
-  const parts = [];
-  if ("preferred" in answer) {
-    parts.push(answer.preferred === null ? t(answer.both_bad ? "both_bad" : "tie") : t("answer_n_better", { n: answer.preferred + 1 }));
-    if (answer.strength) parts.push(t(`strength_${answer.strength}`));
-  } else if ("ranks" in answer) parts.push(t("ranked", { ranks: answer.ranks.join(", ") }));
-  else if ("rating" in answer) parts.push(t("rating_n", { n: answer.rating }), ...answer.flags.map((name) => t(`flag_${name}`)));
-  else parts.push(short(answer.text ?? ""));
+function said({ answer }) {
+  const parts = "text" in answer ? [short(answer.text)] : judgement(answer);
   const names = [...new Set((answer.criteria ?? []).flatMap(Object.keys))];
   return [...parts, ...names.map((name) => `${name}: ${answer.criteria.map((one) => one[name] ?? "–").join(" / ")}`)].join(" · ");
 }
@@ -77,7 +71,8 @@ function drawItem(found) {
     el("div", { class: "page-head" }, el("h1", { tabindex: "-1" }, t("labels_of_item")), el("span", { class: "hint" }, `${t(`task_${found.task}`)} · ${t("round_n", { n: found.round })} · ${found.item}`)),
     el("div", { class: "row" }, el("button", { type: "button", on: { click: () => (history.length > 1 ? history.back() : go({})) } }, t("back_to_list")),
       el("button", { type: "button", on: { click: () => withdraw({ item: found.item, back: found.withdrawn }, show) } }, t(found.withdrawn ? "put_back" : "withdraw")), found.withdrawn && el("span", {}, t("is_withdrawn"))),
-    found.gold ? el("p", { class: "card", dir: "auto" }, t("gold_known", { answer: said({ task: found.task, answer: found.gold }) })) : "",
+    found.gold ? el("p", { class: "card", dir: "auto" }, t("gold_known", { answer: said({ answer: found.gold }) })) : "",
+    found.suggestion ? el("p", { class: "card", dir: "auto" }, t("suggested_n", { answer: said({ answer: found.suggestion }) })) : "",
     el("section", { class: "card prompt" }, el("h2", {}, t("prompt")), prompt(found.prompt)),
     found.answers.length ? el("div", { class: "samples" }, answerCards(found.answers)) : "",
     ...(found.labels.length ? [] : [el("p", { class: "card" }, t("no_labels_yet"))]),

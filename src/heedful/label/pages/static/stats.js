@@ -26,9 +26,9 @@ function draw(stats) {
     el("div", { class: "page-head" }, el("h1", {}, t("page_stats")), el("span", { class: "hint" }, [t("stats_of", { labels: number(stats.labels), items: number(stats.items) }), ...left, ...(stats.corrected ? [t("corrected_n", { n: number(stats.corrected) })] : [])].join(" · "))),
     el("div", { class: "tiles" },
       shareTile(stats, t("left_rate"), "left", t("left_rate_note")), shareTile(stats, t("longer_rate"), "longer"), shareTile(stats, t("tie_rate"), "ties"), shareTile(stats, t("both_bad_rate"), "both_bad"),
-      shareTile(stats, t("self_consistency"), "self_consistency"), stats.gold ? shareTile(stats, t("gold_accuracy"), "gold") : "", tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
+      shareTile(stats, t("self_consistency"), "self_consistency"), stats.gold ? shareTile(stats, t("gold_accuracy"), "gold") : "", stats.suggestion_followed ? shareTile(stats, t("suggestions_followed"), "suggestion_followed") : "", tile(t("median_seconds"), number(seconds[0]?.[1], 1), seconds.map(([task, value]) => `${t(`task_${task}`)} ${number(value, 1)}`).join(" · "))),
     el("div", { class: "columns" }, agreement(stats), el("section", { class: "card" }, el("h2", {}, t("per_day")), stats.per_day?.length ? bars(t("per_day"), stats.per_day.map((one) => [one.day, one.labels])) : el("p", { class: "hint" }, t("no_labels_yet")))),
-    ...criteria(stats.criteria ?? {}), people(stats.people ?? []), model(stats.model));
+    ...criteria(stats.criteria ?? {}), people(stats), model(stats.model));
 }
 
 function agreement(stats) {
@@ -55,11 +55,11 @@ function criteria(found) {
     rows.map(([name, one]) => el("tr", {}, el("td", { dir: "auto" }, name), el("td", { dir: "auto", class: "hint" }, counts(one)), cell(number(one.answers)), cell(number(one.mean, 2)), shareCell(one.agreement), cell(number(one.alpha_nominal, 2)), cell(number(one.alpha_ordinal, 2)))), 2))];
 }
 
-function people(rows) {
-  const heads = ["name", "labels", "others", "self", "left", "longer", "ties", "seconds", "screening", "gold"].map((name) => t(`column_${name}`));
+function people({ people: rows = [], suggestion_followed: suggested }) {
+  const heads = ["name", "labels", "others", "self", "left", "longer", "ties", "seconds", "screening", "gold", ...(suggested ? ["followed"] : [])].map((name) => t(`column_${name}`));
   return el("section", { class: "card" }, el("h2", {}, t("page_people")), table(t("page_people"), heads, rows.filter((one) => one.labels > 0 || one.role === "annotator").map((one) => el("tr", {},
     el("td", { dir: "auto" }, one.name, el("div", { class: "hint" }, t(`standing_${one.standing}`))), cell(number(one.labels)), shareCell(one.others ?? one.with_others ?? one.agreement),
-    shareCell(one.self_consistency), shareCell(one.left), shareCell(one.longer), shareCell(one.ties), cell(number(one.median_seconds, 1)), shareCell(one.screening), shareCell(one.gold)))));
+    shareCell(one.self_consistency), shareCell(one.left), shareCell(one.longer), shareCell(one.ties), cell(number(one.median_seconds, 1)), shareCell(one.screening), shareCell(one.gold), suggested && shareCell(one.suggestion_followed)))));
 }
 
 function model(found) {

@@ -1,7 +1,7 @@
 // The page on which people label: takes an item, shows it, sends what was decided, takes the next.
 import { activeTime, idleTime } from "./active.js";
 import { get, post, Refused, Unreachable } from "./api.js";
-import { asText, isRaw, markScrolling, prompt, toggleRaw } from "./content.js";
+import { asText, isRaw, judgement, markScrolling, prompt, text, toggleRaw } from "./content.js";
 import { criteria } from "./criteria.js";
 import { el, key, latin, memory, nonce, tab, tabBefore } from "./dom.js";
 import { outbox, pause } from "./outbox.js";
@@ -88,7 +88,7 @@ function show(reply) {
     instructionsPane(item),
     el("div", { class: "work-area" },
       item.task === "chat" ? null : promptParts(item.prompt),
-      now.view.body, now.commentBox, now.othersBox),
+      now.view.body, item.suggestion && suggestion(item.suggestion), now.commentBox, now.othersBox),
     el("section", { class: "bar", aria: { label: t("decide") } }, now.view.controls, actions()));
   restore(item);
   drawOthers();
@@ -154,6 +154,27 @@ function showRaw() {
   toggleRaw();
   document.getElementById("raw-button")?.setAttribute("aria-pressed", String(isRaw()));
   announce(t(isRaw() ? "raw_on" : "raw_off"));
+}
+
+/* ---- a suggested answer: shown, and nobody's until somebody takes it over and sends it ---- */
+
+const suggestion = (said) => el("section", { class: "card suggestion", aria: { label: t("suggested") } },
+  el("h2", {}, t("suggested")), "text" in said ? text(said.text) : el("p", {}, judgement(said).join(" · ")),
+  el("button", { type: "button", class: "small", id: "take-over", on: { click: takeOver } }, t("take_over"), " ", key("a")));
+
+function takeOver() {
+  if (!now?.item.suggestion || sending) return;
+  const { suggestion: said } = now.item;
+  const box = now.view.focus;
+  if ("text" in said) { // as if it was typed, so that the browser's undo gives back what was written before
+    box.focus();
+    box.select();
+    document.execCommand("insertText", false, said.text);
+  } else {
+    now.view.restore(said);
+    changed();
+  }
+  announce(t("taken_over"));
 }
 
 /* ---- instructions ---- */
@@ -475,7 +496,7 @@ function drawProgress(progress) {
 
 function help() {
   const rows = [["1 2", "keys_choose"], ["t", "tie"], ["b", "both_bad"], ["3 4 5 6", "keys_strength"], ["← →", "keys_sides"], ["Backspace", "keys_clear"],
-    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"],
+    ["↑ ↓", "keys_rank_walk"], ["Shift ↑ ↓", "keys_rank_move"], ["=", "keys_rank_tie"], ["1 … 9", "keys_rank_digit"], ["1 … 7", "keys_rate"], ["e", "keys_write"], ["k", "keys_criteria"], ["a", "take_over"],
     ["Enter", "submit"], ["Ctrl Enter", "keys_send"], ["Esc", "keys_leave_text"], ["u", "undo"], ["y", "redo"], ["s", "skip"], ["f", "flag"], ["c", "comment"], ["i", "page_instructions"], ["r", "raw"], ["?", "help"]];
   const on = el("input", { type: "checkbox", checked: memory.get("keys") !== false, on: { change: () => memory.set("keys", on.checked) } });
   ask(t("help"), [
@@ -488,7 +509,7 @@ function help() {
 /* ---- keys ---- */
 
 const isText = (node) => node?.matches?.("textarea, input[type=text], select") ?? false;
-const COMMANDS = { u: () => undo(), y: () => redo(), r: () => showRaw(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), k: () => now?.criteria.enter(), "?": () => help() };
+const COMMANDS = { u: () => undo(), y: () => redo(), r: () => showRaw(), s: () => skip(), f: () => flag(), c: () => openComment(), i: () => now && toggleInstructions(), a: () => takeOver(), k: () => now?.criteria.enter(), "?": () => help() };
 
 function onKey(event) {
   const isHeld = event.repeat && !event.key.startsWith("Arrow"); // a key that is held down does what it does once
