@@ -156,10 +156,12 @@ def test_the_server_says_whether_it_was_followed(project, record, task, given, f
 
 def test_labels_without_a_page_or_a_suggestion_say_nothing(project):
     add(project, read(RATED | {"suggestion": 6}, RATED | {"prompt": "另"}, task="rating"))
-    first, _ = project.items()
+    first, second = (one.item_id for one in project.items())
     rated = {"rating": 6, "flags": []}
-    project.add_labels("p3", [(first.item_id, rated)])
-    project.next_item("p2")
+    assert project.next_item("p2").item.item_id == first
+    project.label("p2", first, rated, nonce="by a program", seconds=1)
+    project.add_labels("p3", [(first, rated)])
+    assert project.next_item("p2").item.item_id == second
     assert send(project, "p2", rated) is None, "nothing was suggested"
     assert all("suggestion_followed" not in one.event.content for one in project.labels())
     assert project_statistics(project)["suggestion_followed"] is None
