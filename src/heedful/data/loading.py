@@ -179,6 +179,7 @@ def encode_demonstrations(
     max_length: int,
     action: TooLong,
     learn_prompt: bool = False,
+    learns: bool = True,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[Example], Counts]:
     """Encode demonstrations as token ids, and count what was dropped, truncated or cut into pieces.
@@ -193,6 +194,7 @@ def encode_demonstrations(
         action: what to do with longer demonstrations that have a prompt. Truncation shortens the response, whose end is then
             not learned; a prompt that leaves no room for a response is dropped.
         learn_prompt: learn the prompt too, except its first token: `whole_conversations`, once each.
+        learns: as `check_sampling` says.
         refused: collects what is wrong with records that the chat template refuses; None raises the first.
 
     Raises DataError if a demonstration is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
@@ -211,7 +213,13 @@ def encode_demonstrations(
             "--loss-on response"
         )
     answered, counts = encode_responses(
-        prompted, renderer, max_length=max_length, action=action, what="demonstrations", refused=refused
+        prompted,
+        renderer,
+        max_length=max_length,
+        action=action,
+        what="demonstrations",
+        learns=learns,
+        refused=refused,
     )
     kept = [example for _, example in answered]
     if learn_prompt:
@@ -248,6 +256,7 @@ def encode_responses(
     max_length: int,
     action: TooLong,
     what: str,
+    learns: bool = True,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[tuple[Answer, Example]], Counts]:
     """Encode records with a prompt and a response as token ids, each with its record, and count what was dropped or cut.
@@ -258,6 +267,7 @@ def encode_responses(
         max_length: the most tokens per record.
         action: what to do with longer ones, as `encode_demonstrations` says.
         what: what the records are called in messages.
+        learns: as `check_sampling` says.
         refused: as `encode_demonstrations` says.
 
     Raises DataError if a record is too long and ``action`` is "error", CheckpointError as `check_rendering` does.
@@ -265,7 +275,7 @@ def encode_responses(
     records, pairs = each_rendered(records, lambda d: _encoded(d, renderer), refused)
     samples = [Sample(d.prompt, d.response, d.source) for d in records if not d.truncated]
     check_rendering(renderer, samples)
-    check_sampling(renderer, samples)
+    check_sampling(renderer, samples, learns=learns)
     offenders = set(
         too_long([p.length for p in pairs], [d.source for d in records], limit=max_length, action=action, what=what)
     )
@@ -310,6 +320,7 @@ def encode_prompts(
     max_length: int,
     action: TooLong,
     remedy: str = "a model with a longer context",
+    learns: bool = True,
     refused: list[Refusal] | None = None,
 ) -> tuple[list[EncodedPrompt], Counts]:
     """Encode prompts as token ids, and count what was dropped or truncated.
@@ -320,6 +331,7 @@ def encode_prompts(
         max_length: the most tokens per prompt.
         action: what to do with longer prompts. `cut_prompt` truncates them.
         remedy: what else to advise if a prompt is too long.
+        learns: as `check_sampling` says.
         refused: as `encode_demonstrations` says.
 
     Raises DataError if a prompt is too long and ``action`` is "error", or if it cannot be truncated; CheckpointError as
@@ -330,7 +342,7 @@ def encode_prompts(
     for first in conversations[:1]:
         answers = ordinary_answers(renderer, first.prompt)
         check_rendering(renderer, (Sample(one.prompt, answers[-1], one.source) for one in conversations))
-        check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers])
+        check_sampling(renderer, [Sample(first.prompt, answer, first.source) for answer in answers], learns=learns)
     lengths = [len(e.ids) for e in encoded]
     sources = [prompt.source for prompt in prompts]
     offenders = set(too_long(lengths, sources, limit=max_length, action=action, what="prompts", remedy=remedy))

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,6 +22,15 @@ THOUGHT = re.compile(rf"({THINK}\s*)?({THINK_END}\s*)?$")
 """A thought at the end of a prompt, open or empty."""
 SPACED = re.compile(rf"\s*({THINK}|{THINK_END})\s*")
 """A tag with the white space around it, of which each template has its own."""
+
+
+SPACED_PLAIN = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
+    "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+"""What ``--chat-template plain`` was before; models that were trained with it have it. Only its prompts are other ones."""
 
 
 class Sample(NamedTuple):
@@ -57,16 +67,18 @@ def check_rendering(renderer: Renderer, samples: Iterable[Sample], *, read: bool
                 raise CheckpointError(_report(renderer, ours, whole, response))
 
 
-def check_sampling(renderer: Renderer, samples: Iterable[Sample]) -> None:
+def check_sampling(renderer: Renderer, samples: Iterable[Sample], *, learns: bool = True) -> None:
     """Check that the ids of prompts, from which a policy samples, begin the ids that are learned.
 
-    They do not if the rendering of a prompt ends inside a token: ``ASSISTANT: `` before an answer whose first token holds
-    that space too. The policy would then learn from other tokens than it is sampled after. One answer that begins in an
-    unusual way, such as with a line break, is no fault, so half of the first answers have to disagree.
+    They do not if a prompt's last token changes when an answer follows: the space of ``ASSISTANT: `` and the first word of
+    an answer may be one token, and two line breaks may be one token only at the end of a text. The policy would then learn
+    from other tokens than it is sampled after. One answer that begins in an unusual way, such as with a line break, is no
+    fault, so half of the first answers have to disagree.
 
     Args:
         renderer: writes the conversations.
         samples: prompts and ordinary answers; white space at their beginning is left out. Raw text is passed over.
+        learns: the policy learns from such ids. If it only samples or reads, a warning is enough.
 
     Raises CheckpointError, which shows token by token where they part.
     """
@@ -85,14 +97,25 @@ def check_sampling(renderer: Renderer, samples: Iterable[Sample]) -> None:
     if parted and 2 * len(parted) >= compared:
         asked, whole, source = parted[0]
         at, table = _table(renderer, asked, whole, ("prompt", "prompt and answer"))
-        raise CheckpointError(
-            f"{source}: the chat template of {renderer.template.name} ends a prompt inside a token; from token {at} on a "
-            "prompt by itself, after which answers are sampled, differs from one with its answer, which is learned:\n"
-            f"{table}\n"
-            "The cause: the last characters of the prompt and the first ones of an answer are one token in this tokenizer. "
-            "Give a --chat-template whose prompt ends with a special token, or before its last white space, with that "
-            "white space before every answer: {{ 'ASSISTANT:' }} and {{ ' ' + message.content }}, not {{ 'ASSISTANT: ' }}"
+        if renderer.tokenizer.get_chat_template().endswith(SPACED_PLAIN):
+            advice = (
+                "The model has an earlier form of the template plain. Give --chat-template plain (in a round: chat_template: "
+                "plain in the file of --ppo-config). It renders conversations in the same way, but its prompts end before "
+                "the space"
+            )
+        else:
+            advice = (
+                "Give a --chat-template whose prompt ends with a special token, or before its last white space, with that "
+                "white space before every answer: {{ 'ASSISTANT:' }} and {{ ' ' + message.content }}, not {{ 'ASSISTANT: ' }}"
+            )
+        message = (
+            f"{source}: with the chat template of {renderer.template.name}, the prompt's last token changes when an answer "
+            f"follows; from token {at} on a prompt by itself, after which answers are sampled, differs from one with its "
+            f"answer, which is learned:\n{table}\n{advice}"
         )
+        if learns:
+            raise CheckpointError(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def ordinary_answers(renderer: Renderer, prompt: Text) -> list[str]:

@@ -113,7 +113,7 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     policy = load_policy(source, **frozen_place(device, config.dtype))
     freeze(policy)
     room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
-    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate")
+    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
     rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))

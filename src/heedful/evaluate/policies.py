@@ -239,6 +239,7 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
         max_length=max_length(config.max_length, context_length(policy.lm.config)),
         action=config.too_long,
         learn_prompt=config.loss_on == "all",
+        learns=False,
         refused=refused,
     )
     counts = added(counts, done, settle(refused, len(records) - len(refused), config))

@@ -74,7 +74,8 @@ def write_answers(
     written: list[list[Answer | None]] = [[None] * answers for _ in prompts]
     for place, writer in enumerate(writers):
         places = range(place, answers, len(writers))
-        encoded, _ = encode_prompts(prompts, writer.sampler.renderer, max_length=writer.room, action="truncate")
+        renderer = writer.sampler.renderer
+        encoded, _ = encode_prompts(prompts, renderer, max_length=writer.room, action="truncate", learns=False)
         generator = torch.Generator().manual_seed((seed + place) % 2**63)
         _, completions = writer.sampler.respond(writer.policy, [one for one in encoded for _ in places], generator)
         rows = ((row, at) for row in range(len(prompts)) for at in places)
