@@ -14,14 +14,14 @@ GENERATION, CONFIG, TOKENIZER = "generation_config.json", "config.json", "tokeni
 FOLDER = "a folder"
 HUGE = 99999999
 VALUES = [
-    *((GENERATION, "eos_token_id", value) for value in ("x", ["a"], {"a": 1}, 1.5, HUGE, -1, True, [], [1, None], [1, 264])),
+    *((GENERATION, "eos_token_id", value) for value in ("x", ["a"], {"a": 1}, 1.5, HUGE, -1, True, [1, None], [1, 264])),
     *((GENERATION, "pad_token_id", value) for value in (-1, -4, 264, "0", True, [0], 0.5)),
-    *((GENERATION, "bos_token_id", value) for value in (-7, "<s>", HUGE)),
+    *((GENERATION, "bos_token_id", value) for value in (-7, "<s>", 1.5)),
     *((GENERATION, "temperature", value) for value in ("hot", -1, [0.7], True)),
     *((GENERATION, "top_p", value) for value in (7, -0.1, "0.9")),
-    *((GENERATION, "top_k", value) for value in ("50", 2.5, -3)),
-    *((GENERATION, key, value) for key, value in [("max_new_tokens", 0), ("max_length", "x"), ("do_sample", "yes")]),
-    *((GENERATION, key, value) for key, value in [("repetition_penalty", 0), ("num_beams", -1), ("min_p", 2)]),
+    *((GENERATION, "top_k", value) for value in ("50", 2.5, -3, [50])),
+    *((GENERATION, key, value) for key, value in [("max_new_tokens", 0), ("do_sample", "yes")]),
+    *((GENERATION, key, value) for key, value in [("repetition_penalty", 0), ("min_p", 2)]),
     *((CONFIG, "eos_token_id", value) for value in (HUGE, "x", -2)),
     *((CONFIG, "pad_token_id", value) for value in (-1, 264, "x")),
     *((CONFIG, "vocab_size", value) for value in (-1, 0, "x", 2.5, 600, 100)),
@@ -123,6 +123,8 @@ def test_nonsense_is_refused_before_training(train, model, tmp_path, file, damag
         key, value = damage
         shown = repr(value) if value == "<没有>" else json.dumps(value, ensure_ascii=False)
         assert f"{model / file}: {key} is {shown}" in outcome.message
+    elif damage == FOLDER and file in ("tokenizer.json", "chat_template.jinja"):
+        assert f"{model / file}: is a folder; download the model again" in outcome.message
     elif damage in CONTENTS and file in (GENERATION, "special_tokens_map.json"):
         assert f"{model / file}: " in outcome.message
 
@@ -202,3 +204,25 @@ def test_what_models_of_others_have_is_accepted(train, model, settings):
     damaged(model, TOKENIZER, ("model_max_length", 1e30))
     outcome = train("sft", model=model)
     assert outcome.status == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        (CONFIG, "bos_token_id", 50256),
+        (GENERATION, "bos_token_id", 50256),
+        (GENERATION, "eos_token_id", []),
+        (GENERATION, "top_k", 50.0),
+        (GENERATION, "max_length", 0),
+        (GENERATION, "num_beams", -1),
+        (GENERATION, "num_return_sequences", 0),
+    ],
+)
+def test_values_that_nothing_here_uses_change_nothing(heedful, data, model, file, key, value):
+    words = ["evaluate", "perplexity", "--model", model, "--data", data("sft")]
+    before = heedful(*words)
+    assert before.status == 0, before.err
+    damaged(model, file, (key, value))
+    after = heedful(*words)
+    assert after.status == 0, after.err
+    assert after.out == before.out

@@ -85,16 +85,19 @@ def test_arguments_that_a_template_wants_as_text(write, thinker):
     assert renderer.decode(renderer.response_ids(one.response, prompt=one.prompt)) == '加{"x": 1, "y": [2]}<|im_end|>'
 
 
-@pytest.mark.parametrize("mask", [{"weight": 0}, {"train": False}, {"weight": 0.0, "train": False}])
+@pytest.mark.parametrize("mask", [{"weight": 0}, {"train": False}, {"loss": False}, {"weight": 0.0, "train": False}])
 def test_a_masked_message_is_not_learned(write, mask):
     """It stays in the conversation, as a question would."""
     turns = [
         USER,
         {"role": "assistant", "content": "三", **mask},
         USER,
-        {"role": "assistant", "content": "二", "weight": 1},
+        {"role": "assistant", "content": "二", "weight": 1, "loss": True},
     ]
     (one,) = read_demonstrations(write({"messages": turns}))
+    shared = [{"from": turn["role"], "value": turn["content"], **turn} for turn in turns]
+    shared = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in shared]
+    assert read_demonstrations(write({"conversations": shared})) == [one]
     assert [message.content for message in one.prompt] == ["1+1？", "三", "1+1？"]
     assert one.response == "二"
 
@@ -103,7 +106,10 @@ def test_a_masked_message_and_loss_on_all(write, renderer):
     turns = [USER, {"role": "assistant", "content": "三", "weight": 0}, USER, {"role": "assistant", "content": "二"}]
     path = write({"messages": turns})
     records = read_demonstrations(path)
-    with pytest.raises(DataError, match=rf"{path}:2: a message has the weight 0, but --loss-on all learns prompts"):
+    with pytest.raises(
+        DataError,
+        match=rf"{path}:2: a message has weight 0, train false or loss false, but --loss-on all learns prompts",
+    ):
         encode_demonstrations(records, renderer, max_length=512, action="error", learn_prompt=True)
 
 
@@ -191,9 +197,19 @@ def calls(*items):
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, ["messages[1].weight", "0.5", "1 (learn"]),
         ({"messages": [USER, {**ANSWER, "weight": True}]}, ["messages[1].weight", "True"]),
         ({"messages": [USER, {**ANSWER, "train": 1}]}, ["messages[1].train", "true (learn"]),
-        ({"messages": [USER, {**ANSWER, "train": True, "weight": 0}]}, ["messages[1]", "the weight 0 and train true"]),
-        ({"messages": [USER, {**ANSWER, "weight": 0}]}, ["no assistant turn", "with the weight 0"]),
-        ({"prompt": [USER], "completion": [{**ANSWER, "weight": 0}]}, ["`completion` has the weight 0"]),
+        ({"messages": [USER, {**ANSWER, "loss": 0}]}, ["messages[1].loss", "true (learn"]),
+        ({"messages": [USER, {**ANSWER, "loss": False, "train": True}]}, ["messages[1]", "has train true and loss false"]),
+        ({"messages": [USER, {**ANSWER, "masked": True}]}, ["messages[1]", "reasoning_content, masked. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "trainable": 0}]}, ["messages[1]", "reasoning_content, trainable. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "training": False}]}, ["messages[1]", "reasoning_content, training. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "loss_scale": 0.5}]}, ["messages[1]", "reasoning_content, loss_scale. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "status": False}]}, ["messages[1]", "reasoning_content, status. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "channel": "analysis"}]}, ["messages[1]", "reasoning_content, channel. Accepted"]),
+        ({"conversations": [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答", "masked": True}]},
+         ["messages[1]", "role, content, masked. Accepted"]),
+        ({"messages": [USER, {**ANSWER, "train": True, "weight": 0}]}, ["messages[1]", "has weight 0 and train true"]),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, ["no assistant turn", "with weight 0, train false or loss false"]),
+        ({"prompt": [USER], "completion": [{**ANSWER, "loss": False}]}, ["`completion` has weight 0, train false or loss"]),
         ({"messages": [USER, {**ANSWER, "thinking": "别的"}]}, ["thinks twice, in reasoning_content and thinking"]),
         ({"messages": [USER, {**ANSWER, "content": "<think>想</think>二"}]}, ["thinks twice", "<think> of its content"]),
         ({"messages": [USER, {**ANSWER, "reasoning_content": ["想"]}]}, ["messages[1].reasoning_content", "a string"]),

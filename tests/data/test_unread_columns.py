@@ -53,9 +53,9 @@ TURNS = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "�
         ),
         (
             read_demonstrations,
-            {"messages": [{**TURNS[0], "msg_id": "a", "turn": 3}, TURNS[1]]},
+            {"messages": [{**TURNS[0], "msg_id": "a", "created_at": 3}, TURNS[1]]},
             "",
-            ["not read in messages: `msg_id`"],
+            ["not read in messages: `msg_id`, `created_at`"],
         ),
     ],
 )
@@ -112,6 +112,19 @@ def test_two_formats_are_refused_and_each_can_be_chosen(written):
     for columns, answer in (("conversations=conversations", "乙"), ("messages=messages", "答")):
         assert f"--columns {columns}" in str(caught.value)
         assert read_demonstrations(path, columns=columns)[0].response == answer
+
+
+def test_pairs_of_alpaca_in_two_places(written):
+    both = {"instruction": "问", "output": ["甲", "乙"], "chosen": "好", "rejected": "坏"}
+    path = written("数据.jsonl", [both])
+    with pytest.raises(DataError, match=r"this may be alpaca pairs or alpaca pairs in `output`") as caught:
+        read_rankings(path)
+    for name, columns, best in (
+        ("alpaca pairs", "chosen=chosen,rejected=rejected", "好"),
+        ("alpaca pairs in `output`", "output=output", "甲"),
+    ):
+        assert f"{name} by --columns {columns}" in str(caught.value)
+        assert read_rankings(path, columns=columns)[0].responses[0] == best
 
 
 def test_a_record_of_another_format_is_named_or_counted(written):

@@ -7,7 +7,7 @@ be such a folder itself.
 import copy
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
         config = LoraConfig.from_pretrained(folder)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the adapters cannot be read: {error}") from error
+    config.ensure_weight_tying = config.ensure_weight_tying and _keeps_tied(model, tensors)
     names = _fitted(model, tensors, config, folder)
     _replace_weights(model, tensors, names, config, folder)
     adapters = {own: tensors[name] for name, own in names.items() if ".lora_" in name}
@@ -173,6 +174,21 @@ def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: LoraConfig, 
     return fitted
 
 
+def _keeps_tied(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an adapter file has the same for embeddings and output head.
+
+    Under names that it does not know (``wte``), PEFT trains only one of them, whatever ``ensure_weight_tying`` says.
+    """
+    if not _is_tied(model):
+        return False
+    embeddings, head = _ends(model)
+    trained = {_plain_name(name): tensor for name, tensor in tensors.items() if not _is_of_base(name)}
+    if any(".lora_" in name and _layer(name) == head for name in trained):
+        return True
+    both = [trained.get(f"{end}.weight") for end in (embeddings, head)]
+    return both[0] is not None and both[1] is not None and torch.equal(both[0], both[1])
+
+
 def _plain_name(name: str) -> str:
     """A tensor's name without the parts that PEFT's wrappers add.
 
@@ -219,7 +235,7 @@ def _replace_weights(
     rows = {name for name in names if name.endswith(ROWS)}
     whole = {name for name in names if ".lora_" not in name} - rows
     shared = {name for name in whole if not _was_trained(name, config)}
-    _fit_vocabulary(model, [(names[name], tensors[name], name in shared) for name in whole], folder)
+    _fit_vocabulary(model, [(names[name], tensors[name], name in shared) for name in whole], config, folder)
     ids = {name: _token_ids(names[name], ends, config, model, folder) for name in rows}
     if any(_layer(names[name]) == ends[0] for name in rows) and _are_equal(
         [(ids[name], tensors[name]) for name in rows]
@@ -253,18 +269,26 @@ def _are_equal(rows: list[tuple[list[int], Tensor]]) -> bool:
 
 def _was_trained(name: str, config: LoraConfig) -> bool:
     """Whether a weight that an adapter file has as a whole was trained, by its name there."""
-    if any(wrapper in name for wrapper in (".base_layer.", ".original_module.")):
+    if _is_of_base(name):
         return False
     layer = _layer(_plain_name(name))
     return any(f".{layer}".endswith(f".{trained}") for trained in config.modules_to_save or ())
 
 
-def _fit_vocabulary(model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], folder: Path) -> None:
+def _is_of_base(name: str) -> bool:
+    """Whether a name in an adapter file is that of a weight of the base under a wrapper of PEFT."""
+    return any(wrapper in name for wrapper in (".base_layer.", ".original_module."))
+
+
+def _fit_vocabulary(
+    model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]], config: LoraConfig, folder: Path
+) -> None:
     """Give a model as many rows of embeddings as an adapter file has.
 
     Args:
         model: the model.
         whole: names in the model, weights of the file, and whether a weight is also that of what is tied to it.
+        config: of the adapters.
         folder: for messages.
 
     Raises CheckpointError if new rows would have no numbers.
@@ -274,12 +298,14 @@ def _fit_vocabulary(model: PreTrainedModel, whole: list[tuple[str, Tensor, bool]
     rows, before = max((n for n, _ in of_ends.values()), default=0), len(model.get_input_embeddings().weight)
     if rows in (0, before):
         return
-    covered = set(ends) if _is_tied(model) and any(shared for _, shared in of_ends.values()) else set(of_ends)
+    is_one = _is_tied(model) and (config.ensure_weight_tying or any(shared for _, shared in of_ends.values()))
+    covered = set(ends) if is_one else set(of_ends)
     missing = sorted(set(ends) - covered)
     if rows > before and missing:
         raise CheckpointError(
             f"{folder}: the adapters have {rows} tokens and their base has {before}, and the file has no rows of "
-            f"{missing[0]} for the new ones; save them with save_pretrained(..., save_embedding_layers=True) of PEFT"
+            f"{missing[0]} for the new ones; save the resized base and name it as the base, or train again with {missing[0]} "
+            "in modules_to_save"
         )
     model.resize_token_embeddings(rows, mean_resizing=False)
 

@@ -37,8 +37,8 @@ def check_settings(folder: Path) -> None:
     """Refuse settings files of a model or adapter folder that are damaged or hold nonsense. Raises CheckpointError."""
     read = {name: content for name in FILES if (content := _read(folder / name)) is not None}
     for name in OTHERS:
-        if (folder / name).exists() and not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: it is no file; get the model again")
+        if (folder / name).is_dir():
+            raise CheckpointError(f"{folder / name}: is a folder; download the model again")
     config = read.get("config.json", {})
     text = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
@@ -98,10 +98,11 @@ def token_rules(rows: int | None) -> dict[str, Rule]:
 
     several = Rule(
         f"{allowed}, or a list of them",
-        lambda value: is_id(value) or (isinstance(value, list) and bool(value) and all(map(is_id, value))),
+        lambda value: is_id(value) or (isinstance(value, list) and all(map(is_id, value))),
     )
-    one = Rule(allowed, is_id)
-    return {"eos_token_id": several, "pad_token_id": one, "bos_token_id": one}
+    # Nothing is looked up by the config's own BOS, and GPT2Config writes 50256 for every vocabulary.
+    start = Rule("a token id (0 or above)", lambda value: type(value) is int and value >= 0)
+    return {"eos_token_id": several, "pad_token_id": Rule(allowed, is_id), "bos_token_id": start}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -111,7 +112,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; get the model again") from error
+        raise CheckpointError(f"{path}: cannot be read: {error}; download the model again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: it holds {type(content).__name__}, and must hold a JSON object ({{...}})")
     return content
@@ -175,9 +176,10 @@ SIZES = {
 GENERATION = {
     "temperature": Rule("a number, 0 or above", _from(0)),
     **dict.fromkeys(("top_p", "min_p", "typical_p"), SHARE),
-    "top_k": Rule("a whole number", lambda value: type(value) is int and value >= -1),  # -1: all, as vLLM writes it
+    # -1: all, as vLLM writes it
+    "top_k": Rule("a whole number", lambda value: _is_number(value) and value >= -1 and value == int(value)),
     "repetition_penalty": POSITIVE,
-    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), COUNT),
+    "max_new_tokens": COUNT,
     "do_sample": Rule("true or false", lambda value: isinstance(value, bool)),
 }
 TOKENIZER = {

@@ -105,7 +105,9 @@ def _check_shards(folder: Path) -> None:
             files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             outside = [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]
         if outside:
-            raise CheckpointError(f"{index}: names weights outside its folder: {outside[0]!r}; get the model again")
+            raise CheckpointError(
+                f"{index}: names weights outside its folder: {outside[0]!r}; download the model again"
+            )
 
 
 def load_config(model: str | Source) -> Any:

@@ -200,7 +200,7 @@ def _unread_keys(messages: Sequence[Any]) -> list[str]:
         for message in messages
         if isinstance(message, dict)
         for key, value in message.items()
-        if isinstance(value, str) and is_metadata(key, value)
+        if is_metadata(key, value)
     ]
 
 
@@ -246,6 +246,14 @@ def _are(kind: type | tuple[type, ...], *names: str) -> Callable[[Fields], bool]
 
 def _are_messages(*names: str) -> Callable[[Fields], bool]:
     return lambda fields: all(_is_conversation(fields.get(name)) for name in names)
+
+
+def _are_orca(asked: str) -> Callable[[Fields], bool]:
+    return lambda fields: (
+        _are(str, asked, "chosen", "rejected")(fields)
+        and any(name in fields for name in SYSTEM)
+        and "instruction" not in fields
+    )
 
 
 def _is_conversation(value: Any) -> bool:
@@ -429,7 +437,7 @@ FORMATS = (
         _pair_after(_instruction),
     ),
     Format(
-        "alpaca pairs",
+        "alpaca pairs in `output`",
         f"{INSTRUCTION}; `output` is the better answer and the worse",
         ("instruction", "output"),
         ("input", *OF_THE_RECORD),
@@ -475,20 +483,22 @@ FORMATS = (
         lambda fields: isinstance(fields["input"], dict) and isinstance(fields["input"].get("messages"), list),
         _preferred,
     ),
-    *(
-        Format(
-            "Orca pairs",
-            f"the system prompt and `{asked}` are the prompt",
-            (asked, "chosen", "rejected"),
-            SYSTEM,
-            PAIR,
-            lambda fields, asked=asked: (  # type: ignore[misc]
-                _are(str, asked, "chosen", "rejected")(fields)
-                and any(name in fields for name in SYSTEM)
-                and "instruction" not in fields
-            ),
-            lambda record, asked=asked: _pair_after(lambda one: _question(one, asked))(record),  # type: ignore[misc]
-        )
-        for asked in ("question", "input")
+    Format(
+        "Orca pairs",
+        "the system prompt and `question` are the prompt",
+        ("question", "chosen", "rejected"),
+        SYSTEM,
+        PAIR,
+        _are_orca("question"),
+        _pair_after(_question),
+    ),
+    Format(
+        "Orca pairs with `input`",
+        "the system prompt and `input` are the prompt",
+        ("input", "chosen", "rejected"),
+        SYSTEM,
+        PAIR,
+        _are_orca("input"),
+        _pair_after(lambda record: _question(record, "input")),
     ),
 )

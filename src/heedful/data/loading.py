@@ -209,8 +209,8 @@ def encode_demonstrations(
     ]
     if masked:
         raise DataError(
-            f"{masked[0]}: a message has the weight 0, but --loss-on all learns prompts too, and with them this message. Use "
-            "--loss-on response"
+            f"{masked[0]}: a message has weight 0, train false or loss false, but --loss-on all learns prompts too, and "
+            "with them this message. Use --loss-on response"
         )
     answered, counts = encode_responses(
         prompted,

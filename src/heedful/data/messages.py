@@ -26,7 +26,7 @@ OTHER_ROLES = {
 """OpenAI's and ShareGPT's own roles. What a function_call says is the calls, as JSON."""
 THINKING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message's thinking, all in use."""
-COMMON = {"role", "content", "name", "weight", "train"}
+COMMON = {"role", "content", "name", "weight", "train", "loss"}
 KEYS = {
     "system": COMMON,
     "user": COMMON,
@@ -34,7 +34,7 @@ KEYS = {
     "tool": COMMON | {"tool_call_id"},
 }
 """The keys that a message of each role may have."""
-METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status", "channel"}
+METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status"}
 METADATA_ENDINGS = ("_id", "_at", "_time", "_ip", "_identifier")
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are text."""
@@ -79,11 +79,10 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
 
 
 def is_metadata(key: str, value: Any) -> bool:
-    """Whether a key of a message that no role has is no text of the message: a number, or an id, a time and the like."""
-    if any(key in keys for keys in KEYS.values()):
-        return False
+    """Whether a key of a message that no role has is an id, a time or the like, which no template needs."""
     known = key.lower() in METADATA or key.lower().endswith(METADATA_ENDINGS)
-    return isinstance(value, bool | int | float) or (known and isinstance(value, str))
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return known and is_plain and not any(key in keys for keys in KEYS.values())
 
 
 def read_tools(source: str, value: Any) -> str:
@@ -246,15 +245,16 @@ def _thinking(source: str, name: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def _learned(source: str, name: str, fields: Mapping[str, Any]) -> bool:
-    """Read ``weight`` (OpenAI's and Mistral's) and ``train`` (Axolotl's)."""
-    weight, train = fields.get("weight", 1), fields.get("train", True)
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise wrong(source, f"`{name}.weight` is {shown(weight)}", "1 (learn this message) or 0 (do not)")
-    if not isinstance(train, bool):
-        raise wrong(source, f"`{name}.train` is {shown(train)}", "true (learn this message) or false (do not)")
-    if "weight" in fields and "train" in fields and bool(weight) != train:
-        raise wrong(source, f"`{name}` has the weight {weight} and train {str(train).lower()}", "only one of them")
-    return bool(weight) and train
+    """Read ``weight`` (OpenAI's and Mistral's), ``train`` (Axolotl's) and ``loss`` (ms-swift's)."""
+    given = {key: fields[key] for key in ("weight", "train", "loss") if key in fields}
+    for key, value in given.items():
+        yes, no = (1, 0) if key == "weight" else ("true", "false")
+        if isinstance(value, bool) == (key == "weight") or value not in (0, 1):
+            raise wrong(source, f"`{name}.{key}` is {shown(value)}", f"{yes} (learn this message) or {no} (do not)")
+    if len(set(given.values())) > 1:
+        found = " and ".join(f"{key} {json.dumps(value)}" for key, value in given.items())
+        raise wrong(source, f"`{name}` has {found}", "only one of them")
+    return all(given.values())
 
 
 def _check_results(source: str, name: str, messages: Conversation) -> None:

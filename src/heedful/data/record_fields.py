@@ -160,7 +160,9 @@ def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response
         )
     if not turns[-1].learned:
         raise wrong(
-            record.source, f"`{name}` has the weight 0, but it is what is learned", "the weight 1; or remove the record"
+            record.source,
+            f"`{name}` has weight 0, train false or loss false, but it is what is learned",
+            "no such mark; or remove the record",
         )
     return reply_of(turns[-1])
 

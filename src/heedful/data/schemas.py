@@ -93,10 +93,10 @@ def read_demonstrations(
 ) -> list[Demonstration]:
     """Read demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
-    Every assistant turn of ``messages``, except those with ``weight: 0`` or ``train: false``, becomes one demonstration,
-    whose prompt is the conversation before it. With ``text`` the prompt is empty. ``completion`` is a string, one assistant
-    message, or the prompt's conversation again followed by one assistant message. A boolean ``truncated`` says that the
-    (last) response was cut off. The module explains the arguments.
+    Every assistant turn of ``messages``, except those with ``weight: 0``, ``train: false`` or ``loss: false``, becomes one
+    demonstration, whose prompt is the conversation before it. With ``text`` the prompt is empty. ``completion`` is a
+    string, one assistant message, or the prompt's conversation again followed by one assistant message. A boolean
+    ``truncated`` says that the (last) response was cut off. The module explains the arguments.
     """
     turns = _read(
         path, DEMONSTRATIONS, _demonstrations, columns, system_prompt, refused=refused, max_samples=max_samples
@@ -204,7 +204,7 @@ def _turns_to_learn(record: Record) -> list[tuple[Text, Response]]:
     turns = read_conversation(record.source, "messages", record.fields["messages"])
     ends = [index for index, turn in enumerate(turns) if turn.role == "assistant" and turn.learned]
     if not ends:
-        masked = " with the weight 0" if "assistant" in roles(turns) else ""
+        masked = " with weight 0, train false or loss false" if "assistant" in roles(turns) else ""
         raise wrong(
             record.source,
             f"`messages` has no assistant turn, only {roles(turns)}{masked}",
