@@ -19,7 +19,7 @@ LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "si
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
-    "files": {"faults"},
+    "files": {"errors", "faults"},
     "lock": {"errors", "files"},
     "faults": {"errors"},
     "signals": {"errors"},

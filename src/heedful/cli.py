@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -180,7 +181,9 @@ def _message(error: Exception) -> str | None:
             "says what each part of a run takes"
         )
     if isinstance(error, OSError):  # a full disk, a folder without permission
-        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        from heedful.files import in_words
+
+        return f"{in_words(error)}{f': {error.filename}' if error.filename else ''}"
     return None
 
 
@@ -242,7 +245,13 @@ def _run(words: list[str], *, is_program: bool) -> int:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     _let_threads_sleep()
     config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
-    result = _load(command.function, is_program=is_program)(config)
+    function = _load(command.function, is_program=is_program)
+    try:
+        result = function(config)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):
+            error.filename = str(config.output)  # the system does not name what did not fit
+        raise
     if _is_rank():
         _load("parallel.ranks:leave")()
     if command.objective is not None and os.environ.get("RANK", "0") == "0":

@@ -1,20 +1,59 @@
 """Write files and folders so that they are either complete or absent, whatever happens meanwhile: kill -9, a power cut."""
 
 import contextlib
+import errno
 import json
 import math
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from heedful.errors import CheckpointError, HeedfulError
 from heedful.faults import hit
 
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors, which has an exception of its own, names an error of the system, such as a full disk."""
+MODELS_AND_DATA = ("model", "reference", "value_model", "data", "eval_data", "ptx_data", "offset_data")
+FORMS: Mapping[str, Mapping[str, type]] = {
+    "config.yaml": dict.fromkeys((*MODELS_AND_DATA, "loss"), str),
+    "environment.json": {
+        "command": str,
+        **dict.fromkeys(("versions", "hidden", "data", "models", "revisions", "cpu"), dict),
+        "gpus": list,
+    },
+    "run.json": {"run": str, "algorithm": str, "objective": str, "total_steps": int},
+    "summary.json": {
+        "algorithm": str,
+        "steps": int,
+        **dict.fromkeys(("data", "first_evaluation", "last_evaluation"), dict),
+    },
+    "rounds.json": {"rounds": int, "settings": dict},
+    "round.json": {"round": int, "settings": dict, "before": str, "steps": dict},
+}
+"""The files that runs and rounds write, and the types of the values that are read in them."""
+KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+"""The types of JSON in words."""
+PLAIN = {
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "no permission: the file system is read-only",
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "no space left: the quota on this disk is used up",
+}
+"""What an error of the system means to the one who reads it."""
+LARGEST_YAML = 262_144
+"""Bytes of a YAML file of settings, at most."""
 
 
 @contextlib.contextmanager
@@ -39,7 +78,9 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         number = OS_ERROR.search(str(error)) if type(error).__name__ == "SafetensorError" else None
         if number is not None:
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(folder)  # a full disk has no name
         raise
     if folder.exists():
         folder.replace(old)
@@ -141,6 +182,80 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def read_object(
+    path: Path, remedy: str, *, needs: Iterable[str] = (), error: type[HeedfulError] = CheckpointError
+) -> dict[str, Any]:
+    """Return the object that a JSON file holds; of a file with the ending ``.yaml``, its ``key: value`` lines.
+
+    Args:
+        path: the file. The values that `FORMS` names for a file of its name must have their types, or be null.
+        remedy: what to do about a file that cannot be used; the end of the message.
+        needs: keys that must be there, with a value.
+        error: what is raised for a file that is missing, is none, or holds anything else.
+    """
+    import yaml
+
+    is_yaml = path.suffix == ".yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+        if is_yaml and len(text) > LARGEST_YAML:
+            raise ValueError(f"it has more than {LARGEST_YAML:,} characters, so it is no file of settings")
+        content = yaml.safe_load(text) if is_yaml else json.loads(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as caught:
+        empty = isinstance(caught, json.JSONDecodeError) and not caught.doc.strip()
+        raise error(f"{path}: {'it is empty' if empty else _why_unread(caught)}; {remedy}") from caught
+    if not isinstance(content, dict):
+        found = "it is empty" if not text.strip() else f"it holds {_kind(content)}"
+        raise error(f"{path}: {found}, and must hold {'key: value lines' if is_yaml else 'a JSON object'}; {remedy}")
+    for name in needs:
+        if content.get(name) is None:
+            raise error(f"{path}: it has no {name}; {remedy}")
+    for name, kind in FORMS.get(path.name, {}).items():
+        if content.get(name) is not None and not isinstance(content[name], kind):
+            raise error(f"{path}: {name} must be {KINDS[kind]}, and is {_kind(content[name])}; {remedy}")
+    return content
+
+
+def _why_unread(error: Exception) -> str:
+    """What is wrong with a file, on one line."""
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            why = "there is no such file"
+        case IsADirectoryError():
+            why = "it is a folder, not a file"
+        case OSError():
+            why = f"it cannot be read ({in_words(error)})"
+        case UnicodeDecodeError():
+            why = f"it is not UTF-8 text (byte {error.start})"
+        case RecursionError():
+            why = "it is nested too deeply"
+        case json.JSONDecodeError():
+            why = f"line {error.lineno} is not valid JSON ({error.msg.removesuffix(' starting at')})"
+        case _:
+            mark = getattr(error, "problem_mark", None)  # YAML's
+            problem = " ".join(str(getattr(error, "problem", None) or error).split())
+            why = problem if mark is None else f"line {mark.line + 1} is not valid YAML ({problem})"
+    return why
+
+
+def in_words(error: OSError) -> str:
+    """Return what an error of the system means, without the path."""
+    return PLAIN.get(error.errno or 0, error.strerror or str(error))
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else KINDS.get(type(value), type(value).__name__)
+
+
+def read_record(line: bytes | str) -> dict[str, Any] | None:
+    """Return the object in a line of JSON Lines; None if it holds none, as after a kill in the middle of writing it."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented UTF-8 JSON to a file that is complete or absent."""
     write_text(path, to_json(content, indent=2) + "\n")
@@ -154,6 +269,18 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that is complete or absent."""
     temporary = _temporary(path)
-    temporary.write_bytes(content)
-    sync(temporary)
-    temporary.replace(path)
+    with naming(path):
+        temporary.write_bytes(content)
+        sync(temporary)
+        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError the path that is written if it has none: the system does not name what did not fit on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and not isinstance(error, HeedfulError):
+            error.filename = str(path)
+        raise

@@ -95,5 +95,5 @@ def owner(folder: Path) -> str:
         facts = json.loads((folder / LOCK).read_text(encoding="utf-8"))
         minutes = max(0, round((time.time() - facts["since"]) / 60))
         return f"process {facts['process']} on {facts['host']}, for {minutes} minutes"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "its process is not known"

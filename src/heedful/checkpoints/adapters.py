@@ -5,7 +5,6 @@ be such a folder itself.
 """
 
 import copy
-import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.errors import CheckpointError
+from heedful.files import read_object
 from heedful.hub import local_model
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -76,14 +76,7 @@ def _base(folder: Path) -> str:
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The settings of an adapter folder. Raises CheckpointError if they cannot be read."""
-    path = folder / ADAPTER_CONFIG
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(settings).__name__}")
-    return settings
+    return read_object(folder / ADAPTER_CONFIG, "bring it back, or get the adapters again")
 
 
 def whole_weights(folders: Iterable[Path]) -> set[str]:

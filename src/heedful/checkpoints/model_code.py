@@ -1,11 +1,11 @@
 """Python code that comes with a model (``auto_map`` in its config.json): refused, left out, or run because the user asked."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 from heedful.errors import CheckpointError
+from heedful.files import read_object
 from heedful.hub import is_download
 
 FILES = ("config.json", "tokenizer_config.json")
@@ -33,11 +33,7 @@ def check_code_is_here(folder: Path) -> None:
         path = folder / file
         if not path.is_file():
             continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
-        code = content.get("auto_map") if isinstance(content, dict) else None
+        code = read_object(path, "get the model again").get("auto_map")
         elsewhere = [name for name in _names(code) if "--" in name]
         if elsewhere:
             raise CheckpointError(

@@ -6,7 +6,6 @@
 ``reads``: where the text of a conversation ends (`heedful.types.Reading`).
 """
 
-import json
 import math
 import typing
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from heedful.checkpoints.source import explained
 from heedful.errors import CheckpointError
-from heedful.files import write_json
+from heedful.files import read_object, write_json
 from heedful.types import Reading
 
 FILE = "heedful.json"
@@ -50,11 +49,11 @@ def load_facts(name: str) -> RewardFacts:
     with explained(name, FILE):
         path = Path(name) / FILE if Path(name).is_dir() else _fetched(name)
         has_file = path is not None and path.is_file()
-        content = json.loads(path.read_text(encoding="utf-8")) if path is not None and has_file else {}
-    offset = content.get("offset", 0.0) if isinstance(content, dict) else content
+        content = read_object(path, "get the model again") if path is not None and has_file else {}
+    offset = content.get("offset", 0.0)
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
         raise CheckpointError(f"{name}: offset in its {FILE} is {offset!r}; expected a finite number")
-    reads = content.get("reads") if isinstance(content, dict) else None
+    reads = content.get("reads")
     if reads not in (None, *typing.get_args(Reading)):
         allowed = " or ".join(typing.get_args(Reading))
         raise CheckpointError(f"{name}: reads in its {FILE} is {reads!r}; expected {allowed}")
@@ -81,9 +80,7 @@ def _fetched(name: str) -> Path | None:
 def _of_an_older_run(folder: Path) -> bool:
     """Whether a folder is ``final/``, ``best/`` or a checkpoint of ``heedful reward``."""
     for run in (folder.parent, folder.parent.parent):
-        try:
-            environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        return isinstance(environment, dict) and environment.get("command") == "heedful reward"
+        if (run / "environment.json").exists() and (run / "config.yaml").exists():
+            remedy = "it says how a reward model reads: bring it back"
+            return bool(read_object(run / "environment.json", remedy).get("command") == "heedful reward")
     return False

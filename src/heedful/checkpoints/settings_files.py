@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heedful.errors import CheckpointError
+from heedful.files import read_object
 
 FILES = (
     "config.json",
@@ -107,15 +108,7 @@ def token_rules(rows: int | None) -> dict[str, Rule]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is no such file. Raises CheckpointError."""
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; download the model again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: it holds {type(content).__name__}, and must hold a JSON object ({{...}})")
-    return content
+    return read_object(path, "download the model again") if path.exists() else None
 
 
 def _check(path: Path, content: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:

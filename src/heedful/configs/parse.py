@@ -24,14 +24,13 @@ from typing import Any, TypeVar
 import tyro
 import yaml
 
-from heedful.errors import ConfigError
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import LARGEST_YAML, read_object
 from heedful.redact import HIDDEN, redact
 
 C = TypeVar("C")
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 """The tags of values for which none was written."""
-LARGEST_FILE = 2**18
-"""In bytes; a larger file holds no settings."""
 LARGEST_NODE = 1000
 """How many keys and values a mapping in a list of settings may have."""
 MOST_NAMED, LONGEST_NAME = 5, 60
@@ -114,12 +113,15 @@ def _given(config_class: type, from_yaml: Sequence[YamlFlag], arguments: Sequenc
 
 def _refuse_hidden(file: Path, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> None:
     """Refuse the config.yaml of a run with a setting of which a secret was left out. Raises ConfigError."""
-    try:
-        hidden = json.loads((file.parent / "environment.json").read_text(encoding="utf-8"))["hidden"]
-    except (OSError, ValueError, LookupError, TypeError):
+    environment = file.parent / "environment.json"
+    if file.name != "config.yaml" or not environment.exists():
         return
+    try:
+        hidden = read_object(environment, "bring it back", needs=["hidden"])["hidden"]
+    except CheckpointError:  # it is no run's, or damaged: then whatever may have held a secret is asked for
+        hidden = {flag.key for flag in from_yaml if any(HIDDEN in word for word in flag.arguments)}
     for flag in from_yaml:
-        if file.name == "config.yaml" and flag.key in hidden and _name(flag) not in _names(arguments):
+        if flag.key in hidden and _name(flag) not in _names(arguments):
             raise ConfigError(
                 f"{flag.place}: {flag.key} held a secret, which was left out ({HIDDEN}) as the run was written down; add "
                 f"{_name(flag)} with its whole value"
@@ -179,12 +181,12 @@ def _settings_text(path: Path) -> str:
         raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'no file'}; name a YAML file of settings")
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
+            content = file.read(LARGEST_YAML + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > LARGEST_FILE:
+    if len(content) > LARGEST_YAML:
         raise ConfigError(
-            f"{path} has more than {LARGEST_FILE:,} bytes, so it cannot be a settings file; a command's settings are flat "
+            f"{path} has more than {LARGEST_YAML:,} bytes, so it cannot be a settings file; a command's settings are flat "
             "'key: value' lines, and its data is named by --data"
         )
     try:

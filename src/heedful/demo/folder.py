@@ -11,7 +11,7 @@ from heedful.configs.demo import DemoConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
-from heedful.files import complete_or_absent, write_json
+from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
@@ -109,7 +109,7 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
     except OSError as error:
         if aside.exists() and not output.exists():
             aside.rename(output)
-        raise ConfigError(f"--output {output} cannot be made: {error.strerror or error}") from error
+        raise ConfigError(f"--output {output} cannot be made: {in_words(error)}") from error
     return lock
 
 

@@ -3,18 +3,20 @@
 Torch-free: it reads what ``heedful round`` writes (`heedful.rounds.notes` describes the files).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from heedful.errors import DataError
+from heedful.files import read_object, read_record
 
 MOST_POINTS = 200
 """Points of a curve; of a longer one, so many are shown, evenly spaced, with its first and last."""
 COUNTED = "numbers.json"
 """The file beside a round's labels that has the numbers of the step ``label``."""
+ROUND = ("settings", "before", "steps")
+"""Keys of a round.json that must be there."""
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "reward": (
@@ -48,7 +50,7 @@ def rounds_of(project: Path) -> dict[str, Any]:
     ``across`` has what changes from round to round, each a list with one value per round, or null: ``labels`` (all so far),
     ``accuracy``, ``win_rate``, ``judge``, ``judge_win_rate``, ``kl``, ``agreement``.
     """
-    state = read_noted(project / "rounds.json")
+    state = read_noted(project / "rounds.json", "rounds", "settings")
     began = 0 if state is None else int(state["rounds"])
     rounds = [_round(project / "rounds" / str(number), number) for number in range(1, began + 1)]
     return {"rounds": rounds, "across": _across(rounds)}
@@ -59,13 +61,13 @@ def trained_on(project: Path) -> tuple[int, frozenset[int]]:
 
     Raises DataError for a damaged file.
     """
-    state = read_noted(project / "rounds.json")
+    state = read_noted(project / "rounds.json", "rounds", "settings")
     last, silent = 0, set()
     for number in range(1, (0 if state is None else int(state["rounds"])) + 1):
         folder = project / "rounds" / str(number)
         note = read_noted(folder / "labels" / COUNTED)
         if note is None:
-            note = ((read_noted(folder / "round.json") or {}).get("steps") or {}).get("label")
+            note = (read_noted(folder / "round.json", *ROUND) or {"steps": {}})["steps"].get("label")
         if note is not None and "events" not in note:
             silent.add(number)
         last = max(last, (note or {}).get("events", 0))
@@ -73,7 +75,7 @@ def trained_on(project: Path) -> tuple[int, frozenset[int]]:
 
 
 def _round(folder: Path, number: int) -> dict[str, Any]:
-    notes = read_noted(folder / "round.json") or {"settings": {}, "steps": {}}
+    notes = read_noted(folder / "round.json", *ROUND) or {"settings": {}, "steps": {}}
     steps = notes["steps"]
     statistics = steps.get("label", {}).get("statistics") or {}
     return {
@@ -136,27 +138,24 @@ def _thinned(points: list[Any]) -> list[Any]:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's metrics; a run that is being written may end in half of one."""
-    lines = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and _is_number(content.get("step")):
-            lines.append(content)
-    return lines
+    records = map(read_record, path.read_bytes().split(b"\n"))
+    return [record for record in records if record is not None and _is_number(record.get("step"))]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def read_noted(path: Path) -> dict[str, Any] | None:
-    """What a round has written into a JSON file; None if there is none. Raises DataError for a damaged one."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def read_noted(path: Path, *needs: str) -> dict[str, Any] | None:
+    """What a round has written into a JSON file; None if there is none. Raises DataError for a damaged one.
+
+    ``needs`` are keys that must be there.
+    """
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); restore it, or remove it to begin its round anew") from error
+    remedy = "restore it, or remove it to begin its round anew"
+    content = read_object(path, remedy, needs=needs, error=DataError)
+    for name, note in (content.get("steps") or {}).items():
+        if not isinstance(note, dict):
+            raise DataError(f"{path}: the step {name} is no object; {remedy}")
     return content

@@ -189,9 +189,9 @@ def _making(config: PushConfig, facts: RunFacts) -> Iterator[str]:
     if facts.data:
         yield "Data of the last stage:"
         yield _table(["data", "SHA-256"], [_source(one) for one in facts.data])
-    versions = facts.environment.get("versions", {})
+    versions = facts.environment.get("versions") or {}
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
-    device = ", ".join(facts.environment.get("gpus", ())) or "a CPU"
+    device = ", ".join(map(str, facts.environment.get("gpus") or ())) or "a CPU"
     yield f"Made with {said}, on {device}, seed {facts.environment.get('seed', 'unknown')}. The settings of the last stage:"
     settings = {name: value for name, value in facts.settings.items() if name not in OF_NO_INTEREST}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=1000)

@@ -1,17 +1,15 @@
 """What a run's folder knows of the model in it, without paths of this machine and without secrets."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from heedful.configs.paths import PATHS, REWARDS
 from heedful.configs.push import REPOSITORY
-from heedful.errors import CheckpointError, DataError
+from heedful.errors import DataError
+from heedful.files import read_object
 from heedful.redact import redact
 
 MODEL_SETTINGS = ("model", "reference", "value_model")
@@ -55,7 +53,7 @@ def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
     settings = _settings(run)
     environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
     measured = {path.name: _result(path) for path in results}
-    hashes = {kind: environment.get(kind, {}) for kind in ("models", "data")}
+    hashes = {kind: environment.get(kind) or {} for kind in ("models", "data")}
     used = [path for given in (settings, *(one["settings"] for one in measured.values())) for path in paths_in(given)]
     paths = [*used, *hashes["models"], *hashes["data"]]
     stages, base = _lineage(run)
@@ -125,7 +123,7 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
         command = str(environment.get("command", "")).removeprefix("heedful ")
         loss = settings.get("loss", "sigmoid")
         stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
-        if is_on_hub(model) and model not in environment.get("models", {}):
+        if is_on_hub(model) and model not in (environment.get("models") or {}):
             return tuple(stages), model
         parent = Path(str(model)).parent
         if Path(str(model)).name not in ("final", "best") or not (parent / "config.yaml").is_file():
@@ -140,26 +138,17 @@ def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) 
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    path = run / "config.yaml"
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; name the folder of a run") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no settings; name the folder of a run")
-    return content
+    return read_object(run / "config.yaml", "bring it back, or name the folder of another run")
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """What a run has written into a file; nothing if the run has not come so far."""
+    return read_object(path, "bring it back, or name the folder of another run") if path.exists() else {}
 
 
 def _result(path: Path) -> dict[str, Any]:
-    content = _object(path)
-    if not isinstance(content.get("settings"), dict):
-        raise DataError(f"--results {path} is no result of heedful evaluate; name files that its --output wrote")
+    remedy = "name files that the --output of heedful evaluate wrote"
+    content = read_object(path, remedy, needs=["settings"], error=DataError)
+    if not isinstance(content["settings"], dict):
+        raise DataError(f"{path}: its settings are no object; {remedy}")
     return content

@@ -11,7 +11,7 @@ from typing import Any
 from heedful.configs.push import PushConfig
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.curves import figure_of, read_run
-from heedful.files import blocking_file, complete_or_absent, to_json
+from heedful.files import blocking_file, complete_or_absent, read_object, to_json
 from heedful.publishing.card import card, has_chat_template
 from heedful.publishing.facts import RunFacts, is_on_hub, read_facts
 from heedful.publishing.usage import Form
@@ -29,6 +29,8 @@ READ_BY_PEOPLE = (
 """Files that may hold names of this machine, which are taken out, or secrets, which are refused."""
 TEMPLATES = ".jinja"
 """The ending of text that people write, which may hold secrets too."""
+DAMAGED = "bring it back, or train the model again"
+"""What to do about a file of a model that cannot be used."""
 
 Files = Mapping[str, Path | bytes]
 
@@ -65,7 +67,7 @@ def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
     has_adapters = "adapter_config.json" in files
     form = Form(
         has_adapters=has_adapters,
-        on_adapters=has_adapters and _is_adapter(_read(folder / "adapter_config.json").get("base_model_name_or_path")),
+        on_adapters=has_adapters and _is_adapter(_base_in(folder)),
         has_template=has_chat_template(files, json.loads(tokenizer)),
         reads_pairs=facts.algorithm == "reward" and not _says_reading(files),
     )
@@ -106,7 +108,7 @@ def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
 
     The model with which training began may be another: a run between may have changed all of its weights.
     """
-    base = _read(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = _base_in(folder)
     if _is_adapter(base):
         raise ConfigError(
             f"{folder} holds adapters whose base is adapters too ({base}), and other tools leave those out; push a plain "
@@ -121,25 +123,18 @@ def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
     return str(base)
 
 
+def _base_in(folder: Path) -> Any:
+    return read_object(folder / "adapter_config.json", DAMAGED).get("base_model_name_or_path")
+
+
 def _is_adapter(base: Any) -> bool:
     """Whether the base of adapters is a folder of adapters itself."""
     return (Path(str(base)) / "adapter_config.json").is_file()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises DataError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no JSON object")
-    return content
-
-
 def _cleaned(path: Path, base: str | None) -> bytes:
     """A JSON file without names of this machine, and with the base of adapters. Raises ConfigError if it holds a secret."""
-    content = _read(path)
+    content = read_object(path, DAMAGED)
     for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
         content.pop(name, None)
     if path.name == "adapter_config.json":

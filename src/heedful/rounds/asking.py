@@ -1,7 +1,6 @@
 """The first step of a round: sample answers of the last policy, and choose the pairs to ask people about."""
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.errors import DataError
 from heedful.faults import hit
-from heedful.files import to_json, write_text
+from heedful.files import read_record, to_json, write_text
 from heedful.label.identity import item_id, to_line
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
@@ -49,10 +48,10 @@ def ask(
     Raises DataError if there is no pair to ask about.
     """
     file = notes.folder / "answers.jsonl"
-    if not file.is_file():
+    if not file.exists():
         _sample(config, notes, file)
         hit("round.sampled")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    rows = _answers(file)
     earlier: set[Asked] = set()
     for item in project.items():
         if item.round != notes.number or item.chosen_by == "import":
@@ -80,6 +79,26 @@ def ask(
         "checkpoint": notes.before,
         "items": [item.item_id for item in items],
     }
+
+
+def _answers(file: Path) -> list[Row]:
+    """The answers that a round has sampled. Raises DataError for a damaged file."""
+    remedy = "restore it, or remove it to sample the round's answers anew"
+    if not file.is_file():
+        raise DataError(f"{file}: it is a folder, not a file; {remedy}")
+    rows = []
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+        if line:
+            row = read_record(line) or {}
+            answers = row.get("responses")
+            if not (isinstance(answers, list) and "prompt" in row and all(map(_is_answer, answers))):
+                raise DataError(f"{file}:{number} is damaged: no answers to a prompt; {remedy}")
+            rows.append(row)
+    return rows
+
+
+def _is_answer(answer: Any) -> bool:
+    return isinstance(answer, dict) and isinstance(answer.get("response"), str) and "source" in answer
 
 
 def how_many(config: RoundConfig, sampled: Note) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 
 from heedful.faults import hit
 from heedful.files import write_json
-from heedful.label.rounds_page import COUNTED, STEPS, read_noted
+from heedful.label.rounds_page import COUNTED, ROUND, STEPS, read_noted
 
 Note = dict[str, Any]
 
@@ -79,8 +79,8 @@ def folder_of(project: Path, number: int) -> Path:
 
 def read_state(project: Path) -> tuple[int, dict[str, Any] | None]:
     """How many rounds have begun, and the settings of the last one, or None. Raises DataError for a damaged file."""
-    state = read_noted(project / "rounds.json")
-    return (0, None) if state is None else (int(state["rounds"]), state["settings"])
+    state = read_noted(project / "rounds.json", "rounds", "settings")
+    return (0, None) if state is None else (state["rounds"], state["settings"])
 
 
 def write_state(project: Path, number: int, settings: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ def write_state(project: Path, number: int, settings: Mapping[str, Any]) -> None
 def read_round(project: Path, number: int) -> RoundNotes | None:
     """The notes of a round; None if it has none yet. Raises DataError for a damaged file."""
     folder = folder_of(project, number)
-    content = read_noted(folder / "round.json")
+    content = read_noted(folder / "round.json", *ROUND)
     if content is None:
         return None
     return RoundNotes(folder, number, content["settings"], content["before"], content["steps"])

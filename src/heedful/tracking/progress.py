@@ -45,7 +45,7 @@ class Progress:
         """What a file says of the last destination; of a run that no process has followed, nothing."""
         try:
             return cls._of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return cls()
 
     @classmethod
@@ -77,5 +77,5 @@ def identity_of(run: Path) -> str:
     """
     try:
         return str(json.loads((run / "run.json").read_text(encoding="utf-8"))["run"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
         return uuid.uuid5(uuid.NAMESPACE_URL, run.resolve().as_uri()).hex

@@ -1,11 +1,12 @@
 """The lines of a run's metrics.jsonl that a tracker has not had yet."""
 
-import json
 import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from heedful.files import read_record
 
 
 class Place(NamedTuple):
@@ -58,10 +59,9 @@ class Records:
         return records
 
     def _parse(self, line: bytes) -> Record | None:
-        try:
-            content = json.loads(line)
-            step = int(content.pop("step"))
-        except (ValueError, KeyError, AttributeError, TypeError):
+        content = read_record(line)
+        step = None if content is None else content.pop("step", None)
+        if content is None or not isinstance(step, int):
             return None  # a line torn by a kill, which the run that goes on cuts off
         self._last = Place(step, self._last.line + 1 if step == self._last.step else 0)
         return Record(self._last, {name: math.nan if x is None else float(x) for name, x in content.items()})

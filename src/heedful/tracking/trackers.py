@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from heedful.configs.tracking import TrackConfig, Tracker, TrackingOptions
 from heedful.display import say
 from heedful.errors import ConfigError, MachineError
+from heedful.files import read_object
 from heedful.redact import redact
 from heedful.tracking.clients import CLIENTS
 from heedful.tracking.progress import Destination, Progress, identity_of
@@ -227,16 +226,7 @@ def send_run(config: TrackConfig) -> list[str]:
 
 def _settings(run: Path) -> dict[str, Any]:
     """The settings of a run. Raises ConfigError."""
-    path = run / "config.yaml"
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); bring it back, or name the folder of another run"
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no settings; bring it back, or name the folder of another run")
-    return content
+    return read_object(run / "config.yaml", "bring it back, or name the folder of another run", error=ConfigError)
 
 
 def _start(orders: Orders) -> "subprocess.Popen[bytes]":

@@ -1,7 +1,6 @@
 """What a run may do with its output folder: make it, replace a run in it, go on with one, or leave it alone."""
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from heedful.configs.checks import flag
 from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, to_json
+from heedful.files import blocking_file, read_object, read_record, to_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train import skips
 from heedful.train.checkpoints import NAME
@@ -65,6 +64,10 @@ FREE = (
     *TRACKING,
 )
 """Settings that an unfinished run may go on with whatever they are: no number depends on them."""
+
+
+ANEW = "the run cannot go on without it: bring it back, choose another folder, or add --overwrite to replace the run"
+"""What to do about a file of an unfinished run that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def _check_resumable(output: Path, config: RunOptions) -> Plan:
     others = "choose another folder, or add --overwrite to replace it"
     if config.resume == "never":
         raise ConfigError(f"--output {output} already holds a run; {others}")
-    if not (output / MARKER).is_file():
+    if not (output / MARKER).exists():
         raise ConfigError(f"--output {output} already holds a run, of a heedful that could not resume; {others}")
     if config.resume != "auto":
         path = Path(config.resume)
@@ -165,7 +168,7 @@ def _check_resumable(output: Path, config: RunOptions) -> Plan:
             raise ConfigError(
                 f"--resume {path} is not a checkpoint of the run in --output {output}; name one of its checkpoints/"
             )
-    elif (output / "summary.json").is_file():
+    elif (output / "summary.json").exists():
         raise ConfigError(f"--output {output} already holds a run, which is finished; {others}")
     changes = differences(saved_settings(output), settings_of(config))
     refused = {name: values for name, values in changes.items() if name not in config.allow_change}
@@ -182,7 +185,7 @@ def _check_resumable(output: Path, config: RunOptions) -> Plan:
 def finished(config: RunOptions) -> dict[str, Any] | None:
     """The summary of a finished run of these settings in the output folder; None if there is none. Raises ConfigError."""
     path = config.output / "summary.json"
-    if not path.is_file() or is_locked(config.output):
+    if not path.exists() or is_locked(config.output):
         return None
     changes = differences(saved_settings(config.output), settings_of(config))
     if changes:
@@ -191,11 +194,7 @@ def finished(config: RunOptions) -> dict[str, Any] | None:
             f"--output {config.output} holds a finished run with {flag(name)} {old!r}, and now it is {new!r}; choose "
             "another folder"
         )
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); choose another folder, or add --overwrite") from error
-    return summary
+    return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
 
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
@@ -222,15 +221,9 @@ def _with_marks(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str,
 
 def saved_settings(output: Path) -> dict[str, Any]:
     """The same of the run in a folder. Raises ConfigError."""
-    try:
-        saved = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))
-        marks = json.loads((output / "environment.json").read_text(encoding="utf-8")).get("hidden", {})
-        return _with_marks({name: value for name, value in saved.items() if name not in FREE}, marks)
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"{output / 'config.yaml'} cannot be read ({error}), so the run cannot go on; choose another folder, or add "
-            "--overwrite to replace it"
-        ) from error
+    saved = read_object(output / "config.yaml", ANEW, error=ConfigError)
+    marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
+    return _with_marks({name: value for name, value in saved.items() if name not in FREE}, marks)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -327,10 +320,8 @@ def has_begun(output: Path) -> bool:
 
 
 def _step(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
+    step = (read_record(line) or {}).get("step")
+    return step if isinstance(step, int) else 0
 
 
 def clear(folder: Path) -> None:

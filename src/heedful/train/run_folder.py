@@ -1,7 +1,6 @@
 """The folder of a run: configuration, environment, metrics, samples, models, checkpoints, summary."""
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -17,13 +16,25 @@ from heedful.configs.options import RunOptions
 from heedful.configs.parse import to_yaml
 from heedful.errors import CheckpointError, ConfigError, HeedfulError
 from heedful.faults import hit
-from heedful.files import complete_or_absent, recover, sync, to_json, write_json, write_text
+from heedful.files import (
+    complete_or_absent,
+    in_words,
+    naming,
+    read_object,
+    read_record,
+    recover,
+    sync,
+    to_json,
+    write_json,
+    write_text,
+)
 from heedful.lock import LOCK, FolderLock
 from heedful.redact import redact, without_secrets_of
 from heedful.train.checkpoints import Checkpoint, Checkpoints, Writes
 from heedful.train.environment import SOURCES, Given, digest, environment, same_sources
 from heedful.train.manifest import SCHEMA
 from heedful.train.output_folder import (
+    ANEW,
     LOGS,
     MARKER,
     MODELS,
@@ -97,7 +108,7 @@ class RunFolder:
             except OSError as error:
                 if isinstance(error, HeedfulError):
                     raise
-                raise ConfigError(f"--output {self.path} cannot be made: {error.strerror}") from error
+                raise ConfigError(f"--output {self.path} cannot be made: {in_words(error)}") from error
             if self._lock is not None and not self._lock.keeps_others_out:
                 self.notes.append(NO_LOCKS)
             if plan.resumes:
@@ -145,8 +156,10 @@ class RunFolder:
     def _find_checkpoint(self) -> None:
         """Read the checkpoint to go on from, if the unfinished run has come to one. Raises CheckpointError, ConfigError."""
         config, facts = self._config, self._facts
-        self._checkpoints = Checkpoints(self.path, _read(self.path / MARKER, "run")["run"], config.keep)
-        before = _read(self.path / "environment.json", "versions")
+        self._checkpoints = Checkpoints(
+            self.path, read_object(self.path / MARKER, ANEW, needs=["run"])["run"], config.keep
+        )
+        before = read_object(self.path / "environment.json", ANEW, needs=["versions"])
         self.notes += same_sources(before, facts, allowed=config.allow_change)
         self._goes_back = config.resume not in ("auto", "never")
         if self._goes_back:
@@ -315,30 +328,14 @@ class RunFolder:
 
     @staticmethod
     def _write_line(file: Any, record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
-        file.write((hide(to_json(record)) + "\n").encode("utf-8", "backslashreplace"))
-        file.flush()
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    """A JSON object that heedful wrote, with a value of that name. Raises CheckpointError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or name not in content:
-            raise ValueError(f"it has no {name!r}")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}), so the run cannot go on; start anew with --overwrite"
-        ) from error
-    return content
+        with naming(Path(file.name)):
+            file.write((hide(to_json(record)) + "\n").encode("utf-8", "backslashreplace"))
+            file.flush()
 
 
 def lines_of(content: bytes) -> list[dict[str, Any]]:
     """The lines of metrics; one that was cut short is left out."""
-    lines = []
-    for line in content.split(b"\n"):
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return [line for line in lines if isinstance(line, dict) and "step" in line]
+    return [record for record in map(read_record, content.split(b"\n")) if record is not None and "step" in record]
 
 
 def check_logs(run: Path, sizes: Mapping[str, int]) -> None:

@@ -1,16 +1,16 @@
 """The runs in a folder: which are finished, which are being written, which can go on."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import read_object, read_record
 from heedful.lock import is_locked, owner
 from heedful.train.checkpoints import Checkpoints
-from heedful.train.output_folder import MARKER, holds_models
+from heedful.train.output_folder import MARKER, holds_models, saved_settings
 
 
 @dataclass(frozen=True)
@@ -40,32 +40,48 @@ def find_runs(folder: Path) -> Iterator[RunState]:
 
 def state_of(run: Path) -> RunState:
     """The state of the run in a folder."""
-    marker = _json(run / MARKER)
-    objective = marker.get("objective")
-    step, metric = _last_metrics(run / "metrics.jsonl", objective)
-    state, note = _state(run, marker)
+    marker, damage = _marker(run)
+    step, metric = _last_metrics(run / "metrics.jsonl", marker.get("objective"))
+    state, note = _state(run, marker, damage)
     return RunState(run, marker.get("algorithm", "?"), state, step, marker.get("total_steps"), metric, note)
 
 
-def _state(run: Path, marker: dict[str, Any]) -> tuple[str, str]:
+def _marker(run: Path) -> tuple[dict[str, Any], str]:
+    """What the run.json of a run holds, and what is wrong with it; a heedful that could not resume wrote none."""
+    try:
+        return read_object(run / MARKER, "bring it back", needs=["run"]), ""
+    except CheckpointError as error:
+        return {}, str(error) if (run / MARKER).exists() else ""
+
+
+def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
     if is_locked(run):
         return "running", owner(run)
-    if (run / "summary.json").is_file():
-        return "finished", ""
-    if "run" not in marker:
-        return "old", f"cannot go on: its {MARKER} is missing or damaged, or it is of a heedful that could not resume"
+    if (run / "summary.json").exists():
+        return "finished", damage
+    if "run" not in marker and not damage:
+        return "old", f"cannot go on: its {MARKER} is missing, or it is of a heedful that could not resume"
+    try:
+        saved_settings(run)
+    except ConfigError as error:
+        damage = damage or str(error)
+    return "unfinished", f"cannot go on: {damage}" if damage else _where_from(run, marker["run"])
+
+
+def _where_from(run: Path, name: str) -> str:
+    """Where an unfinished run goes on."""
     damaged: list[str] = []
-    checkpoints = Checkpoints(run, marker["run"], keep=0)
+    checkpoints = Checkpoints(run, name, keep=0)
     for path in checkpoints.candidates():
         try:
             step = checkpoints.check(path)
         except CheckpointError as error:
             damaged.append(f"{path.name} is damaged: {error}; ")
             continue
-        return "unfinished", f"{''.join(damaged)}goes on from step {step}"
+        return f"{''.join(damaged)}goes on from step {step}"
     if damaged or holds_models(run):
-        return "unfinished", f"{''.join(damaged)}cannot go on"
-    return "unfinished", "starts anew: it has no checkpoint yet"
+        return f"{''.join(damaged)}cannot go on"
+    return "starts anew: it has no checkpoint yet"
 
 
 def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
@@ -76,19 +92,10 @@ def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
     except OSError:
         return step, metric
     for line in lines:
-        try:
-            record = json.loads(line)
-            step = int(record["step"])
-        except (ValueError, KeyError, TypeError):
+        record = read_record(line)
+        if record is None or not isinstance(record.get("step"), int):
             continue  # torn by a kill; a run that goes on cuts it off
-        if isinstance(record.get(objective), int | float):
+        step = record["step"]
+        if objective is not None and isinstance(record.get(objective), int | float):
             metric = f"{objective} {record[objective]:.4g}"
     return step, metric
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
