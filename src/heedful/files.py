@@ -31,6 +31,7 @@ FORMS: Mapping[str, Mapping[str, type]] = {
         "steps": int,
         **dict.fromkeys(("data", "first_evaluation", "last_evaluation"), dict),
     },
+    "adapter_config.json": {"peft_type": str, "base_model_name_or_path": str},
     "rounds.json": {"rounds": int, "settings": dict},
     "round.json": {"round": int, "settings": dict, "before": str, "steps": dict},
 }

@@ -260,7 +260,10 @@ def test_evaluations_are_in_the_card(dry, tmp_path, capsys):
         (["org/name", "--license", "MIT License"], "is not as the Hub writes it"),
         (["org/name", *MIT, "--language", "Chinese"], "--language 'Chinese' is no code"),
         (["org/name", *MIT, "--folder", "x"], "belongs to --dry-run"),
-        (["org/name", *MIT, "--results", "nothing.json"], "nothing.json is no result of heedful evaluate"),
+        (
+            ["org/name", *MIT, "--results", "nothing.json"],
+            "nothing.json: there is no such file; --results names files that heedful evaluate --output wrote",
+        ),
         (["org/name", *MIT, "--base-model", "/here"], "is no model on the Hub"),
     ],
 )

@@ -277,7 +277,10 @@ def test_settings_that_make_no_sense(tmp_path, capsys):
         with pytest.raises(ConfigError, match=f"--{name} is empty; name one, or leave it out"):
             TrackConfig(run=tmp_path, to="wandb", **{name: ""})
     run = make_run(tmp_path / "run")
-    for content, reason in (("- 1", "holds no settings"), ("a: [", "cannot be read")):
+    for content, reason in (
+        ("- 1", "it holds a list, and must hold key: value lines"),
+        ("a: [", "line 1 is not valid YAML"),
+    ):
         (run / "config.yaml").write_text(content, encoding="utf-8")
         assert main(["track", str(run), "wandb"]) == 2
-        assert f"config.yaml {reason}" in told(capsys)
+        assert f"config.yaml: {reason}" in told(capsys)

@@ -40,7 +40,7 @@ def read_settings(folder: Path) -> ProjectSettings:
     for a format above `FORMAT`; a file without one has format 1.
     """
     path = folder / SETTINGS
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"{folder} is not a labelling project: it has no {SETTINGS}; make one with `heedful label new {folder}`"
         )
@@ -48,6 +48,10 @@ def read_settings(folder: Path) -> ProjectSettings:
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     flags = read_yaml_flags(path, ProjectSettings)
+    if not flags:
+        raise ConfigError(
+            f"{path}: it holds no settings; bring it back, or make another project with `heedful label new`"
+        )
     _check_format(flags)
     for flag in flags:
         if flag.key == "format":

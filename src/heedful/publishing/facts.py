@@ -138,7 +138,7 @@ def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) 
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    return read_object(run / "config.yaml", "bring it back, or name the folder of another run")
+    return read_object(run / "config.yaml", "bring it back, or name the folder of another run", needs=["model"])
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    remedy = "name files that the --output of heedful evaluate wrote"
+    remedy = "--results names files that heedful evaluate --output wrote"
     content = read_object(path, remedy, needs=["settings"], error=DataError)
     if not isinstance(content["settings"], dict):
         raise DataError(f"{path}: its settings are no object; {remedy}")

@@ -221,7 +221,7 @@ def _with_marks(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str,
 
 def saved_settings(output: Path) -> dict[str, Any]:
     """The same of the run in a folder. Raises ConfigError."""
-    saved = read_object(output / "config.yaml", ANEW, error=ConfigError)
+    saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
     marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
     return _with_marks({name: value for name, value in saved.items() if name not in FREE}, marks)
 
