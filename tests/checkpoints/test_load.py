@@ -118,7 +118,7 @@ def test_weights_of_another_shape(load, copy):
 def test_a_configuration_that_is_no_json(copy):
     (copy / "config.json").write_text("{")
     for load in (load_causal_lm, load_trunk, load_config):
-        with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: .*line 1"):
+        with pytest.raises(CheckpointError, match=r"config\.json: line 1 is not valid JSON"):
             load(str(copy))
 
 

@@ -190,7 +190,9 @@ def test_trusted_code_must_be_in_the_folder(with_code, canary, file):
 def test_a_trusted_folder_that_cannot_be_read(with_code, content):
     folder = with_code()
     Path(folder, "tokenizer_config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config.json: cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_config.json: (line 1 is not valid JSON|it is nested too deeply)"
+    ):
         resolve(folder, TRUSTED)
 
 

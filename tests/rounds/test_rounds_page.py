@@ -66,7 +66,7 @@ def test_a_round_that_has_no_notes_yet(begun):
 
 def test_a_damaged_file_is_named(begun):
     (begun / "rounds.json").write_text('{"rounds', encoding="utf-8")
-    with pytest.raises(DataError, match=r"rounds\.json cannot be read"):
+    with pytest.raises(DataError, match=r"rounds\.json: line 1 is not valid JSON"):
         rounds_of(begun)
 
 

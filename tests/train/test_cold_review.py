@@ -305,7 +305,7 @@ def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path, kille
 def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content, killed):
     killed("step.learned:kill@3", sft)
     (tmp_path / "run" / name).write_text(content)
-    with pytest.raises((CheckpointError, ConfigError), match=r"cannot be read|of a heedful that could not resume"):
+    with pytest.raises((CheckpointError, ConfigError), match=r"json: it has no (run|versions)|json: it holds a list"):
         sft()
 
 

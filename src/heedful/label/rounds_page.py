@@ -15,7 +15,7 @@ MOST_POINTS = 200
 """Points of a curve; of a longer one, so many are shown, evenly spaced, with its first and last."""
 COUNTED = "numbers.json"
 """The file beside a round's labels that has the numbers of the step ``label``."""
-ROUND = ("settings", "before", "steps")
+ROUND = ("settings", "steps")
 """Keys of a round.json that must be there."""
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {

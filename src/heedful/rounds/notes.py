@@ -91,7 +91,7 @@ def write_state(project: Path, number: int, settings: Mapping[str, Any]) -> None
 def read_round(project: Path, number: int) -> RoundNotes | None:
     """The notes of a round; None if it has none yet. Raises DataError for a damaged file."""
     folder = folder_of(project, number)
-    content = read_noted(folder / "round.json", *ROUND)
+    content = read_noted(folder / "round.json", *ROUND, "before")
     if content is None:
         return None
     return RoundNotes(folder, number, content["settings"], content["before"], content["steps"])

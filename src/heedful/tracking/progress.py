@@ -77,5 +77,5 @@ def identity_of(run: Path) -> str:
     """
     try:
         return str(json.loads((run / "run.json").read_text(encoding="utf-8"))["run"])
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
         return uuid.uuid5(uuid.NAMESPACE_URL, run.resolve().as_uri()).hex
