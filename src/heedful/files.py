@@ -200,7 +200,7 @@ def read_object(
     try:
         text = path.read_text(encoding="utf-8")
         if is_yaml and len(text) > LARGEST_YAML:
-            raise ValueError(f"it has more than {LARGEST_YAML:,} characters, so it is no file of settings")
+            raise ValueError(f"it has more than {LARGEST_YAML:,} characters, so it cannot be a settings file")
         content = yaml.safe_load(text) if is_yaml else json.loads(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as caught:
         empty = isinstance(caught, json.JSONDecodeError) and not caught.doc.strip()

@@ -152,7 +152,8 @@ def test_files_that_the_system_refuses_are_no_traceback(tiny, demonstrations, tm
     status = main(["sft", *words, "--batch-size", "2", "--save-every", "1", "--eval-fraction", "0", "--device", "cpu"])
     said = capsys.readouterr().err
     assert status == 3
-    assert "step 1: the checkpoint could not be written: [Errno 27] File too large; the run goes on without it" in said
+    path = tmp_path / "run" / "checkpoints" / "step-000001"
+    assert f"step 1: the checkpoint could not be written: [Errno 27] File too large: '{path}'; the run goes on" in said
     assert "step 2: the checkpoint could not be written" in said
     assert "heedful: File too large" in said
     assert not list((tmp_path / "run").rglob(".*partial"))

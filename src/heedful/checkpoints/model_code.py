@@ -33,7 +33,7 @@ def check_code_is_here(folder: Path) -> None:
         path = folder / file
         if not path.is_file():
             continue
-        code = read_object(path, "get the model again").get("auto_map")
+        code = read_object(path, "download the model again").get("auto_map")
         elsewhere = [name for name in _names(code) if "--" in name]
         if elsewhere:
             raise CheckpointError(

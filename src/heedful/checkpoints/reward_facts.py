@@ -49,7 +49,7 @@ def load_facts(name: str) -> RewardFacts:
     with explained(name, FILE):
         path = Path(name) / FILE if Path(name).is_dir() else _fetched(name)
         has_file = path is not None and path.is_file()
-        content = read_object(path, "get the model again") if path is not None and has_file else {}
+        content = read_object(path, "download the model again") if path is not None and has_file else {}
     offset = content.get("offset", 0.0)
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
         raise CheckpointError(f"{name}: offset in its {FILE} is {offset!r}; expected a finite number")
