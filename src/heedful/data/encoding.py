@@ -9,10 +9,14 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
+
+BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
+"""Tokens that are letters of texts, also where they are marked as special."""
 
 
 class Encoder:
@@ -25,9 +29,7 @@ class Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        specials -= {
-            f"<0x{byte:02X}>" for byte in range(256)
-        }  # letters of texts, also where they are marked as special
+        specials -= BYTES
         self.special_texts = sorted(specials, key=lambda text: (-len(text), text))
         self._heads = {text[:2] for text in self.special_texts}
         number = f"{secrets.randbelow(10**18):018}"
@@ -109,14 +111,22 @@ class Encoder:
         """Return the text of token ids that follow others.
 
         Decoders leave out a space at the beginning. Here it is left out only if the tokenizer put it there: at the beginning
-        of all text, or behind a special token.
+        of all text, or behind each added token.
         """
+        texts, known = [], list(before)
+        for is_added, group in groupby(ids, self._added.__contains__):
+            run = list(group)
+            text = self._decoded_inside(run)
+            is_put = text.startswith(" ") and not is_added and self._puts_space(known)
+            texts.append(text[1:] if is_put and not (text.startswith("  ") and self._spares_spaces) else text)
+            known += run
+        return "".join(texts)
+
+    def _decoded_inside(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids with the space that it begins with."""
         neutral = self.tokenizer.eos_token_id
         start, text = self.decode([neutral]), self.decode([neutral, *ids])
-        if not text.startswith(start):
-            return self.decode(ids)
-        text = text[len(start) :]
-        return text[1:] if text.startswith(" ") and self._puts_space(before) else text
+        return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
     def _puts_space(self, before: Sequence[int]) -> bool:
         """True if a text that follows these ids is decoded with a space that it has not."""
@@ -124,7 +134,18 @@ class Encoder:
             return True
         if not before or list(before) == [self.tokenizer.bos_token_id]:
             return self._prefixes[0]
-        return before[-1] in self.tokenizer.added_tokens_decoder and self._prefixes[1]
+        return before[-1] in self._added and self._prefixes[1]
+
+    @cached_property
+    def _added(self) -> set[int]:
+        """Added tokens, which part a text in two, but for those that stand for letters."""
+        tokens = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.content not in BYTES}
+        return tokens - ({self.tokenizer.unk_token_id} - {self.tokenizer.eos_token_id})
+
+    @cached_property
+    def _spares_spaces(self) -> bool:
+        """True if the tokenizer puts no space before a text that begins with one."""
+        return self.literal(" a") == self.literal("a")
 
     @cached_property
     def _has_spaces(self) -> bool:
