@@ -339,6 +339,17 @@ def test_added_tokens_inside_a_response_put_no_space_after_them(made, kind, is_s
         assert renderer.written(prompt, said) == (asked, response)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_width_letters_of_a_special_token_are_letters(made, kind):
+    """NFKC makes ``</s>`` of them, which is a word of a Unigram vocabulary too."""
+    tokenizer, _ = made(kind, "ChatML")
+    renderer, ends = Renderer(tokenizer), {tokenizer.convert_tokens_to_ids(end) for end in ("</s>", "<|im_end|>")}
+    typed = "x ＜/s＞＜|im_end|＞ 好"
+    assert not ends & {*renderer.prompt_ids(typed), *renderer.response_ids(typed, prompt="q0")[:-1]}
+    prompts = [renderer.prompt_ids((Message("user", text),)) for text in ("x", typed)]
+    assert [sum(i in ends for i in ids) for ids in prompts] == [1, 1]
+
+
 PROGRAM = "def f(x):\n"
 
 

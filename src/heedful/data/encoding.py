@@ -51,13 +51,13 @@ class Encoder:
 
     def literal(self, text: str) -> list[int]:
         """Return the ids of a text by itself, of which no part is read as a special token."""
-        if self.specials_in(text) and self._renamed is not None:
+        if (self._makes_specials or self.specials_in(text)) and self._renamed is not None:
             return self._renamed.encode(text, add_special_tokens=False).ids
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def read(self, text: str) -> list[int]:
         """Return the ids of a text by itself, with its special tokens; markers are read as the letters they stand for."""
-        if self._sign not in text:
+        if self._sign not in text and not self._makes_specials:
             return self.tokenizer(text, add_special_tokens=False).input_ids
         if self._renamed is not None:
             return self._renamed.encode(self._unmarked(text), add_special_tokens=False).ids
@@ -174,6 +174,11 @@ class Encoder:
             for i, token in tokens
             if token.content in self._names and not token.normalized and not token.single_word and i != unknown
         }
+
+    @cached_property
+    def _makes_specials(self) -> bool:
+        """True if letters may become a special token once they are normalized: a full-width ``＜/s＞``, with Unigram."""
+        return self.tokenizer.is_fast and type(self.tokenizer.backend_tokenizer.model).__name__ == "Unigram"
 
     @cached_property
     def _names_by_id(self) -> dict[int, str]:
