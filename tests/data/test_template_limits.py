@@ -147,7 +147,7 @@ def test_within_the_limits_it_is_the_rendering_of_transformers():
     assert "角色" in expected
     assert "呼" in expected
     conversation = tuple(Message(role, content) for role, content in turns)
-    assert renderer.template.text(conversation, {}, add_generation_prompt=True) == expected
+    assert renderer.template.text(conversation, add_generation_prompt=True) == expected
 
 
 def test_what_others_render_in_the_same_process_has_no_limits(tiny):

@@ -136,7 +136,7 @@ MESSAGE = {"role": "user", "content": "问"}
         ({"prompts": [["a"]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[{"role": "user"}]], "completions": ["a"]}, "prompts[0] must be"),
         ({"prompts": [[MESSAGE | {"content": 5}]], "completions": ["a"]}, "prompts[0] must be"),
-        ({"prompts": [[MESSAGE | {"tool_calls": []}]], "completions": ["a"]}, "`prompts[0][0]` is an object with role"),
+        ({"prompts": [[MESSAGE | {"mood": "froh"}]], "completions": ["a"]}, "`prompts[0][0]` is an object with role"),
         ({"prompts": [[MESSAGE | {"tools": [5]}]], "completions": ["a"]}, "`tools[0]` is 5"),
         ({"prompts": ["a"], "completions": ["\ud800"]}, "completions[0] contains half a character"),
         ({"prompts": ["短"], "completions": ["长" * 100]}, "longer than the 128 tokens that the reward model reads"),

@@ -276,8 +276,8 @@ def test_the_kl_of_the_reference_to_itself_is_0(tiny, tmp_path):
     ("record", "message"),
     [
         (
-            {"prompt": "a", "completion": "b", "label": 1},
-            ":61: `label` is 1 (integer). Accepted: true for a good response",
+            {"prompt": "a", "completion": "b", "label": 2},
+            ":61: `label` is 2 (integer). Accepted: true or 1 for a good response",
         ),
         ({"prompt": "a", "completion": "b", "label": "真"}, ":61: `label` is '真' (string). Accepted: true"),
         ({"prompt": "a", "completion": " ", "label": True}, ":61: `completion` is empty or only white space"),

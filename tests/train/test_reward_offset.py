@@ -149,8 +149,8 @@ def test_unusable_and_too_long_demonstrations(train, tmp_path):
     dropped = train("dropped", offset_data=path, unusable="drop", too_long="drop")
     cut = train("cut", offset_data=path, unusable="drop", too_long="truncate")
     counts = [json.loads((run / "summary.json").read_text(encoding="utf-8"))["offset_data"] for run in (dropped, cut)]
-    assert counts[0] == {"records": 20, "dropped_unusable": 1, "dropped_too_long": 1}
-    assert counts[1] == {"records": 20, "dropped_unusable": 1, "truncated": 1}
+    assert counts[0] == {"records": 20, "dropped_unusable": 1, "unusable/empty completion": 1, "dropped_too_long": 1}
+    assert counts[1] == {"records": 20, "dropped_unusable": 1, "unusable/empty completion": 1, "truncated": 1}
     assert offset_of(dropped / "final") != offset_of(cut / "final")
     model, inputs = load(cut / "final")
     row = inputs.encode("问", "很" * 99, max_length=128)

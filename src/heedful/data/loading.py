@@ -140,7 +140,8 @@ def encode_split(
     encoded_train, done_train = encode(train, refused)
     encoded_held_out, done_held_out = encode(held_out, refused) if held_out else ([], {})
     refusals = settle(refused, len(train) + len(held_out) - len(refused), options)
-    counts = _not_zero(added(counts, done_train, done_held_out, refusals))
+    summed = added(counts, done_train, done_held_out, refusals)
+    counts = {name: count for name, count in summed.items() if count or name in counts}
     check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
     if not encoded_train or (split[1] and not encoded_held_out):
         half = "held-out" if encoded_train else "training"

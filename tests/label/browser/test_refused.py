@@ -38,7 +38,7 @@ def test_a_kept_label_that_is_no_longer_wanted(serve, item):
     assert dialog.get_by_label("What you wrote").input_value() == TEXT
     assert kept(mei) == []
     mei.press("Escape")
-    assert mei.page.get_by_text("房租怎么算？1").is_visible()
+    assert mei.page.get_by_role("region", name="Prompt").get_by_text("房租怎么算？1").is_visible()
     mei.page.reload()
     mei.page.locator("main[aria-busy=false]").wait_for()
     assert mei.page.get_by_role("dialog").count() == 0, "it is said once"
