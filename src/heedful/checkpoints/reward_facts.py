@@ -80,7 +80,7 @@ def _fetched(name: str) -> Path | None:
 def _of_an_older_run(folder: Path) -> bool:
     """Whether a folder is ``final/``, ``best/`` or a checkpoint of ``heedful reward``."""
     for run in (folder.parent, folder.parent.parent):
-        if (run / "environment.json").exists() and (run / "config.yaml").exists():
+        if (run / "environment.json").exists():
             remedy = "it says how a reward model reads: bring it back"
             return bool(read_object(run / "environment.json", remedy).get("command") == "heedful reward")
     return False
