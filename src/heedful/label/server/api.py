@@ -114,7 +114,7 @@ def skip(site: Site, asked: Asked) -> Answer:
 
 
 def undo(site: Site, asked: Asked) -> Answer:
-    """``POST /api/undo``: take the last label or skip of this session back; its item comes again, with the old answer."""
+    """``POST /api/undo``: take the last label or skip since this sign-in back; its item comes again, with the old answer."""
     fields.only(asked.body, "nonce")
     return _moved(
         site, asked, site.project.undo(asked.caller.person_id, fields.nonce(asked.body), session=asked.session)
