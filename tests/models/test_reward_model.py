@@ -379,8 +379,8 @@ def test_a_file_without_an_offset_is_none(scored):
         ('{"offset": null}', "offset in its heedful.json is None"),
         ('{"offset": true}', "offset in its heedful.json is True"),
         ('{"offset": NaN}', "offset in its heedful.json is nan"),
-        ("[1]", r"offset in its heedful.json is \[1\]"),
-        ('{"offset": 1', "cannot load a heedful.json from it"),
+        ("[1]", "heedful.json: it holds a list, and must hold a JSON object"),
+        ('{"offset": 1', "heedful.json: line 1 is not valid JSON"),
     ],
 )
 def test_an_offset_that_cannot_be_read(scored, text, said):
