@@ -38,13 +38,13 @@ from torch import Tensor, nn
 from workload import END, PAD
 
 from heedful import GRPOConfig, PPOConfig, core
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import Batch
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import Policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import ModelReward
 from heedful.sampling.generate import sample
 from heedful.sampling.rollouts import Rollouts

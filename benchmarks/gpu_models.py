@@ -14,9 +14,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from heedful.checkpoints.load import learn_every_embedding
 from heedful.data.loading import EncodedPrompt
 from heedful.kernels.attention import use_attention
+from heedful.models.load import learn_every_embedding
 from heedful.types import Prompt
 
 SPECIALS = ("<|pad|>", "<|endoftext|>", "<|unknown|>")

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from heedful import PPOConfig, train_ppo
-from heedful.checkpoints.tiny import CHAT_TEMPLATE, PAD, SPECIALS, TURN_END, byte_tokenizer
+from heedful.models.tiny import CHAT_TEMPLATE, PAD, SPECIALS, TURN_END, byte_tokenizer
 
 VOCABULARY = 151_936
 PROMPTS = ("Please tell me how to learn machine learning.", "请告诉我怎样学习机器学习。")

@@ -27,11 +27,11 @@ from flops import Decoder, Work
 from machine import Machine
 
 from heedful import PPOConfig, train_ppo
-from heedful.checkpoints.source import load_config
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import HeedfulError
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.source import load_config
+from heedful.models.tokenizer import load_tokenizer
 from heedful.types import Message
 
 PHASES = {

@@ -141,7 +141,7 @@ def measure(config: Any, smallest: Any) -> dict[str, Any]:
     from scaling_point import memory
 
     import heedful
-    from heedful.checkpoints.shape import load_shape
+    from heedful.models.shape import load_shape
     from heedful.planning.memory import plan
     from heedful.planning.work import Lengths, work_of
 

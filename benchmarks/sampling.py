@@ -32,9 +32,9 @@ def heedful_sampler(options: Any) -> Callable[[list[list[int]]], Any]:
     """A function from prompts to the lengths of responses."""
     import torch
 
-    from heedful.checkpoints.load import load_policy
     from heedful.configs.options import SamplingOptions
     from heedful.kernels.device import resolve_device
+    from heedful.models.load import load_policy
     from heedful.sampling.generate import sample
     from heedful.types import MicroBatch
 

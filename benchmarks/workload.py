@@ -37,9 +37,9 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from heedful.checkpoints.save import VALUE_HEAD, save_tensors
 from heedful.configs.options import SamplingOptions
 from heedful.models.policy import Policy
+from heedful.models.save import VALUE_HEAD, save_tensors
 from heedful.sampling.generate import sample
 
 PAD, END = "<|pad|>", "<|endoftext|>"

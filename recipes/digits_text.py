@@ -13,13 +13,13 @@ import itertools
 
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_prompts
 from heedful.data.chat import Renderer
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.load import load_policy
 from heedful.models.policy import freeze
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.rules import make_rule
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs

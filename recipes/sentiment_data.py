@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data import Record, read_records
 from heedful.data.chat import Renderer
 from heedful.errors import DataError, HeedfulError
+from heedful.models.tokenizer import load_tokenizer
 
 PROMPT_TOKENS = (8, 16)
 RESPONSE_TOKENS = 24

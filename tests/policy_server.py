@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from heedful.checkpoints.load import load_causal_lm
 from heedful.configs.options import SamplingOptions
+from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode

@@ -24,13 +24,13 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import CheckpointError
 from heedful.kernels.packing import can_pack
+from heedful.models.tiny import byte_tokenizer
 from heedful.sampling.kv_cache import make_cache
 from heedful.sampling.probe import ADVICE, PROVEN
 from heedful.sampling.teacher_forced import token_outputs

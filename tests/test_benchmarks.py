@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from heedful import PPOConfig
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.models.tokenizer import load_tokenizer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PROMPTS, RESPONSES = (5, 3, 4), (4, 1, 6)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
+from heedful.models.load import load_policy
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import freeze
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.sampling.generate import sample
 from heedful.train.online.engine import train_ppo
 from heedful.train.reward import train_reward

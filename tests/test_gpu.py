@@ -8,9 +8,6 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from heedful.checkpoints.load import load_causal_lm, load_policy
-from heedful.checkpoints.shape import shape_of
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.ppo import PPOConfig
@@ -22,7 +19,10 @@ from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device
 from heedful.kernels.layout import positions
 from heedful.kernels.packing import can_pack
+from heedful.models.load import load_causal_lm, load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.shape import shape_of
+from heedful.models.tiny import make_tiny_model
 from heedful.parallel.sharded_files import Parts, write_parts
 from heedful.parallel.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
 from heedful.planning.memory import CUDA_CONTEXT, plan

@@ -10,21 +10,21 @@ import torch
 import yaml
 
 from heedful import hub
-from heedful.checkpoints.adapters import adapter_chain
-from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.save import save_policy, save_reward_model, save_value_model
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.lora import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.policies import evaluate_scores
+from heedful.models.adapters import adapter_chain
+from heedful.models.load import load_causal_lm, load_policy, load_trunk, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy
+from heedful.models.save import save_policy, save_reward_model, save_value_model
+from heedful.models.source import load_config, resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.models.value_model import ValueModel
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}

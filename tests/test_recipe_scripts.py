@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tiny import byte_tokenizer, make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.data.chat import Renderer
 from heedful.errors import DataError
+from heedful.models.load import load_policy
+from heedful.models.tiny import byte_tokenizer, make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 from heedful.types import Message, Ranking

@@ -15,17 +15,17 @@ import pytest
 import torch
 import yaml
 
-from heedful.checkpoints.adapters import adapter_chain, is_adapter
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.template import set_defaults
-from heedful.checkpoints.tiny import CHAT_TEMPLATE
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import COMMANDS, main
 from heedful.configs.parse import parse
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
+from heedful.models.adapters import adapter_chain, is_adapter
+from heedful.models.load import load_policy
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.template import set_defaults
+from heedful.models.tiny import CHAT_TEMPLATE
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import score_texts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Message, MicroBatch

@@ -11,8 +11,6 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
@@ -20,7 +18,9 @@ from heedful.configs.template import TemplateOptions
 from heedful.data.chat import Renderer
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.schemas import read_demonstrations, read_prompts
+from heedful.models.load import load_policy
 from heedful.models.policy import freeze
+from heedful.models.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.sampling.sampler import make_sampler
 from heedful.train.online.engine import train_grpo
 from heedful.train.sft import train_sft

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_demonstrations, read_rankings
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.collate import collate
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import HeedfulError
+from heedful.models.load import load_policy
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import Policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import score_texts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs

@@ -1,7 +1,5 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
-from .checkpoints.merge import merge_model as merge_model
-from .checkpoints.tiny import make_tiny_model as make_tiny_model
 from .configs.a2c import A2CConfig as A2CConfig
 from .configs.chat import ChatConfig as ChatConfig
 from .configs.demo import DemoConfig as DemoConfig
@@ -37,6 +35,8 @@ from .evaluate.policies import evaluate_perplexity as evaluate_perplexity
 from .evaluate.policies import evaluate_scores as evaluate_scores
 from .evaluate.policies import evaluate_win_rate as evaluate_win_rate
 from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
+from .models.merge import merge_model as merge_model
+from .models.tiny import make_tiny_model as make_tiny_model
 from .rewards.interface import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
 from .train.dpo import train_dpo as train_dpo

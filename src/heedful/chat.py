@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
@@ -15,8 +12,11 @@ from heedful.display import harmless
 from heedful.errors import ConfigError, DataError
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
+from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
 from heedful.models.rows import check_own_tokens, check_rows
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode
 from heedful.sampling.probe import check_sampling

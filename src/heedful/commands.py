@@ -4,9 +4,6 @@ from functools import cache
 from typing import Any
 
 from heedful.chat import chat
-from heedful.checkpoints.adapters import is_adapter
-from heedful.checkpoints.merge import merge_model
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
@@ -33,6 +30,9 @@ from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
 from heedful.evaluate import pass_at_k, policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
+from heedful.models.adapters import is_adapter
+from heedful.models.merge import merge_model
+from heedful.models.tiny import make_tiny_model
 from heedful.redact import redact
 
 __all__ = ["chat"]
@@ -172,8 +172,8 @@ def evaluate_tasks(config: TasksConfig) -> None:
 
 def plan_memory(config: PlanConfig) -> None:
     """Print how much memory a run needs, part by part, whether it fits, and if not, what would."""
-    from heedful.checkpoints.shape import load_shape
-    from heedful.checkpoints.source import resolve
+    from heedful.models.shape import load_shape
+    from heedful.models.source import resolve
     from heedful.planning.report import plan_report
     from heedful.planning.shapes import KNOWN, Shape
 

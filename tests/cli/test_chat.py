@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.chat import Conversation, chat
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.chat import ChatConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError
+from heedful.models.load import load_policy
 from heedful.models.policy import freeze
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.sft import train_sft
 from heedful.types import Message
 

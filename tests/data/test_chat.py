@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from heedful.checkpoints.tiny import CLS, END_OF_TEXT, SEP, SPECIALS, TURN_END, byte_tokenizer
-from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.data.chat import Renderer, RewardInputs, plain_text, stop_ids
 from heedful.errors import CheckpointError
+from heedful.models.tiny import CLS, END_OF_TEXT, SEP, SPECIALS, TURN_END, byte_tokenizer
+from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.types import Message, ToolCall
 
 TOKENIZER = byte_tokenizer()

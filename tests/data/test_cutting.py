@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from heedful.checkpoints.tiny import CLS, byte_tokenizer
 from heedful.data.chat import Renderer
 from heedful.data.cutting import cut_prompt
 from heedful.data.fitting import prompt_limit
 from heedful.errors import ConfigError, DataError
+from heedful.models.tiny import CLS, byte_tokenizer
 from heedful.types import Message
 
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data import template
 from heedful.data.chat import Renderer
 from heedful.data.deadline import TICK, TimeLimit, TimeUpError
 from heedful.errors import CheckpointError
+from heedful.models.tiny import byte_tokenizer
 from heedful.types import Message
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

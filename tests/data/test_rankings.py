@@ -2,10 +2,10 @@
 
 import pytest
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.chat import RewardInputs
 from heedful.data.rankings import best_first, encode_rankings
 from heedful.errors import DataError
+from heedful.models.tiny import byte_tokenizer
 from heedful.types import Ranking
 
 INPUTS = RewardInputs(byte_tokenizer())

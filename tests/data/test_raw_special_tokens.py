@@ -5,9 +5,9 @@ import json
 import pytest
 from tokenizers import processors
 
-from heedful.checkpoints.tiny import END_OF_TEXT, TURN_END, byte_tokenizer
 from heedful.cli import main
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.models.tiny import END_OF_TEXT, TURN_END, byte_tokenizer
 from heedful.types import Message
 
 TOKENIZER = byte_tokenizer()

@@ -6,10 +6,10 @@ import time
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.chat import Renderer
 from heedful.data.template_limits import LARGEST
 from heedful.errors import CheckpointError
+from heedful.models.tiny import byte_tokenizer
 from heedful.types import Message
 
 GROWTH = (

@@ -3,11 +3,11 @@
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.checkpoints.template import set_defaults
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import CheckpointError, DataError
+from heedful.models.template import set_defaults
+from heedful.models.tiny import byte_tokenizer
 from heedful.types import Completion, Message, Prompt, plain_response, split_thinking
 
 QUESTION = (Message("user", "一加一？"),)

@@ -14,7 +14,6 @@ import pytest
 from rich.cells import cell_len
 
 from heedful import faults
-from heedful.checkpoints.tiny import SPECIALS
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
@@ -34,6 +33,7 @@ from heedful.demo.world import instructions
 from heedful.errors import ConfigError
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.models.tiny import SPECIALS
 
 SHARES = ("ppo.win_rate", "ppo.reward_win_rate", "reward.accuracy", "sft.gold", "ppo.gold")
 SHARES += tuple(f"{model}.{what}_frac" for model in ("sft", "ppo") for what in ("eos", "empty", "flawless"))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from heedful.checkpoints.tiny import SPECIALS, byte_tokenizer
 from heedful.demo.readable import is_readable, unreadable
+from heedful.models.tiny import SPECIALS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

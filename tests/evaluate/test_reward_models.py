@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.sft import SFTConfig
 from heedful.core import share_interval
@@ -13,7 +11,9 @@ from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy, held_out
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import freeze
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import score_texts
 
 

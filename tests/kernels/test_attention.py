@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_policy, save_reward_model
-from heedful.checkpoints.tiny import DECODERS, byte_tokenizer
 from heedful.data.chat import RewardInputs
 from heedful.kernels import attention as attention_module
 from heedful.kernels.attention import ATTENTION, attention, use_attention
+from heedful.models.load import load_causal_lm, load_policy, load_trunk
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_policy, save_reward_model
+from heedful.models.tiny import DECODERS, byte_tokenizer
 
 CPU = torch.device("cpu")
 ROWS, HEADS, SIZE = 3, 4, 8

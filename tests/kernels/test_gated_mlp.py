@@ -8,10 +8,10 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.kernels.gated_mlp import use_lean_mlps
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 

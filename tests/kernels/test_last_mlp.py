@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.collate import collate
 from heedful.kernels import last_mlp
 from heedful.kernels.last_mlp import MOST_READ, read_states, take
 from heedful.kernels.layout import hidden_states
 from heedful.models.heads import checkpoint_layers
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from heedful.checkpoints.load import load_policy
 from heedful.kernels.norms import SMALLEST_ROW, rms_norm, use_lean_norms
+from heedful.models.load import load_policy
 
 CPU = torch.device("cpu")
 

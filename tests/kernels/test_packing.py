@@ -13,12 +13,12 @@ from transformers import (
     MistralModel,
 )
 
-from heedful.checkpoints.load import load_policy
 from heedful.data.collate import collate, collate_padding_behind
 from heedful.kernels.attention import Segments, use_attention
 from heedful.kernels.layout import hidden_states, padding_behind
 from heedful.kernels.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states
 from heedful.models.heads import checkpoint_layers
+from heedful.models.load import load_policy
 from heedful.models.reward_model import RewardModel
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from transformers.models.glm.modeling_glm import GlmAttention
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as of_neighbours
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, rotate_half
 
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.kernels import rotary
 from heedful.kernels.rotary import rotate, use_lean_rotations
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 QUARTER = torch.tensor([[math.pi / 2, math.pi / 2]], dtype=torch.float64)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.checkpoints.load import load_policy
 from heedful.data.collate import collate
 from heedful.kernels.row_filling import MULTIPLE, filling
+from heedful.models.load import load_policy
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.tiny import DECODERS, byte_tokenizer
 from heedful.configs.sft import SFTConfig
 from heedful.kernels.sampling_copy import PackedLinear, inference_copy, pack_linears
+from heedful.models.load import load_policy
+from heedful.models.lora import add_adapters
+from heedful.models.tiny import DECODERS, byte_tokenizer
 
 CPU = torch.device("cpu")
 HALF = [torch.bfloat16, torch.float16]
@@ -156,7 +156,7 @@ def test_a_copy_costs_no_more_than_its_matrices(checkpoints):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_layers_in_four_bits_are_left_alone(checkpoints):
     pytest.importorskip("bitsandbytes")
-    from heedful.checkpoints.quantize import FourBit
+    from heedful.models.quantize import FourBit
 
     cuda = torch.device("cuda")
     lm = load_policy(

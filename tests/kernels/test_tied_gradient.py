@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.checkpoints.load import load_causal_lm, load_policy
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate
 from heedful.kernels.tied_gradient import TiedMatrix
 from heedful.kernels.untrained_rows import UntrainedRows
 from heedful.models import policy as policy_module
+from heedful.models.load import load_causal_lm, load_policy
+from heedful.models.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [TOKENIZER(text).input_ids for text in ("你好", "今天天气怎么样？", "a", "Hi! Hi! Hi!")]

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedConfig
 
-from heedful.checkpoints.tiny import byte_tokenizer, tiny_config
 from heedful.configs.sft import SFTConfig
 from heedful.errors import DataError
 from heedful.models import context
 from heedful.models.context import context_length
+from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.train.sft import train_sft
 
 

@@ -17,12 +17,12 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, RewardError
 from heedful.models.heads import disable_dropout
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import score_texts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz!?。，好坏问答一二三第题"

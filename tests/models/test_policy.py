@@ -27,12 +27,12 @@ from transformers import (
 )
 
 from heedful import core
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.save import VALUE_HEAD, save_policy
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate, collate_padding_behind
 from heedful.errors import CheckpointError
+from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.save import VALUE_HEAD, save_policy
+from heedful.models.tiny import byte_tokenizer
 
 HEAD_LOGPROBS = importlib.import_module("heedful.kernels.head_logprobs")
 CPU = torch.device("cpu")

@@ -17,12 +17,12 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tiny import DECODERS, byte_tokenizer, make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tiny import DECODERS, byte_tokenizer, make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.types import Message
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.save import VALUE_HEAD, save_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.errors import CheckpointError
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.save import VALUE_HEAD, save_policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.models.value_head import ValueHead
 
 CPU = torch.device("cpu")

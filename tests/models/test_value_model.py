@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from heedful.checkpoints.load import load_value_model
-from heedful.checkpoints.save import VALUE_HEAD, save_value_model
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
+from heedful.models.load import load_value_model
+from heedful.models.save import VALUE_HEAD, save_value_model
+from heedful.models.tiny import byte_tokenizer
 from heedful.models.value_model import ValueModel
 
 CPU = torch.device("cpu")

@@ -16,11 +16,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
@@ -28,6 +23,11 @@ from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
 from heedful.kernels.sampling_copy import as_sampled
 from heedful.models.heads import checkpoint_layers, disable_dropout
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.lora import add_adapters
+from heedful.models.save import save_policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharded_files import as_held
 from heedful.parallel.sharding import (

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
-from heedful.checkpoints.shape import load_shape
-from heedful.checkpoints.tiny import DECODERS
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, MemoryFullError, RankError
+from heedful.models.shape import load_shape
+from heedful.models.tiny import DECODERS
 from heedful.parallel import in_step
 from heedful.planning.work import Lengths, plan_of
 from heedful.train.division import divide, divides, loading_device

@@ -21,10 +21,10 @@ from mutants import planted
 from transformers import PreTrainedModel
 
 import heedful
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.kernels.device import DTYPES
+from heedful.models.tiny import make_tiny_model
 from heedful.parallel import ranks
 from heedful.train import optimization
 from heedful.train.compact_adamw import CompactAdamW

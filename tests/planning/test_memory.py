@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.shape import load_shape
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.lora import LoRAOptions
 from heedful.kernels import attention, head_logprobs
 from heedful.models import value_head
+from heedful.models.load import load_policy
+from heedful.models.lora import add_adapters
+from heedful.models.shape import load_shape
+from heedful.models.tiny import make_tiny_model
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Network, Sampling, Work, plan
 from heedful.planning.saved import saved_per_token

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.shape import load_shape, shape_of
 from heedful.errors import CheckpointError
+from heedful.models.load import load_causal_lm
+from heedful.models.shape import load_shape, shape_of
 from heedful.planning.shapes import KNOWN
 
 CONFIGS = {

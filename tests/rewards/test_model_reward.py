@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import RewardError
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.reward_model import RewardModel
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.model import ModelReward, agreement_with, score_texts
 from heedful.rewards.resolve import resolve_rewards

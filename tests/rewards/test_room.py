@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tiny import byte_tokenizer
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import ConfigError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tiny import byte_tokenizer
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Reward
 from heedful.rewards.resolve import load_model_reward
 from heedful.rewards.returned import OfBeginning

@@ -12,15 +12,15 @@ import httpx2
 import pytest
 import torch
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import RewardError
 from heedful.evaluate.policies import evaluate_scores
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward

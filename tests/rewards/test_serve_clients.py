@@ -18,11 +18,11 @@ import httpx2
 import pytest
 import torch
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.data.chat import RewardInputs
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.model import ModelReward
 from heedful.rewards.serve import public_name

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tiny import DECODERS, make_tiny_model
+from heedful.models.load import load_policy
+from heedful.models.tiny import DECODERS, make_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tiny import byte_tokenizer, make_tiny_model
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
+from heedful.models.load import load_policy
+from heedful.models.tiny import byte_tokenizer, make_tiny_model
 from heedful.sampling import decoder, generate
 from heedful.sampling.decoder import SamplingModel
 from heedful.sampling.generate import decode, sample

@@ -19,13 +19,13 @@ from transformers import (
     RwkvConfig,
 )
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.layout import hidden_states
 from heedful.models.policy import Policy
+from heedful.models.tiny import byte_tokenizer
 from heedful.sampling import probe
 from heedful.sampling.decoder import Decoder, SamplingModel
 from heedful.sampling.generate import sample

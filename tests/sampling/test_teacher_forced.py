@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.data.collate import collate
+from heedful.models.tiny import byte_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.sampling.teacher_forced import micro_batches, token_outputs, token_values
 from heedful.types import MicroBatch

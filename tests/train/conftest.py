@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from heedful import faults
-from heedful.checkpoints.load import load_causal_lm, load_value_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
@@ -21,7 +19,9 @@ from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
 from heedful.models.heads import disable_dropout
+from heedful.models.load import load_causal_lm, load_value_model
 from heedful.models.policy import Policy, freeze
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Reward
 from heedful.sampling.sampler import make_sampler
 from heedful.train.metric_sums import MetricSums

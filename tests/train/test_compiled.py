@@ -7,13 +7,13 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.tiny import byte_tokenizer, make_tiny_model
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.compiled import compile_layers, repeated_layers
 from heedful.kernels.sampling_copy import inference_copy
+from heedful.models.load import load_policy
+from heedful.models.save import save_policy
+from heedful.models.tiny import byte_tokenizer, make_tiny_model
 from heedful.train.setup import prepare, resolve_machine
 
 CPU = torch.device("cpu")

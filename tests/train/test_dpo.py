@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import core
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, DataError
+from heedful.models.load import load_policy
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train import dpo as dpo_module
 from heedful.train import pairs as pairs_module
 from heedful.train import sft as sft_module

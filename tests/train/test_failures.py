@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from heedful.checkpoints.load import load_policy
 from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
@@ -17,6 +16,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import RewardError, Terminated, TrainingError
+from heedful.models.load import load_policy
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import engine, update
 from heedful.train.online import learner as online_learner

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import core
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.kto import KTOConfig
 from heedful.data.chat import Renderer
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, DataError
+from heedful.models.load import load_policy
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.kto import accumulate, mean_of_others, train_kto
 from heedful.train.labelled import encode_labelled, with_others, with_reference
 from heedful.types import Labelled, Message

@@ -4,9 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.shape import load_shape
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
@@ -14,6 +11,9 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
+from heedful.models.load import load_policy
+from heedful.models.shape import load_shape
+from heedful.models.tiny import make_tiny_model
 from heedful.train import fits
 from heedful.train.dpo import train_dpo
 from heedful.train.online.engine import train_grpo, train_ppo

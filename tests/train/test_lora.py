@@ -9,13 +9,6 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.checkpoints.adapters import is_adapter
-from heedful.checkpoints.load import load_policy, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.quantize import check_bitsandbytes
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
@@ -24,7 +17,14 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, TrainingError
+from heedful.models.adapters import is_adapter
 from heedful.models.heads import disable_dropout
+from heedful.models.load import load_policy, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.quantize import check_bitsandbytes
+from heedful.models.source import resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train import sft

@@ -13,9 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.cli import main
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
@@ -27,6 +24,9 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.out_of_memory import Room
 from heedful.errors import MemoryFullError, is_out_of_memory
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import score
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.metric_sums import MetricSums

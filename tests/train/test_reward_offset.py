@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.model import score_texts
 from heedful.rewards.resolve import resolve_rewards
 from heedful.train.reward import train_reward

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.data.collate import collate
+from heedful.models.load import load_policy
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.source import resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks
 from heedful.rewards.resolve import load_model_reward, load_rewards
 from heedful.sampling.teacher_forced import token_outputs

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import Example
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError
+from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.sft import accumulate, evaluate_loss, train_sft
 from heedful.types import MicroBatch
 

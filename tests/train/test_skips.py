@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.checkpoints.save import check_finite
 from heedful.cli import main
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
@@ -23,6 +22,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import CheckpointError, TrainingError
+from heedful.models.save import check_finite
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import online_dpo

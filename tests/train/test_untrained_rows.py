@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.checkpoints.tiny import tiny_config
 from heedful.core import sft_loss
 from heedful.kernels.untrained_rows import hold_untrained_rows
 from heedful.models.policy import Policy
+from heedful.models.tiny import tiny_config
 
 PADDING = 0
 SHAPE = {"vocab_size": 264, "hidden_size": 32, "num_layers": 2, "max_length": 256, "initializer_range": 0.1}

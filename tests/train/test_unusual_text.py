@@ -6,9 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
@@ -19,6 +16,9 @@ from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer
 from heedful.errors import DataError
 from heedful.models.context import context_length
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.save import save_reward_model
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.dpo import train_dpo
 from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect

@@ -9,11 +9,11 @@ import httpx2
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.data.chat import Renderer
+from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy
+from heedful.models.tokenizer import load_tokenizer
 from heedful.sampling.vllm.servers import connect
 
 SERVER = Path(__file__).parents[1] / "policy_server.py"

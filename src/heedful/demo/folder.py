@@ -6,13 +6,13 @@ import shutil
 import uuid
 from pathlib import Path
 
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.demo import DemoConfig
 from heedful.configs.tiny import TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
+from heedful.models.tiny import make_tiny_model
 from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
 
 MARKER = "demo.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import pre_tokenizers
 
-from heedful.checkpoints.tiny import byte_tokenizer
+from heedful.models.tiny import byte_tokenizer
 
 
 def unreadable(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

@@ -6,9 +6,6 @@ from functools import partial
 
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import SampledOptions, ScoresConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
@@ -18,7 +15,10 @@ from heedful.errors import DataError
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.context import context_length
+from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_rewards
 from heedful.rewards.room import check_room

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful import core
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
@@ -30,8 +27,11 @@ from heedful.evaluate.pairs import score_pairs
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
 from heedful.models.context import context_length
+from heedful.models.load import load_policy
 from heedful.models.policy import freeze
 from heedful.models.rows import check_rows
+from heedful.models.source import resolve
+from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens
 from heedful.rewards.resolve import load_judges
 from heedful.sampling.teacher_forced import token_outputs

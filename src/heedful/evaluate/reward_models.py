@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
 from heedful.core.agreement import ordered_pairs
 from heedful.core.intervals import share_interval
@@ -18,8 +15,11 @@ from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
 from heedful.evaluate.intervals import by_prompt
 from heedful.kernels.device import frozen_place, resolve_device
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.rows import check_rows
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards.model import agreement_with, score_rows
 
 Item = TypeVar("Item", bound=HasPrompt)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.tasks import TasksConfig
 from heedful.errors import ConfigError, DataError, HeedfulError, MachineError
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.load import load_policy
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_tokenizer
 
 UNREACHABLE = (
     "ConnectionError",

@@ -1,1 +1,1 @@
-"""The networks: policy, reward model, value model, and the heads on them."""
+"""The networks (policy, reward model, value model) and their tokenizers: in memory, on disk, and on the Hub."""

@@ -27,7 +27,7 @@ class RewardModel(nn.Module):
         classifier: the Hugging Face model.
         compute_dtype: dtype of the trunk's matrix products. The head is computed in float32; in half precision, scores
             near 5 would come in steps of 1/32.
-        offset: subtracted from the head's output to give the score; see `heedful.checkpoints.reward_facts`.
+        offset: subtracted from the head's output to give the score; see `heedful.models.reward_facts`.
         reads: where the text of a conversation ends, for `heedful.data.chat.RewardInputs`; None for an encoder.
     """
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import torch
 
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.source import Source, resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.checks import refuse
 from heedful.configs.scoring import RewardOptions
 from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.reward_model import score_head
+from heedful.models.source import Source, resolve
+from heedful.models.tokenizer import load_tokenizer
 from heedful.redact import redact
 from heedful.rewards.endpoint import check_url
 from heedful.rewards.http import IN_FLIGHT, HTTPReward

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from heedful.checkpoints.source import resolve
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import harmless
 from heedful.errors import CheckpointError, DataError, HeedfulError, RewardError, is_out_of_memory
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.source import resolve
 from heedful.redact import redact
 from heedful.rewards.model import ModelReward
 from heedful.rewards.resolve import load_model_reward

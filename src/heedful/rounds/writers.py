@@ -6,9 +6,6 @@ from typing import Any
 
 import torch
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.sample import AnswerOptions
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_room
@@ -16,7 +13,10 @@ from heedful.data.loading import encode_prompts
 from heedful.data.messages import as_dict
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.context import context_length
+from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.types import Prompt, SpecialTokens, Text
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.core.policy_losses import Metrics
@@ -29,6 +27,8 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.rows import check_rows
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler

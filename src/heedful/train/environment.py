@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful import redact
-from heedful.checkpoints.adapters import adapter_chain
-from heedful.checkpoints.save import VALUE_HEAD
 from heedful.configs.options import RunOptions
 from heedful.errors import ConfigError
 from heedful.files import to_json
 from heedful.hub import dataset_sum, downloaded_model, hub_revision
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.adapters import adapter_chain
+from heedful.models.save import VALUE_HEAD
 
 LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
 

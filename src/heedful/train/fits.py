@@ -6,9 +6,9 @@ from typing import Literal
 
 import torch
 
-from heedful.checkpoints.shape import load_shape
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.device import HALF
+from heedful.models.shape import load_shape
 from heedful.parallel import ranks
 from heedful.planning.advice import what_fits
 from heedful.planning.divided import DIVIDED

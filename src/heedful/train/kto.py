@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.kto import KTOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batch_order import BatchOrder
@@ -24,6 +22,8 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.rows import check_rows
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths

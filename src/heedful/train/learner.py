@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checkpoints.save import save_policy
 from heedful.data.batch_order import BatchOrder
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
+from heedful.models.save import save_policy
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
 from heedful.train.performance import performance

@@ -11,11 +11,6 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.quantize import four_bit
-from heedful.checkpoints.save import save_reward_model
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
@@ -26,8 +21,13 @@ from heedful.data.out_of_memory import Room
 from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.quantize import four_bit
 from heedful.models.reward_model import RewardModel
 from heedful.models.rows import check_rows
+from heedful.models.save import save_reward_model
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths

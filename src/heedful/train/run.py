@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checkpoints.save import check_saving
 from heedful.configs.options import TrainingOptions
 from heedful.display import Display
 from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineError, TrainingError
 from heedful.faults import hit
+from heedful.models.save import check_saving
 from heedful.parallel import ranks
 from heedful.parallel.in_step import all_stop
 from heedful.signals import Stops

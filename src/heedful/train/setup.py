@@ -3,10 +3,6 @@
 import torch
 from transformers import PreTrainedModel
 
-from heedful.checkpoints.load import load_policy
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.quantize import check_bitsandbytes, four_bit
-from heedful.checkpoints.source import Source, resolve
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.kto import KTOConfig
 from heedful.configs.online import RolloutConfig
@@ -18,8 +14,12 @@ from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.sampling_copy import halve_frozen, same_weights
 from heedful.kernels.untrained_rows import hold_untrained_rows
 from heedful.models.heads import checkpoint_layers
+from heedful.models.load import load_policy
+from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy, freeze
+from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.models.reward_model import RewardModel
+from heedful.models.source import Source, resolve
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
 from heedful.parallel.own import own_device

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tokenizer import load_chat_tokenizer
 from heedful.configs.options import SamplingOptions
 from heedful.configs.sft import SFTConfig
 from heedful.data.batch_order import BatchOrder
@@ -25,6 +23,8 @@ from heedful.errors import RefusedError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
 from heedful.models.rows import check_rows
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel.own import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.save import VALUE_HEAD, load_tensors
+from heedful.models.load import load_causal_lm
+from heedful.models.save import VALUE_HEAD, load_tensors
 from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.engine import train_ppo
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError, RewardError
+from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy
+from heedful.models.tiny import make_tiny_model
 from heedful.sampling import generate
 from heedful.train.online.engine import train_grpo, train_online, train_ppo
 from heedful.train.online.start import kl_control

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
 from heedful.cli import main
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
@@ -16,6 +15,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.core import RunningScoreNorm
 from heedful.errors import RewardError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
+from heedful.models.load import load_causal_lm
 from heedful.rewards import Ensemble, Reward
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import best_and_worst, train_online_dpo

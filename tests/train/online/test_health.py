@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import CheckpointError, ConfigError, TrainingError
+from heedful.models.tiny import make_tiny_model
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.experience import collect
 from heedful.train.online.health import JUMP, KL_STEPS, SETTLED, Health

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import core
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import TrainingError
+from heedful.models.tiny import make_tiny_model
 from heedful.rewards import Ensemble, Reward
 from heedful.train.online.engine import train_online
 from heedful.train.online.minibatch import shuffled

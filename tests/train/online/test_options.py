@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints.tiny import make_tiny_model
 from heedful.configs.a2c import A2CConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError, RewardError
+from heedful.models.tiny import make_tiny_model
 from heedful.train.online import engine, online_dpo
 from heedful.train.online.experience import collect
 from heedful.train.online.respond import respond

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError, DataError
+from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy
+from heedful.models.source import resolve
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.ptx import load_mix

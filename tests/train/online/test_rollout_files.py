@@ -9,11 +9,11 @@ import torch
 from datasets import load_dataset
 
 from heedful import faults
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer
+from heedful.models.tokenizer import load_tokenizer
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.checkpoints.load import load_causal_lm
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.core import ScoreNorm
 from heedful.errors import ConfigError, RewardError
+from heedful.models.load import load_causal_lm
 from heedful.rewards import Reward
 from heedful.rewards.interface import Scores
 from heedful.train.online.engine import train_grpo, train_ppo

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from heedful.checkpoints.load import load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.quantize import four_bit
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError
 from heedful.kernels.sampling_copy import same_weights
+from heedful.models.load import load_value_model
+from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import Policy
+from heedful.models.quantize import four_bit
 from heedful.models.reward_critic import normalise_values, value_model_from
+from heedful.models.source import resolve
+from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
 from heedful.rewards.model import ModelReward

@@ -10,13 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
-from heedful.checkpoints.save import save_policy, save_value_model
 from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.loading import EncodedPrompt
 from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError
 from heedful.models.policy import Policy
+from heedful.models.save import save_policy, save_value_model
 from heedful.models.value_model import ValueModel
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.rewards import Reward

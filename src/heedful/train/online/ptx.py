@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heedful import core
-from heedful.checkpoints.source import Source, load_config
 from heedful.configs.online import RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
@@ -15,6 +14,7 @@ from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
 from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.models.source import Source, load_config
 from heedful.parallel.sharding import passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums

@@ -7,8 +7,6 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 import torch
 
 from heedful import core
-from heedful.checkpoints.source import Source, load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_chat_tokenizer
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
@@ -22,6 +20,8 @@ from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.rows import check_rows
+from heedful.models.source import Source, load_config, resolve
+from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge.start import check_comparing

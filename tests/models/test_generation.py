@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from heedful.checkpoints.load import load_causal_lm, load_policy
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.tokenizer import load_tokenizer
+from heedful.models.load import load_causal_lm, load_policy
+from heedful.models.save import save_policy
+from heedful.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from heedful.checkpoints.adapters import ADAPTER
 from heedful.configs.lora import LoRAOptions
 from heedful.errors import ConfigError
 from heedful.kernels.device import HALF
+from heedful.models.adapters import ADAPTER
 
 
 def add_adapters(model: PreTrainedModel, options: LoRAOptions, *, base: str, seed: int, dropout: float = 0.0) -> None:

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from heedful.checkpoints.tiny import DECODERS, make_tiny_model
+from heedful.models.tiny import DECODERS, make_tiny_model
 
 ARCHITECTURES = (*DECODERS, "deberta-v2")
 EXACT = [a for a in ARCHITECTURES if a != "qwen2"]

@@ -8,19 +8,19 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM as Auto
 from transformers import GraniteMoeConfig, JambaConfig, MixtralConfig, Qwen3MoeConfig
 
-from heedful.checkpoints.adapters import save_model
-from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk
-from heedful.checkpoints.lora import add_adapters, expert_parameters
-from heedful.checkpoints.quantize import FourBit, say_unquantized
-from heedful.checkpoints.shape import load_shape
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.layout import hidden_states
 from heedful.kernels.sampling_copy import same_weights
 from heedful.kernels.stored import store_matrices
+from heedful.models.adapters import save_model
+from heedful.models.load import load_causal_lm, load_policy, load_trunk
+from heedful.models.lora import add_adapters, expert_parameters
+from heedful.models.quantize import FourBit, say_unquantized
+from heedful.models.shape import load_shape
+from heedful.models.source import resolve
+from heedful.models.tiny import byte_tokenizer
 from heedful.planning.memory import plan
 from heedful.planning.work import Lengths, work_of
 from heedful.train import setup

@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.checkpoints.template import set_defaults, variables_of
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.template import set_defaults, variables_of
+from heedful.models.tiny import byte_tokenizer
 
 QUESTION = [{"role": "user", "content": "你好"}]
 EMPTY = "<think>\n\n</think>\n\n"

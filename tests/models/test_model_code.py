@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
 from heedful import hub
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.shape import load_shape
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.trust import TrustOptions
 from heedful.data import read_records
 from heedful.errors import CheckpointError, DataError
+from heedful.models.load import load_causal_lm
+from heedful.models.shape import load_shape
+from heedful.models.source import load_config, resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 
 TRUSTED = TrustOptions(trust_remote_code=True)
 CODE = """

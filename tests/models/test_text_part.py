@@ -14,13 +14,13 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from heedful.checkpoints.load import load_causal_lm, load_trunk
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tiny import byte_tokenizer
 from heedful.errors import CheckpointError
 from heedful.kernels.layout import hidden_states
 from heedful.models.context import context_length
+from heedful.models.load import load_causal_lm, load_trunk
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.source import load_config, resolve
+from heedful.models.tiny import byte_tokenizer
 
 TEXT = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

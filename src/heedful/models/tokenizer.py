@@ -4,13 +4,13 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from heedful.checkpoints.settings_files import check_eos
-from heedful.checkpoints.source import NO_CODE, Source, explained, load_config, resolve
-from heedful.checkpoints.template import check_templates, set_defaults
 from heedful.configs.template import TemplateOptions
 from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.context import context_length
+from heedful.models.settings_files import check_eos
+from heedful.models.source import NO_CODE, Source, explained, load_config, resolve
+from heedful.models.template import check_templates, set_defaults
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import torch
 
-from heedful.checkpoints.adapters import read_adapter_config, whole_weights
-from heedful.checkpoints.load import load_causal_lm, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.save import (
+from heedful.configs.merge import MergeConfig
+from heedful.errors import CheckpointError, ConfigError
+from heedful.files import blocking_file, complete_or_absent
+from heedful.models.adapters import read_adapter_config, whole_weights
+from heedful.models.load import load_causal_lm, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.reward_model import HEADS
+from heedful.models.save import (
     VALUE_HEAD,
     check_saving,
     load_tensors,
@@ -15,12 +19,8 @@ from heedful.checkpoints.save import (
     save_tensors,
     save_value_model,
 )
-from heedful.checkpoints.source import Source, resolve
-from heedful.checkpoints.tokenizer import load_tokenizer
-from heedful.configs.merge import MergeConfig
-from heedful.errors import CheckpointError, ConfigError
-from heedful.files import blocking_file, complete_or_absent
-from heedful.models.reward_model import HEADS
+from heedful.models.source import Source, resolve
+from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 

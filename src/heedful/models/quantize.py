@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
-from heedful.checkpoints.lora import expert_parameters
-from heedful.checkpoints.source import resolve
 from heedful.configs.lora import MemoryOptions
 from heedful.errors import ConfigError
+from heedful.models.lora import expert_parameters
+from heedful.models.source import resolve
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from heedful.checkpoints.source import explained
 from heedful.errors import CheckpointError
 from heedful.files import read_object, write_json
+from heedful.models.source import explained
 from heedful.types import Reading
 
 FILE = "heedful.json"

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoints import adapters as adapters_module
-from heedful.checkpoints import source as source_module
-from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk, load_value_model
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.save import save_policy
-from heedful.checkpoints.source import Source, load_config, resolve
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.configs.lora import LoRAOptions
 from heedful.errors import CheckpointError
+from heedful.models import adapters as adapters_module
+from heedful.models import source as source_module
+from heedful.models.load import load_causal_lm, load_policy, load_trunk, load_value_model
+from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy
+from heedful.models.save import save_policy
+from heedful.models.source import Source, load_config, resolve
+from heedful.models.tokenizer import check_companion, load_tokenizer
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
 

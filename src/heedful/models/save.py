@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checkpoints.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
-from heedful.checkpoints.reward_facts import RewardFacts, save_facts
-from heedful.checkpoints.source import explained
 from heedful.errors import CheckpointError
+from heedful.models.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
 from heedful.models.policy import Policy
+from heedful.models.reward_facts import RewardFacts, save_facts
 from heedful.models.reward_model import RewardModel
+from heedful.models.source import explained
 from heedful.models.value_model import ValueModel
 
 VALUE_HEAD = Path("value_head") / "value_head.safetensors"

@@ -3,14 +3,6 @@
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.checkpoints.adapters import attach_adapter, merge_adapters, whole_weights
-from heedful.checkpoints.load import learn_every_embedding, refuse_hub_adapters
-from heedful.checkpoints.lora import experts_but
-from heedful.checkpoints.quantize import FourBit, say_unquantized
-from heedful.checkpoints.reward_facts import load_facts
-from heedful.checkpoints.source import Source, explained, resolve
-from heedful.checkpoints.text_part import read_weights
-from heedful.checkpoints.tokenizer import PLAIN_TEMPLATE
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.gated_mlp import use_lean_mlps
@@ -18,7 +10,15 @@ from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.rotary import use_lean_rotations
 from heedful.kernels.stored import store_matrices
+from heedful.models.adapters import attach_adapter, merge_adapters, whole_weights
+from heedful.models.load import learn_every_embedding, refuse_hub_adapters
+from heedful.models.lora import experts_but
+from heedful.models.quantize import FourBit, say_unquantized
+from heedful.models.reward_facts import load_facts
 from heedful.models.reward_model import HEADS, RewardModel, padding_id, score_head
+from heedful.models.source import Source, explained, resolve
+from heedful.models.text_part import read_weights
+from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.types import Reading
 
 

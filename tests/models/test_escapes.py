@@ -6,13 +6,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful import hub
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.source import resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.data import read_records
 from heedful.data.chat import Renderer
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.load import load_causal_lm
+from heedful.models.source import resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from heedful.checkpoints.reward_facts import RewardFacts, load_facts, save_facts
 from heedful.errors import CheckpointError
+from heedful.models.reward_facts import RewardFacts, load_facts, save_facts
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ class Hub(BaseHTTPRequestHandler):
 
 ASK = """
 import sys
-from heedful.checkpoints.reward_facts import load_facts
+from heedful.models.reward_facts import load_facts
 from heedful.errors import CheckpointError
 for name in sys.argv[1:]:
     try:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
 
-from heedful.checkpoints.model_code import leave_code
-from heedful.checkpoints.source import Source, load_config
 from heedful.errors import CheckpointError
+from heedful.models.model_code import leave_code
+from heedful.models.source import Source, load_config
 
 NAMES = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
 """Parameter names within such a checkpoint, and within its text model."""

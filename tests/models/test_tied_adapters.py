@@ -12,10 +12,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.checkpoints.load import load_causal_lm
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.errors import CheckpointError
+from heedful.models.load import load_causal_lm
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.tokenizer import load_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),

@@ -18,22 +18,22 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from heedful.checkpoints.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
-from heedful.checkpoints.load import load_causal_lm, load_policy, load_trunk, load_value_model
-from heedful.checkpoints.load_reward_model import load_reward_model
-from heedful.checkpoints.lora import add_adapters
-from heedful.checkpoints.merge import merge_model
-from heedful.checkpoints.save import save_policy, save_reward_model, save_value_model
-from heedful.checkpoints.source import load_config, resolve
-from heedful.checkpoints.tiny import byte_tokenizer
-from heedful.checkpoints.tokenizer import load_tokenizer
 from heedful.configs.merge import MergeConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.sampling_copy import same_weights
+from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
 from heedful.models.heads import checkpoint_layers, disable_dropout
+from heedful.models.load import load_causal_lm, load_policy, load_trunk, load_value_model
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.lora import add_adapters
+from heedful.models.merge import merge_model
 from heedful.models.policy import Policy
+from heedful.models.save import save_policy, save_reward_model, save_value_model
+from heedful.models.source import load_config, resolve
+from heedful.models.tiny import byte_tokenizer
+from heedful.models.tokenizer import load_tokenizer
 
 # PEFT's own classes ask a transformers property by its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

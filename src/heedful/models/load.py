@@ -7,14 +7,6 @@ import transformers
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from heedful.checkpoints.adapters import merge_adapters
-from heedful.checkpoints.generation import mend_generation_config
-from heedful.checkpoints.lora import experts_but
-from heedful.checkpoints.quantize import FourBit, say_unquantized
-from heedful.checkpoints.save import VALUE_HEAD, load_tensors
-from heedful.checkpoints.settings_files import check_generation
-from heedful.checkpoints.source import Source, explained, resolve
-from heedful.checkpoints.text_part import read_weights
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.gated_mlp import use_lean_mlps
@@ -22,9 +14,17 @@ from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.rotary import use_lean_rotations
 from heedful.kernels.stored import store_matrices
+from heedful.models.adapters import merge_adapters
+from heedful.models.generation import mend_generation_config
 from heedful.models.heads import check_causal
+from heedful.models.lora import experts_but
 from heedful.models.policy import Policy
+from heedful.models.quantize import FourBit, say_unquantized
 from heedful.models.rows import rows_of
+from heedful.models.save import VALUE_HEAD, load_tensors
+from heedful.models.settings_files import check_generation
+from heedful.models.source import Source, explained, resolve
+from heedful.models.text_part import read_weights
 from heedful.models.value_model import ValueModel
 
 transformers.utils.logging.disable_progress_bar()

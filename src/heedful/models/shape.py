@@ -7,8 +7,8 @@ from torch import nn
 from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
-from heedful.checkpoints.lora import expert_parameters
-from heedful.checkpoints.source import Source, explained, load_config, resolve
+from heedful.models.lora import expert_parameters
+from heedful.models.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import transformers
 from transformers import AutoConfig
 
-from heedful.checkpoints.adapters import ADAPTER_CONFIG, adapter_chain
-from heedful.checkpoints.model_code import check_code_is_here, needs_code
-from heedful.checkpoints.settings_files import check_settings
 from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.hub import is_download, local_model
+from heedful.models.adapters import ADAPTER_CONFIG, adapter_chain
+from heedful.models.model_code import check_code_is_here, needs_code
+from heedful.models.settings_files import check_settings
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 

@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, utils
 
-from heedful.checkpoints.load import load_causal_lm, load_trunk
-from heedful.checkpoints.save import load_tensors, save_tensors
-from heedful.checkpoints.source import explained, load_config, resolve
-from heedful.checkpoints.tiny import make_tiny_model
-from heedful.checkpoints.tokenizer import check_companion, load_tokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.load import load_causal_lm, load_trunk
+from heedful.models.save import load_tensors, save_tensors
+from heedful.models.source import explained, load_config, resolve
+from heedful.models.tiny import make_tiny_model
+from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.types import Message
 
 LOADERS = [load_causal_lm, load_trunk, load_tokenizer, load_config]
