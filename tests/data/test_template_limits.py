@@ -2,6 +2,7 @@
 
 import resource
 import time
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -74,9 +75,14 @@ TOO_MUCH = {
 
 @pytest.fixture
 def little_memory():
-    """8 GB of address space, so that a template that is not refused cannot take all there is."""
+    """Another 6 GB of address space, so that a template that is not refused cannot take all there is.
+
+    A limit below what the process has already would leave a new thread no memory: it dies before it starts, and
+    ``Thread.start`` waits for ever.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, before[1]))
+    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 6 * 2**30, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
