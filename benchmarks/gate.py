@@ -45,7 +45,7 @@ from heedful.models.load import load_policy, load_value_model
 from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import ModelReward
+from heedful.rewards.models import ModelReward
 from heedful.sampling.generate import sample
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs, token_values

@@ -49,7 +49,7 @@ from heedful.models.policy import Policy, freeze
 from heedful.models.reward_model import RewardModel, score_head
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
-from heedful.rewards.model import ModelReward
+from heedful.rewards.models import ModelReward
 from heedful.sampling.cuda_graph import graph_decoder
 from heedful.sampling.generate import sample
 from heedful.train.online.experience import collect

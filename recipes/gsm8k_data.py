@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heedful.data import Record, read_records
 from heedful.errors import DataError, HeedfulError
-from heedful.rewards.numbers import final_number
+from heedful.rewards.rules import final_number
 
 
 def conversation(record: Record) -> dict:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact", "lock"}
+LEAVES = {"errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact", "lock", "retries"}
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
     "errors": set(),
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "signals": {"errors"},
     "display": {"redact"},
     "redact": set(),
+    "retries": set(),
     "configs": {"errors"},
     "hub": set(),
     "core": set(),
@@ -63,7 +64,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": {"train", "evaluate", "demo", "rewards", "models", "types"},
 }
-NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "lock", "core"}
+NO_LEAVES = {"errors", "types", "files", "faults", "signals", "display", "redact", "lock", "retries", "core"}
 """Rooms that import nothing of heedful but their own files, and what stands in `MAY_IMPORT`."""
 ALGORITHMS = {"sft", "reward", "dpo", "kto", "online.engine", "online.online_dpo"}
 """Modules of train/ that hold a trainer."""

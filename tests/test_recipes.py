@@ -26,7 +26,7 @@ from heedful.models.load_reward_model import load_reward_model
 from heedful.models.template import set_defaults
 from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import score_texts
+from heedful.rewards.models import score_texts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Message, MicroBatch
 

@@ -19,7 +19,7 @@ from heedful.models.load import load_policy
 from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import score_texts
+from heedful.rewards.models import score_texts
 from heedful.sampling.sampler import make_sampler
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import MicroBatch, Prompt, Ranking, Text

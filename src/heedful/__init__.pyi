@@ -37,7 +37,7 @@ from .evaluate.policies import evaluate_win_rate as evaluate_win_rate
 from .evaluate.reward_models import evaluate_accuracy as evaluate_accuracy
 from .models.merge import merge_model as merge_model
 from .models.tiny import make_tiny_model as make_tiny_model
-from .rewards.interface import Reward as Reward
+from .rewards.scoring import Reward as Reward
 from .rewards.serve import serve_reward as serve_reward
 from .train.dpo import train_dpo as train_dpo
 from .train.kto import train_kto as train_kto

@@ -8,7 +8,7 @@ from heedful.demo.facts import FAMILIES, family_named
 from heedful.demo.judge import WEIGHTS, gold_judge, gold_marks, gold_score
 from heedful.demo.tables import LISTS
 from heedful.demo.world import answers, instructions, prompts
-from heedful.rewards.interface import Reward, score
+from heedful.rewards.scoring import Reward, score
 from heedful.types import Completion, Message, Prompt
 
 KNOWN = instructions()

@@ -24,7 +24,7 @@ from heedful.demo.world import (
     prompts,
     write_world,
 )
-from heedful.rewards.calling import RESERVED
+from heedful.rewards.scoring import RESERVED
 
 KNOWN = instructions()
 ANSWERS = [answers(instruction) for instruction in KNOWN]

@@ -14,7 +14,7 @@ from heedful.evaluate.reward_models import evaluate_accuracy, held_out
 from heedful.models.load_reward_model import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import score_texts
+from heedful.rewards.models import score_texts
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.load_reward_model import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import score_texts
+from heedful.rewards.models import score_texts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz!?。，好坏问答一二三第题"
 LONGEST = 64

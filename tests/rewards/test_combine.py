@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError
 from heedful.rewards import Ensemble, Reward, score
-from heedful.rewards.combine import combine_scores, shares
 from heedful.rewards.resolve import load_rewards
+from heedful.rewards.scoring import combine_scores, shares
 from heedful.types import MicroBatch
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)

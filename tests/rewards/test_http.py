@@ -21,7 +21,8 @@ from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 from heedful.redact import redact
-from heedful.rewards import Completion, Ensemble, Reward, endpoint, score, score_tokens
+from heedful.retries import LONGEST_WAIT
+from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.resolve import check_reward_string, load_rewards
 from heedful.train.online.engine import train_ppo
@@ -420,8 +421,8 @@ def test_what_comes_before_the_answer_counts_as_well(completions, endless):
 
 def test_an_answer_without_end(answering, completions):
     """It is read up to a limit. A compressed one, whose size says nothing, is not asked for and not read."""
-    server = answering(lambda count: (200, b'{"scores": [' + b"1," * endpoint.MOST_BYTES))
-    with pytest.raises(RewardError, match=f"answered with more than {endpoint.MOST_BYTES} bytes"):
+    server = answering(lambda count: (200, b'{"scores": [' + b"1," * http.MOST_BYTES))
+    with pytest.raises(RewardError, match=f"answered with more than {http.MOST_BYTES} bytes"):
         asked(server.url, completions)
     bomb = gzip.compress(b" " * 100_000_000)
     compressed = answering(lambda count: (200, bomb, {"Content-Encoding": "gzip"}))
@@ -441,13 +442,13 @@ def test_a_server_that_dies_and_returns(answering, completions, away):
     back.start()
     started = time.monotonic()
     assert score([reward], completions)[0] == [4.0, 5.0, 6.0]
-    assert away - 0.1 <= time.monotonic() - started < away + endpoint.LONGEST_WAIT + 1
+    assert away - 0.1 <= time.monotonic() - started < away + LONGEST_WAIT + 1
     back.join()
 
 
 def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, monkeypatch):
     """A wrong address is told before the run, and soon."""
-    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.5)
+    monkeypatch.setattr(http, "LONGEST_FIRST", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
     started = time.monotonic()
@@ -459,7 +460,7 @@ def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, mon
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, monkeypatch, status):
     """Its address is right, though it has never answered."""
-    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.1)
+    monkeypatch.setattr(http, "LONGEST_FIRST", 0.1)
     server = answering(lambda count: (status, b"") if count < 4 else scores_of(1, 2, 3))
     assert asked(server.url, completions, first_wait=0.1) == [1.0, 2.0, 3.0]
     broken = answering(lambda count: (500, b""))
@@ -502,7 +503,7 @@ def test_a_run_that_goes_on_waits_for_a_server_that_is_away(answering, tiny, tmp
         run()
     faults.plan("")
     server.close()
-    monkeypatch.setattr(endpoint, "LONGEST_FIRST", 0.05)
+    monkeypatch.setattr(http, "LONGEST_FIRST", 0.05)
     with pytest.raises(RewardError, match=r"gave no scores: .*--reward-retry-minutes 0\.01$") as away:
         run(reward_retry_minutes=0.01)
     assert away.value.status == 4

@@ -16,13 +16,22 @@ from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.evaluate.output import report
 from heedful.redact import redact
 from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
-from heedful.rewards.judge import cache
-from heedful.rewards.judge.cache import Cache, check_cache, question_key
-from heedful.rewards.judge.modes import Pairwise, Ranking
-from heedful.rewards.judge.verdicts import TIE, read_better, read_ranking, read_score
-from heedful.rewards.judge.words import RUBRIC, Case, case_of, messages
+from heedful.rewards import judge as judge_module
+from heedful.rewards.judge import Cache, check_cache, question_key
+from heedful.rewards.judge_questions import (
+    RUBRIC,
+    TIE,
+    Case,
+    Pairwise,
+    Ranking,
+    case_of,
+    messages,
+    read_better,
+    read_ranking,
+    read_score,
+)
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
-from heedful.rewards.returned import Measured, OfGroups, Problem
+from heedful.rewards.results import Groupwise, Measured, Problem
 from heedful.types import Message, Prompt
 
 
@@ -455,7 +464,7 @@ def test_a_cache_that_cannot_be_written_is_no_failed_response(answering, judge, 
     server = answering(lambda count: chat("Score: 3"))
     reward = judge(server, judge_cache=path, reward_concurrency=1)
     assert score([reward], completions[:1])[0] == [3.0]
-    monkeypatch.setattr(cache, "PATIENCE", 0.05)
+    monkeypatch.setattr(judge_module, "PATIENCE", 0.05)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -470,7 +479,7 @@ def test_a_cache_that_cannot_be_written_is_no_failed_response(answering, judge, 
 def test_calls_in_parts_keep_groups_whole(completions):
     """A function that compares two in a row, and fails on one group of five: the others keep their scores."""
 
-    class Compares(OfGroups):
+    class Compares(Groupwise):
         group_size = 2
 
         def __call__(self, completions):
@@ -553,7 +562,7 @@ def test_files_that_are_no_cache(tmp_path):
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from heedful.rewards.judge.cache import Cache, question_key
+from heedful.rewards.judge import Cache, question_key
 with Cache(Path(sys.argv[1])) as cache:
     for i in itertools.count():
         cache.put(question_key("u", str(i).encode()), f"Score: {i}")

@@ -13,7 +13,7 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.model import ModelReward, agreement_with, score_texts
+from heedful.rewards.models import ModelReward, agreement_with, score_texts
 from heedful.rewards.resolve import resolve_rewards
 from heedful.types import Message, MicroBatch, Prompt, Ranking
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful.errors import CheckpointError, ConfigError, RewardError
-from heedful.rewards import Reward, score
+from heedful.rewards import Reward, rules, score
 from heedful.rewards.resolve import check_reward_string, resolve_rewards
 from heedful.rewards.rules import RULES
 
@@ -78,6 +78,12 @@ def test_an_unknown_rule_that_is_near_none():
 def test_a_missing_file(tmp_path, cpu):
     with pytest.raises(ConfigError, match=r"--rewards: the file .*没有\.py .*does not exist"):
         resolve_rewards([f"python:{tmp_path / '没有.py'}:f"], **cpu)
+
+
+def test_a_module_is_no_file(cpu):
+    """As people write it who know entry points; the path of its file is named."""
+    with pytest.raises(ConfigError, match=rf"names a file, not a module: write python:{rules.__file__}:digits"):
+        resolve_rewards(["python:heedful.rewards.rules:digits"], **cpu)
 
 
 @pytest.mark.parametrize("spec", ["奖励.py", "奖励.py:", ":f"])

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.numbers import final_number
 from heedful.rewards.resolve import check_reward_string
-from heedful.rewards.rules import RULES, WITH_ARGUMENT, contains_expected, digits, exact_number, make_rule
+from heedful.rewards.rules import RULES, WITH_ARGUMENT, contains_expected, digits, exact_number, final_number, make_rule
 from heedful.types import Message, Prompt
 
 

@@ -23,7 +23,7 @@ from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
-from heedful.rewards.model import ModelReward
+from heedful.rewards.models import ModelReward
 from heedful.rewards.serve_worker import answer, longest_text
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall

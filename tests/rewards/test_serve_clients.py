@@ -24,7 +24,7 @@ from heedful.models.load_reward_model import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.http import HTTPReward
-from heedful.rewards.model import ModelReward
+from heedful.rewards.models import ModelReward
 from heedful.rewards.serve import public_name
 
 HALF_HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Ty"

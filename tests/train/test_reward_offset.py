@@ -14,7 +14,7 @@ from heedful.errors import ConfigError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load_reward_model import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.model import score_texts
+from heedful.rewards.models import score_texts
 from heedful.rewards.resolve import resolve_rewards
 from heedful.train.reward import train_reward
 

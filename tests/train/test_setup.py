@@ -15,7 +15,8 @@ from heedful.models.source import resolve
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks
-from heedful.rewards.resolve import load_model_reward, load_rewards
+from heedful.rewards.models import load_model_reward
+from heedful.rewards.resolve import load_rewards
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.setup import load_reference, load_trained
 from heedful.types import MicroBatch

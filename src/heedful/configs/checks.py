@@ -30,3 +30,8 @@ def refuse(config: Any, *fields: str, because: str) -> None:
     unused = changed(config, *fields)
     if unused:
         raise ConfigError(f"{unused[0]} {because}")
+
+
+def is_visible_ascii(token: str) -> bool:
+    """Whether a token can be sent in a header: visible ASCII characters only, and no space."""
+    return token.isascii() and token.isprintable() and " " not in token

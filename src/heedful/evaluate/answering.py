@@ -20,8 +20,8 @@ from heedful.models.policy import Policy, freeze
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
+from heedful.rewards.models import check_context
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_rewards
-from heedful.rewards.room import check_room
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.sampler import make_sampler
 from heedful.types import Prompt
@@ -101,7 +101,7 @@ def prompts_of(
     for name in models:
         tokenizer = load_tokenizer(resolve(name, config), chat_template=config.chat_template)
         renderer = Renderer(tokenizer, config.special_tokens)
-        check_room(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
+        check_context(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
     return prompts, counts
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.errors import RewardError
-from heedful.rewards.interface import Scores
+from heedful.rewards.scoring import Scores
 
 
 def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heedful.rewards import Completion, Reward, score_tokens
-from heedful.rewards.interface import Scores
-from heedful.rewards.judge.reward import JudgeReward
+from heedful.rewards.judge import JudgeReward
+from heedful.rewards.scoring import Scores
 
 
 def score_pairs(rewards: Sequence[Reward], ours: Sequence[Completion], theirs: Sequence[Completion]) -> list[Scores]:

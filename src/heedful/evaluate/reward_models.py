@@ -20,7 +20,7 @@ from heedful.models.policy import freeze
 from heedful.models.rows import check_rows
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.rewards.model import agreement_with, score_rows
+from heedful.rewards.models import agreement_with, score_rows
 
 Item = TypeVar("Item", bound=HasPrompt)
 

@@ -1,21 +1,275 @@
-"""A reward on another machine or in another process, called over HTTP in JSON (docs/rewards.md has the protocol)."""
+"""Rewards over HTTP: an address that is asked several things at a time, each again until it is answered; and the reward on a
+server, called in JSON (docs/rewards.md has the protocol).
+"""
 
+import asyncio
+import contextlib
+import functools
 import json
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from heedful.rewards.background import Background, together
-from heedful.rewards.calling import RESERVED
-from heedful.rewards.endpoint import Endpoint, check_url
-from heedful.rewards.returned import Elsewhere, OneScore, Problem
+import httpx2
+import tenacity
 
+from heedful.errors import ConfigError, RewardError
+from heedful.redact import redact
+from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
+from heedful.rewards.results import OneScore, Problem, Remote, is_finite
+from heedful.rewards.scoring import RESERVED, Background
+
+T = TypeVar("T")
+
+LONGEST_FIRST = 10.0
+"""The most seconds for which a server that never answered is asked again: its address may be wrong."""
+PRESENT = (408, 429, 503)
+"""Statuses of a server that is there, at its address, and has no time now."""
+LONGEST_IDLE = 2.0
+"""Seconds that a connection is kept for the next request of a batch; none is kept between batches, as servers close them."""
+MOST_BYTES = 1 << 22
+"""The longest answer that is read."""
 IN_FLIGHT = 4
 """Requests in flight at a time, if nothing else is said: a server that answers one after the other is still in time."""
 FORM = 'the answer must be JSON of the form {"scores": [0.5, null, ...]}'
 
 
-class HTTPReward(Elsewhere):
+# Any address ----------------------------------------------------------------------------------------------------------
+
+
+class NoAnswerError(Exception):
+    """What a server sent is no answer, but that of a gateway before it, say; it is asked again. The text says what came."""
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigError if a string is not the address of a reward."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        httpx2.URL(url)
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise ConfigError(
+            f"--rewards: {redact(url)!r} is not an address: {redact(str(error))}; use http://HOST:PORT/PATH"
+        ) from error
+    if not host:
+        raise ConfigError(f"--rewards: {redact(url)!r} has no host; use http://HOST:PORT/PATH")
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"--rewards: the address of {host} holds a user or password, which would be written into the run's folder; leave "
+            "it out, and use --reward-token-env (--judge-key-env for a judge) or a function of your own "
+            "(python:FILE.py:FUNCTION)"
+        )
+
+
+class Endpoint:
+    """A server's address, and how it is asked.
+
+    After a connection error, a timeout, or a status of 408, 429 or 5xx a request is sent again until ``retry_seconds`` have
+    passed (at most 10 as long as there never was an answer, nor a status of 408, 429 or 503: the address may be wrong). The
+    waits are 0.5, 1, 2, 4, 5, 5, ... seconds, each times a random number between 0.5 and 1. If the server's Retry-After asks
+    for more than half of such a wait, they are what it asks for and up to the other half. Proxies of the environment are
+    used, except for this machine (localhost, 127.x, ::1).
+
+    Args:
+        name: how messages call it.
+        url: the address. Its query is shown nowhere.
+        gives: what it answers with, for messages, such as "scores".
+        remedy: what to change if it is slow, besides --reward-timeout.
+        timeout: the most seconds for one answer, from the request to its last byte.
+        retry_seconds: how long a failed request is tried again; 0 tries once.
+        concurrency: the most requests in flight at a time.
+        token: sent as ``Authorization: Bearer TOKEN``, if there is one.
+        first_wait: seconds before the first new try.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        gives: str,
+        remedy: str,
+        timeout: float,
+        retry_seconds: float,
+        concurrency: int,
+        token: str | None,
+        first_wait: float,
+    ) -> None:
+        self.name, self.url, self.gives, self.remedy = name, url, gives, remedy
+        self.timeout, self.retry_seconds, self.concurrency = timeout, retry_seconds, concurrency
+        self.first_wait = first_wait
+        self.headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self.token = token
+        if token:
+            self.headers["Authorization"] = f"Bearer {token}"
+        self.has_answered = False
+        self.is_present = False
+        """Whether it has said that it is there, if only that it has no time."""
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator["Requests"]:
+        """Connections for the requests of one batch."""
+        limits = httpx2.Limits(
+            max_connections=self.concurrency,
+            max_keepalive_connections=self.concurrency,
+            keepalive_expiry=LONGEST_IDLE,
+        )
+        trust = _trust()
+        # A client with its own transport uses no proxy.
+        transport = httpx2.AsyncHTTPTransport(verify=trust, limits=limits) if _is_this_machine(self.url) else None
+        async with httpx2.AsyncClient(timeout=None, limits=limits, transport=transport, verify=trust) as client:
+            yield Requests(self, client, asyncio.Semaphore(self.concurrency))
+
+    def patience(self) -> float:
+        """Seconds for which a request is tried again."""
+        is_known = self.has_answered or self.is_present
+        return self.retry_seconds if is_known else min(self.retry_seconds, LONGEST_FIRST)
+
+    def gave_up(self, last: tenacity.Future) -> RewardError:
+        """The error of a request that was tried in vain. Its status is 4 if there were answers before."""
+        problem, tries = last.exception(), last.attempt_number
+        said = str(problem) if isinstance(problem, NoAnswerError) else f"{type(problem).__name__}: {problem}"
+        asked = getattr(problem, "retry_after", None)
+        later = f" It asks to wait for {asked:.0f} s (Retry-After)." if asked else ""
+        if not self.has_answered and not self.is_present:
+            later += f" It has never answered, so it was tried for {self.patience():g} s only."
+        failed = self.error(
+            f" gave no {self.gives}: {said}; tried {tries} time{'s' * (tries > 1)}.{later} Is the server running and "
+            f"reachable from here? A slow one may need more than --reward-timeout {self.timeout:g} or {self.remedy}, one "
+            f"that is busy or restarts more than --reward-retry-minutes {self.retry_seconds / 60:g}"
+        )
+        if self.has_answered:
+            failed.status = 4
+        return failed
+
+    def error(self, text: str) -> RewardError:
+        """An error that names the address."""
+        return RewardError(redact(f"reward {self.name}") + redact(self.hidden(text)))
+
+    def hidden(self, text: str) -> str:
+        """A text without the token, which a server may repeat. Hide it before you shorten a text."""
+        return text.replace(self.token, "[hidden]") if self.token else text
+
+    def shown(self, answer: bytes) -> str:
+        """The beginning of an answer, for messages."""
+        return repr(self.hidden(answer.decode(errors="replace"))[:300])
+
+
+@dataclass
+class Requests:
+    """Requests to one address that share its connections."""
+
+    endpoint: Endpoint
+    client: httpx2.AsyncClient
+    slots: asyncio.Semaphore
+    retries: int = field(default=0, init=False)
+    """Tries that were not answered."""
+    slowest: float = field(default=0.0, init=False)
+    """Seconds of the request that took longest, with all its tries and the waits between them."""
+
+    async def ask(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
+        """What is read from the answer to a request, which is tried again if needed.
+
+        Args:
+            body: of the request, which is JSON.
+            read: is given the status (200, or one for which it is no use to ask again) and the body of an answer. It may
+                raise NoAnswerError to have the server asked again.
+
+        Raises RewardError if there is no answer, and what ``read`` raises. Its status is 4 if there were answers before.
+        """
+        async with self.slots:
+            started = time.monotonic()
+            try:
+                return await self._ask_until_answered(body, read)
+            finally:
+                self.slowest = max(self.slowest, time.monotonic() - started)
+
+    async def _ask_until_answered(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
+        to = self.endpoint
+        backoff = Backoff(to.patience, first=to.first_wait)
+
+        def count(state: tenacity.RetryCallState) -> None:  # noqa: ARG001 - tenacity gives it
+            self.retries += 1
+
+        tries = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((httpx2.TransportError, NoAnswerError)),
+            wait=backoff.wait,
+            stop=backoff.stop,
+            after=count,
+        )
+        try:
+            return await tries(self._try, body, read)
+        except httpx2.HTTPError as error:
+            raise to.error(f": {type(error).__name__}: {error}; the server must answer in plain JSON") from error
+        except tenacity.RetryError as failed:
+            raise to.gave_up(failed.last_attempt) from None
+
+    async def _try(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
+        """What is read from the answer to one try. Raises NoAnswerError if there should be another."""
+        to = self.endpoint
+        status, answer, retry_after = await self._ask_once(body)
+        if status in (408, 429) or status >= 500:
+            to.is_present |= status in PRESENT
+            raise NoAnswerError(f"status {status}: {to.shown(answer)}", read_retry_after(retry_after))
+        found = read(status, answer)
+        to.has_answered = True
+        return found
+
+    async def _ask_once(self, body: bytes) -> tuple[int, bytes, str | None]:
+        """Status, body and Retry-After of one answer. The timeout covers all of it, however slowly it trickles in."""
+        to, answer = self.endpoint, bytearray()
+        try:
+            async with (
+                asyncio.timeout(to.timeout),
+                self.client.stream("POST", to.url, content=body, headers=to.headers) as response,
+            ):
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise to.error(" answered with a compressed body, which was not asked for; it must be plain JSON")
+                async for piece in response.aiter_raw():
+                    answer += piece
+                    if len(answer) > MOST_BYTES:
+                        raise to.error(f" answered with more than {MOST_BYTES} bytes, which no {to.gives} take")
+        except TimeoutError:
+            raise httpx2.ReadTimeout("the answer was not complete in time") from None
+        return response.status_code, bytes(answer), response.headers.get("Retry-After")
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    """The certificates that are trusted, which takes a while to read."""
+    return httpx2.create_ssl_context()
+
+
+def _is_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What coroutines return that run at the same time, in their order. The first error ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+# A reward -------------------------------------------------------------------------------------------------------------
+
+
+class HTTPReward(Remote):
     """A reward function that asks a server for scores, several requests at a time; `Endpoint` says how.
 
     Args:
@@ -40,7 +294,7 @@ class HTTPReward(Elsewhere):
         concurrency: int = IN_FLIGHT,
         token: str | None = None,
         micro_batch_size: int = 64,
-        first_wait: float = 0.5,
+        first_wait: float = FIRST_WAIT,
     ) -> None:
         check_url(url)
         self.micro_batch_size = micro_batch_size
@@ -77,7 +331,7 @@ class HTTPReward(Elsewhere):
                 "columns": {name: values[rows] for name, values in columns.items()},
             }
             requests.append((self._encoded(request), len(completions[rows])))
-        return [score for scores in self._background.finish(self._ask(requests)) for score in scores]
+        return [score for scores in self._background.run(self._ask(requests)) for score in scores]
 
     def stop(self) -> None:
         self._background.stop()
@@ -92,7 +346,7 @@ class HTTPReward(Elsewhere):
             return await open_to.ask(body, lambda status, answer: self._scores(status, answer, count))
 
         async with self._endpoint.open() as open_to:
-            return await together(ask(body, count) for body, count in requests)
+            return await all_of(ask(body, count) for body, count in requests)
 
     def _encoded(self, request: Mapping[str, Any]) -> bytes:
         try:
@@ -130,7 +384,4 @@ class HTTPReward(Elsewhere):
 
 
 def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)

@@ -1,6 +1,6 @@
 """Whether a response's final answer equals the record's as mathematics: numbers, fractions, LaTeX. math-verify does the work.
 
-It runs in a process of its own (`heedful.rewards.process`): what a model writes may keep a computer algebra system busy for
+It runs in a process of its own (`heedful.rewards.functions`): what a model writes may keep a computer algebra system busy for
 ever, or take all memory.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.numbers import PLAIN
-from heedful.rewards.returned import OneScore, Problem, RewardFunction
-from heedful.rewards.rules import answer_text
+from heedful.rewards.results import OneScore, Problem, RewardFunction
+from heedful.rewards.rules import PLAIN, answer_text
 
 LONGEST = 3
 """Seconds for reading one answer, and for one comparison."""

@@ -7,26 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from heedful.configs.checks import refuse
+from heedful.configs.checks import is_visible_ascii, refuse
 from heedful.configs.scoring import RewardOptions
-from heedful.data.chat import RewardInputs
 from heedful.errors import ConfigError, RewardError
-from heedful.kernels.device import frozen_dtype
-from heedful.kernels.sampling_copy import halve_frozen
-from heedful.models.load_reward_model import load_reward_model
-from heedful.models.policy import freeze
-from heedful.models.reward_model import score_head
-from heedful.models.source import Source, resolve
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models.source import resolve
 from heedful.redact import redact
-from heedful.rewards.endpoint import check_url
-from heedful.rewards.http import IN_FLIGHT, HTTPReward
-from heedful.rewards.interface import Ensemble, Reward, RewardFunction
-from heedful.rewards.judge.start import check_judge_string, check_judges, is_judge, load_judge
+from heedful.rewards.functions import FunctionProcess
+from heedful.rewards.http import IN_FLIGHT, HTTPReward, check_url
+from heedful.rewards.judge import check_judge_string, check_judges, is_judge, load_judge
 from heedful.rewards.mathematics import make_verifier
-from heedful.rewards.model import MICRO_BATCH, ModelReward
-from heedful.rewards.process import FunctionProcess
+from heedful.rewards.models import MICRO_BATCH, load_model_reward
 from heedful.rewards.rules import make_rule
+from heedful.rewards.scoring import Ensemble, Reward, RewardFunction
 from heedful.types import MicroBatch, SpecialTokens
 
 FORMS = (
@@ -105,7 +97,7 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
             because=f"is about rewards over http, judges, {process}, or http://HOST:PORT/PATH",
         )
     token = None if options.reward_token_env is None else os.environ.get(options.reward_token_env, "")
-    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+    if token is not None and not (token and is_visible_ascii(token)):
         raise ConfigError(
             f"--reward-token-env {options.reward_token_env}: this environment variable "
             f"{'is not set or empty' if not token else 'holds something else than visible ASCII characters'}; set it to the "
@@ -254,36 +246,3 @@ def check_reward_string(reward: str) -> None:
         make_verifier(rest)
     if kind in ("http", "https"):
         check_url(reward)
-
-
-def load_model_reward(
-    model: str | Source,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    micro_batch: MicroBatch,
-    stored: torch.dtype | None = None,
-    special_tokens: SpecialTokens = "literal",
-) -> ModelReward:
-    """Load a reward model, frozen, with its own tokenizer.
-
-    Args:
-        model: a folder, a name on the Hub or ModelScope, or a `Source`.
-        device: where the model runs.
-        compute_dtype: the precision of its matrix products.
-        micro_batch: the most rows and tokens that it reads at a time.
-        stored: dtype of its matrices; None is what suits ``device``.
-        special_tokens: how it reads special tokens in raw text.
-
-    Raises CheckpointError.
-    """
-    tokenizer = load_tokenizer(model)
-    if not tokenizer.chat_template:  # conversations are then read as plain text with role names
-        tokenizer = load_tokenizer(model, chat_template="plain")
-    stored = frozen_dtype(device, compute_dtype) if stored is None else stored
-    scorer = load_reward_model(model, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
-    freeze(scorer)
-    if device.type == "cpu":
-        halve_frozen(scorer.classifier, compute_dtype, but=[score_head(scorer.classifier)])
-    inputs = RewardInputs(tokenizer, scorer.reads, special_tokens=special_tokens)
-    return ModelReward(scorer, inputs, micro_batch=micro_batch)

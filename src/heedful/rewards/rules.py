@@ -4,17 +4,27 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from heedful.errors import ConfigError
-from heedful.rewards.numbers import final_number
-from heedful.rewards.returned import RewardFunction
+from heedful.rewards.results import RewardFunction
 from heedful.types import split_thinking
 
 PUNCTUATION = str.maketrans("", "", " \n\t。，、；：！？“”,.!?:\"'")
-NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
+WHOLE_NUMBER = re.compile(r"\b[0-9]+\b", re.ASCII)
 """A whole number; ASCII word boundaries, so that digits between Chinese characters count."""
+PLAIN = str.maketrans("０１２３４５６７８９．－−＋", "0123456789.--+")
+"""Maps full-width digits and signs, and the typographic minus, to plain ones."""
+NUMBER = re.compile(
+    r"((?<![A-Za-z0-9_)\]])[-+])?"  # a sign; after a letter, digit or bracket it is a hyphen or an operator
+    r"(?:\\?[$€£¥￥])?"
+    r"([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)"
+    r"([eE][-+]?[0-9]{1,3}(?![0-9]))?"
+)
+BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+"""The content of LaTeX's boxed answer, with at most one level of braces inside."""
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Kana and Chinese characters: text without spaces between words."""
 UNIT = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
@@ -57,8 +67,31 @@ def contains_expected(completions: Sequence[Any], expected: Sequence[Any], **_: 
 
 def digits(completions: Sequence[Any], **_: Any) -> list[float]:
     """Score ``min(0.2 n, 1)`` for n whole numbers in the response, -0.2 if there are none."""
-    counts = [len(NUMBER.findall(answer_text(completion))) for completion in completions]
+    counts = [len(WHOLE_NUMBER.findall(answer_text(completion))) for completion in completions]
     return [min(0.2 * n, 1.0) if n else -0.2 for n in counts]
+
+
+def final_number(text: str) -> Decimal | None:
+    """Return the final number of a text, or None if it contains no number.
+
+    It is the first number after the last ``####``; without that, the last number in the last ``\\boxed{}`` that contains one;
+    without that, the last number of the text. Signs, thousands separated by commas, decimals, powers of ten (1.5e3) and
+    full-width digits are read. A currency sign before the number is ignored, and so is whatever follows it, such as a unit or
+    a full stop. Fractions and number words are not read.
+    """
+    text = text.translate(PLAIN).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    _, marker, after = text.rpartition("####")
+    first = NUMBER.search(after) if marker else None
+    if first:
+        return _decimal(first)
+    boxed = [found for content in BOXED.findall(text) for found in [list(NUMBER.finditer(content))] if found]
+    found = boxed[-1] if boxed else list(NUMBER.finditer(text))
+    return _decimal(found[-1]) if found else None
+
+
+def _decimal(found: re.Match[str]) -> Decimal:
+    sign, digits, exponent = (part or "" for part in found.groups())
+    return Decimal(sign + digits.replace(",", "") + exponent)
 
 
 def exact_number(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | None]:

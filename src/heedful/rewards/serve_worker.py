@@ -19,8 +19,7 @@ from heedful.errors import CheckpointError, DataError, HeedfulError, RewardError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.source import resolve
 from heedful.redact import redact
-from heedful.rewards.model import ModelReward
-from heedful.rewards.resolve import load_model_reward
+from heedful.rewards.models import ModelReward, load_model_reward
 from heedful.rewards.score_request import RequestError, read_request
 from heedful.serving.channel import FAILED, READY, receive, send
 from heedful.types import MicroBatch

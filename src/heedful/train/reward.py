@@ -31,7 +31,7 @@ from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths
-from heedful.rewards.model import agreement_with
+from heedful.rewards.models import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory

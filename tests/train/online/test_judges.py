@@ -17,7 +17,7 @@ from heedful.configs.sft import SFTConfig
 from heedful.demo.judge import gold_judge
 from heedful.demo.world import instructions
 from heedful.errors import ConfigError
-from heedful.rewards.judge import start
+from heedful.rewards import judge
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.sft import train_sft
@@ -86,7 +86,7 @@ def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(
     settings, speaker, chat_server, tmp_path, monkeypatch, steps
 ):
     """Steps of 64 requests in flight, of which some are put off, fail, or are answered with HTML or without a number."""
-    monkeypatch.setattr(start, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(judge, "FIRST_WAIT", 0.05)
     settings |= {"steps": steps, "model": speaker, "max_new_tokens": 24, "response_length": "stop"}
     train_ppo(PPOConfig(**settings | {"output": tmp_path / "here"}), rewards=[gold_judge])
     chat_server.faults(**FAULTS)

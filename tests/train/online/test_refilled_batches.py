@@ -7,7 +7,7 @@ import pytest
 
 from heedful.configs.grpo import GRPOConfig
 from heedful.rewards import Reward
-from heedful.rewards.returned import Measured, Share
+from heedful.rewards.results import Measured, Share
 from heedful.train.online.dynamic_sampling import draw_untied
 from heedful.train.online.engine import train_grpo
 from heedful.train.online.start import start

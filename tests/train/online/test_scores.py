@@ -15,7 +15,7 @@ from heedful.core import ScoreNorm
 from heedful.errors import ConfigError, RewardError
 from heedful.models.load import load_causal_lm
 from heedful.rewards import Reward
-from heedful.rewards.interface import Scores
+from heedful.rewards.scoring import Scores
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import Scored

@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.rewards import Reward
-from heedful.rewards.judge.start import is_judge
+from heedful.rewards.judge import is_judge
 from heedful.train.environment import Given
 
 OFF_POLICY = (

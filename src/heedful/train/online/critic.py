@@ -21,7 +21,7 @@ from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward
-from heedful.rewards.model import ModelReward
+from heedful.rewards.models import ModelReward
 from heedful.train.division import divides, loading_device
 from heedful.train.setup import float32_experts, prepare, stored_dtype
 

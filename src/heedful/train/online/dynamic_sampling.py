@@ -16,8 +16,8 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.rewards import Reward
-from heedful.rewards.interface import Ensemble, Scores, score_tokens
-from heedful.rewards.returned import together_measured
+from heedful.rewards.results import merge_measured
+from heedful.rewards.scoring import Ensemble, Scores, score_tokens
 from heedful.sampling.rollouts import Rollouts, joined
 from heedful.train.online.learner import Learner
 from heedful.train.online.shaping import shape
@@ -118,7 +118,7 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
         given=replace(
             whole.given,
             means=_means(drawn),
-            measured=together_measured([part.given.measured for part in drawn]),
+            measured=merge_measured([part.given.measured for part in drawn]),
             note=_notes(drawn),
         ),
         seconds=sum(part.seconds for part in drawn),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.rewards import Reward, RewardFunction
-from heedful.rewards.process import FunctionProcess
+from heedful.rewards.functions import FunctionProcess
 from heedful.train.environment import IN_PYTHON, Given, digest
 
 PLAIN = (bool, int, float, str, type(None))

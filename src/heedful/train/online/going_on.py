@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from heedful.errors import RewardError, SamplerError, TrainingError
 from heedful.rewards import Reward
-from heedful.rewards.returned import Elsewhere
+from heedful.rewards.results import Remote
 from heedful.train.output_folder import Plan
 
 NAMES_SERVERS = {"rewards", "best_by", "sampler"}
@@ -20,7 +20,7 @@ def with_the_same_servers(plan: Plan) -> bool:
 def expect_answers(rewards: Sequence[Reward]) -> None:
     """Have rewards on servers waited for as long as in the middle of a run."""
     for reward in rewards:
-        if isinstance(reward.function, Elsewhere):
+        if isinstance(reward.function, Remote):
             reward.function.has_answered_before()
 
 

@@ -20,7 +20,7 @@ from heedful.models.save import save_policy, save_value_model
 from heedful.models.value_model import ValueModel
 from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.rewards import Reward
-from heedful.rewards.room import model_rewards
+from heedful.rewards.models import model_rewards
 from heedful.sampling.sampler import Sampler
 from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.health import Health

@@ -13,7 +13,7 @@ from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
-from heedful.rewards.interface import Scores
+from heedful.rewards.scoring import Scores
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.online.dynamic_sampling import Drawn, draw_untied

@@ -24,9 +24,9 @@ from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.planning.work import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
-from heedful.rewards.judge.start import check_comparing
+from heedful.rewards.judge import check_comparing
+from heedful.rewards.models import check_context, model_rewards
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
-from heedful.rewards.room import check_room, model_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
 from heedful.train.division import divide, loading_device
@@ -295,7 +295,7 @@ def _check_lengths(
     Of what is longer all the same they read the beginning, which a metric counts.
     """
     asked = [prompt.prompt for prompt in prompts]
-    check_room(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
+    check_context(rewards, asked, renderer, max_new_tokens=config.max_new_tokens, can_leave_out=True)
     for _, reward in model_rewards(rewards):
         reward.reads_beginnings = True
 

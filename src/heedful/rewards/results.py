@@ -1,4 +1,4 @@
-"""What a reward function may return, read into plain numbers. Used here and in the processes of functions; no torch."""
+"""What a reward function may return, read into plain numbers, and what kinds of reward functions there are; no torch."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,14 +25,14 @@ class Problem(str):
         return problem
 
 
-class OfBeginning(float):
+class Truncated(float):
     """The score of a response of which a reward model could read only the beginning."""
 
 
 RewardFunction = Callable[..., Sequence[OneScore | Problem]]
 
 
-class Elsewhere(ABC):
+class Remote(ABC):
     """A reward function that is computed in another process or on a server, so that others can be called meanwhile."""
 
     @abstractmethod
@@ -40,18 +40,18 @@ class Elsewhere(ABC):
         """End a call that another thread waits for."""
 
     def has_answered_before(self) -> None:
-        """Know that it has worked in this run, before it was cut short: if it does not answer now, it is waited for."""
+        """Mark it as reachable in an earlier part of this run: if it does not answer now, it is asked again for longer."""
         return
 
 
-class OfRanks:
+class Distributed:
     """A reward function whose calls several ranks share: each computes some of the scores, and all have them.
 
     Others are called by rank 0 only.
     """
 
 
-class OfGroups:
+class Groupwise:
     """A reward function that compares responses with each other."""
 
     group_size: int
@@ -80,10 +80,10 @@ class Measured:
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
         """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`. After a batch that
-        was called in parts (`heedful.rewards.calling.call_reward`), those of all its calls."""
+        was called in parts (`heedful.rewards.scoring.call_reward`), those of all its calls."""
 
 
-def together_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def merge_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What several calls measured: sums of counts, the longest of times (``time/``), and shares of all that they are of."""
     found: dict[str, list[float]] = {}
     for call in calls:
@@ -101,6 +101,10 @@ def together_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 class ResultError(Exception):
     """A function returned something that is not a list with one score per response; the text follows the reward's name."""
+
+
+class CallError(Exception):
+    """A call of a reward function gave no scores. The text says why; it follows the reward's name."""
 
 
 def read_scores(result: Any) -> list[OneScore | Problem]:
@@ -129,12 +133,12 @@ def _score(value: Any) -> OneScore | Problem:
 
 def _number(value: Any) -> float | Problem:
     number = value.item() if hasattr(value, "item") and _holds_one(value) else value
-    if not isinstance(number, Real) or not _is_finite(number):
+    if not isinstance(number, Real) or not is_finite(number):
         return Problem(
             f"returned {value!r:.80} ({type(value).__name__}); a score is one finite number, or None if the reward does "
             "not apply"
         )
-    return number if isinstance(number, OfBeginning) else float(number)
+    return number if isinstance(number, Truncated) else float(number)
 
 
 def _holds_one(value: Any) -> bool:
@@ -142,7 +146,8 @@ def _holds_one(value: Any) -> bool:
     return all(length == 1 for length in getattr(value, "shape", ()))
 
 
-def _is_finite(number: Real) -> bool:
+def is_finite(number: Real | float) -> bool:
+    """Whether a number is finite as a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer too large for a float

@@ -17,9 +17,8 @@ from heedful.models.save import save_reward_model
 from heedful.models.tiny import byte_tokenizer
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Reward
-from heedful.rewards.resolve import load_model_reward
-from heedful.rewards.returned import OfBeginning
-from heedful.rewards.room import check_room
+from heedful.rewards.models import check_context, load_model_reward
+from heedful.rewards.results import Truncated
 from heedful.train.online.engine import train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import respond
@@ -55,31 +54,31 @@ def prompts(*texts):
 def test_with_the_same_tokenizer_the_longest_response_just_fits(rewards):
     """Bytes of the longest prompt plus new tokens: 28 + 100 of 128, and what is named fits."""
     asked = prompts("短", "a" * 28, "b" * 27)
-    check_room(rewards, asked, RENDERER, max_new_tokens=100)
+    check_context(rewards, asked, RENDERER, max_new_tokens=100)
     with pytest.raises(ConfigError) as error:
-        check_room(rewards, asked, RENDERER, max_new_tokens=101)
+        check_context(rewards, asked, RENDERER, max_new_tokens=101)
     assert str(error.value) == (
         "model:rm reads 128 tokens, but the prompt at d:2 has 28 there and a response of --max-new-tokens 101 101: lower "
         "--max-new-tokens to 100, shorten the longest prompts, or use a reward model that reads more"
     )
     with pytest.raises(ConfigError, match=r"has 128 there and .* 1: shorten the longest prompts, or use"):
-        check_room(rewards, prompts("a" * 128), RENDERER, max_new_tokens=1)
+        check_context(rewards, prompts("a" * 128), RENDERER, max_new_tokens=1)
 
 
 def test_leaving_out_is_named_where_it_helps(rewards):
     """With the number that leaves out what does not fit and nothing else: of 28 bytes and more, with 101 to come."""
     asked = prompts("a" * 27, "a" * 30, "a" * 28)
     with pytest.raises(ConfigError, match=r", leave out .* --max-prompt-tokens 27 --too-long drop \(truncate .*\), sh"):
-        check_room(rewards, asked, RENDERER, max_new_tokens=101, can_leave_out=True)
-    check_room(rewards, asked[:1], RENDERER, max_new_tokens=101, can_leave_out=True)
+        check_context(rewards, asked, RENDERER, max_new_tokens=101, can_leave_out=True)
+    check_context(rewards, asked[:1], RENDERER, max_new_tokens=101, can_leave_out=True)
 
 
 def test_what_the_template_adds_counts(rewards):
     """In a conversation, two tokens of the user's turn and one that begins the answer."""
     asked = [Prompt((Message("user", "a" * 25),), "d:1")]
-    check_room(rewards, asked, RENDERER, max_new_tokens=100)
+    check_context(rewards, asked, RENDERER, max_new_tokens=100)
     with pytest.raises(ConfigError, match="has 28 there"):
-        check_room(rewards, asked, RENDERER, max_new_tokens=101)
+        check_context(rewards, asked, RENDERER, max_new_tokens=101)
 
 
 @pytest.mark.parametrize(("text", "ours", "theirs"), [("the cat ", 8, 1), ("一", 3, 1)])
@@ -87,15 +86,15 @@ def test_another_tokenizer_is_measured_on_the_prompts(rewards, text, ours, their
     """Here the policy's tokenizer has fewer tokens for a text than the reward model's: 8 or 3 bytes for each of its own."""
     asked, renderer = prompts(text * 4), Renderer(WORDS)
     fitting = (128 - 4 * ours) // ours
-    check_room(rewards, asked, renderer, max_new_tokens=fitting)
+    check_context(rewards, asked, renderer, max_new_tokens=fitting)
     with pytest.raises(
         ConfigError, match=rf"{ours / theirs:.2f} of its tokens for one of the policy's, .* to {fitting},"
     ):
-        check_room(rewards, asked, renderer, max_new_tokens=fitting + 1)
+        check_context(rewards, asked, renderer, max_new_tokens=fitting + 1)
 
 
 def test_other_rewards_have_no_limit():
-    check_room([Reward("f", len)], prompts("a" * 10_000), RENDERER, max_new_tokens=10_000)
+    check_context([Reward("f", len)], prompts("a" * 10_000), RENDERER, max_new_tokens=10_000)
 
 
 @pytest.fixture
@@ -180,7 +179,7 @@ def test_the_beginning_of_a_response_is_scored_as_if_it_was_cut(rewards):
     function.reads_beginnings = True
     try:
         long, same, short = function(["问"] * 3, ["长" * 50, "长" * 42, "好"], [False, True, False])
-        assert [isinstance(one, OfBeginning) for one in (long, same, short)] == [True, True, False]
+        assert [isinstance(one, Truncated) for one in (long, same, short)] == [True, True, False]
     finally:
         function.reads_beginnings = False
     cut = function(["问"], ["长" * 41], [True])

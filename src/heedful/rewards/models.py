@@ -1,0 +1,246 @@
+"""Reward models as reward functions. They take text, so any tokenizer and any architecture will do."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from heedful.core.agreement import agreement
+from heedful.data.chat import Renderer, RewardInputs, plain_text
+from heedful.data.messages import from_dict
+from heedful.data.micro_batches import own_micro_batches
+from heedful.data.out_of_memory import Room
+from heedful.errors import ConfigError, RewardError
+from heedful.kernels.device import frozen_dtype
+from heedful.kernels.sampling_copy import halve_frozen
+from heedful.models.load_reward_model import load_reward_model
+from heedful.models.policy import freeze
+from heedful.models.reward_model import RewardModel, score_head
+from heedful.models.rows import check_rows
+from heedful.models.source import Source
+from heedful.models.tokenizer import load_tokenizer
+from heedful.parallel import ranks
+from heedful.parallel.sharding import passes
+from heedful.rewards.results import Distributed, Truncated
+from heedful.rewards.rules import response_text
+from heedful.rewards.scoring import Reward
+from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, Text, plain_response
+
+MICRO_BATCH = MicroBatch(32)
+MEASURED = 1000
+"""Prompts over which two tokenizers are compared, at most."""
+
+
+def score_texts(
+    model: RewardModel,
+    inputs: RewardInputs,
+    prompts: Sequence[Text],
+    responses: Sequence[str],
+    truncated: Sequence[bool],
+    *,
+    micro_batch: MicroBatch = MICRO_BATCH,
+    room: Room | None = None,
+) -> list[float]:
+    """Score responses in batches of similar length. Returns one score per response, in the order given.
+
+    Args:
+        model: the reward model.
+        inputs: how it reads a prompt with a response.
+        prompts: one prompt per response.
+        responses: the responses' texts.
+        truncated: for each response, whether it was cut off before the model ended it.
+        micro_batch: the most rows and tokens at a time.
+        room: remembers what memory has room for; None forgets it.
+
+    Raises RewardError if a prompt with its response is longer than the reward model can read, and DataError if it has a token
+    that the model has no row of embeddings for.
+    """
+    rows = [
+        inputs.encode(prompt, response, truncated=cut)
+        for prompt, response, cut in zip(prompts, responses, truncated, strict=True)
+    ]
+    lengths = [len(row["input_ids"]) for row in rows]
+    if max(lengths) > model.max_length:
+        too_long = [i for i, length in enumerate(lengths) if length > model.max_length]
+        raise RewardError(
+            f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {model.max_length} tokens "
+            f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
+            "use shorter prompts and responses, or a reward model that reads more"
+        )
+    check_rows(model.classifier, inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows))
+    return score_rows(model, rows, micro_batch=micro_batch, room=room)
+
+
+@torch.no_grad()
+def score_rows(
+    model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch, room: Room | None = None
+) -> list[float]:
+    """Score rows that are already encoded, as `score_texts` does."""
+    lengths = [len(row["input_ids"]) for row in rows]
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
+    found: dict[int, float] = {}
+
+    def read(limit: MicroBatch) -> None:
+        for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i]), passes((model, model.zero))):
+            found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
+
+    (room or Room()).run(read, micro_batch, rows=len(rows))
+    scores = ranks.merged(found)
+    return [scores[i] for i in range(len(rows))]
+
+
+class ModelReward(Distributed):
+    """A frozen reward model as a reward function; the arguments are those of `score_texts`.
+
+    With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
+    cut by length, and the score is marked as `Truncated`; without it, such a response is an error.
+    """
+
+    def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.micro_batch = micro_batch
+        self.room = Room()
+        """What memory has room for."""
+        self.reads_beginnings = False
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
+    ) -> list[float]:
+        texts = [
+            prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
+        ]
+        responses = [response_text(c) for c in completions]
+        if not self.reads_beginnings:
+            return score_texts(
+                self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch, room=self.room
+            )
+        rows, of_beginnings, limit = [], list[bool](), self.model.max_length
+        for prompt, response, cut in zip(texts, responses, truncated, strict=True):
+            row = self.inputs.encode(prompt, response, truncated=cut)
+            of_beginnings.append(len(row["input_ids"]) > limit)
+            if of_beginnings[-1]:
+                row = self.inputs.encode_beginning(prompt, response, max_length=limit)
+            rows.append(row)
+        scores = score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
+        return [Truncated(one) if marked else one for one, marked in zip(scores, of_beginnings, strict=True)]
+
+
+def load_model_reward(
+    model: str | Source,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    micro_batch: MicroBatch,
+    stored: torch.dtype | None = None,
+    special_tokens: SpecialTokens = "literal",
+) -> ModelReward:
+    """Load a reward model, frozen, with its own tokenizer.
+
+    Args:
+        model: a folder, a name on the Hub or ModelScope, or a `Source`.
+        device: where the model runs.
+        compute_dtype: the precision of its matrix products.
+        micro_batch: the most rows and tokens that it reads at a time.
+        stored: dtype of its matrices; None is what suits ``device``.
+        special_tokens: how it reads special tokens in raw text.
+
+    Raises CheckpointError.
+    """
+    tokenizer = load_tokenizer(model)
+    if not tokenizer.chat_template:  # conversations are then read as plain text with role names
+        tokenizer = load_tokenizer(model, chat_template="plain")
+    stored = frozen_dtype(device, compute_dtype) if stored is None else stored
+    scorer = load_reward_model(model, tokenizer, device=device, compute_dtype=compute_dtype, stored=stored)
+    freeze(scorer)
+    if device.type == "cpu":
+        halve_frozen(scorer.classifier, compute_dtype, but=[score_head(scorer.classifier)])
+    inputs = RewardInputs(tokenizer, scorer.reads, special_tokens=special_tokens)
+    return ModelReward(scorer, inputs, micro_batch=micro_batch)
+
+
+def model_rewards(rewards: Sequence[Reward]) -> Iterator[tuple[str, ModelReward]]:
+    """The reward models among rewards, with their names."""
+    for reward in rewards:
+        if isinstance(reward.function, ModelReward):
+            yield reward.name, reward.function
+
+
+def check_context(
+    rewards: Sequence[Reward],
+    prompts: Sequence[Prompt],
+    renderer: Renderer,
+    *,
+    max_new_tokens: int,
+    can_leave_out: bool = False,
+) -> None:
+    """Refuse a reward model that cannot read the longest prompt with the longest response.
+
+    A response's length in the reward model's tokens is ``max_new_tokens`` times how many of its tokens the prompts have for
+    one of the policy's: exactly 1 for the same tokenizer. A text may need more, if it is unlike the prompts or the policy
+    splits it in another way than its tokenizer would.
+
+    Args:
+        rewards: any rewards; only reward models are checked.
+        prompts: every prompt that may be answered.
+        renderer: of the policy's tokenizer.
+        max_new_tokens: the longest response, in the policy's tokens.
+        can_leave_out: there is ``--max-prompt-tokens``, by which ``--too-long drop`` leaves prompts out. Cutting them would
+            not help: rewards see the whole prompt.
+
+    Raises ConfigError with the setting that would fit, and CheckpointError for a prompt that a chat template refuses.
+    """
+    for name, reward in model_rewards(rewards):
+        inputs, limit = reward.inputs, reward.model.max_length
+        lengths = [len(inputs.encode(prompt.prompt, "", truncated=True)["input_ids"]) for prompt in prompts]
+        longest = max(lengths)
+        ratio = _tokens_for_one(inputs, renderer, prompts[:MEASURED])
+        response = math.ceil(ratio * max_new_tokens)
+        if longest + response <= limit:
+            continue
+        fitting = int((limit - longest) / ratio)
+        ways = [f"lower --max-new-tokens to {fitting}"] if fitting > 0 else []
+        beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + response > limit]
+        kept = min(len(renderer.prompt_ids(prompt.prompt)) for prompt in beyond) - 1
+        if can_leave_out and kept > 0:
+            drop = f"--max-prompt-tokens {kept} --too-long drop"
+            ways.append(
+                f"leave out the longest prompts with {drop} (truncate does not help, as rewards see whole prompts)"
+            )
+        ways.append("shorten the longest prompts")
+        about = "" if ratio == 1 else f", {ratio:.2f} of its tokens for one of the policy's,"
+        raise ConfigError(
+            f"{name} reads {limit} tokens, but the prompt at {prompts[lengths.index(longest)].source} has {longest} there "
+            f"and a response of --max-new-tokens {max_new_tokens}{about} {response}: {', '.join(ways)}, or use a "
+            "reward model that reads more"
+        )
+
+
+def _tokens_for_one(inputs: RewardInputs, renderer: Renderer, prompts: Sequence[Prompt]) -> float:
+    """How many tokens the texts have for a reward model, for each one that they have for the policy."""
+    texts = [plain_text(prompt.prompt) for prompt in prompts]
+    theirs, ours = (
+        sum(len(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids) for text in texts)
+        for tokenizer in (inputs.tokenizer, renderer.tokenizer)
+    )
+    return theirs / ours if ours else 1.0
+
+
+def agreement_with(rankings: Sequence[Ranking], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Measure how well scores agree with people's rankings (`heedful.core.agreement.agreement`).
+
+    Args:
+        rankings: the rankings, for their ranks and the lengths of their responses.
+        scores: for each ranking the scores of its responses, in the same order.
+
+    Raises RewardError if a score is not finite.
+    """
+    for ranking, own in zip(rankings, scores, strict=True):
+        if not all(math.isfinite(one) for one in own):
+            raise RewardError(
+                f"{ranking.source}: the reward model gives {own}; scores must be finite. The cause is its weights or "
+                "the precision: try --dtype float32, or train it with a lower --learning-rate"
+            )
+    lengths = [[len(plain_response(response)) for response in ranking.responses] for ranking in rankings]
+    return agreement([ranking.ranks for ranking in rankings], scores, lengths)

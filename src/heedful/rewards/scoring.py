@@ -1,0 +1,550 @@
+"""Score responses with rewards: call each function, find the responses that it fails on, and combine the scores.
+
+A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
+score per response; this is the signature of TRL's reward functions. Prompts and completions are strings if the prompt is raw
+text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``thinking_parts`` and ``answer_parts`` are what
+stands in ``<think>`` and after it. ``columns`` are the other fields of the prompt's record. A function needs to name only the
+arguments that it uses. The score None means "does not apply to this response". A list of
+numbers, one for each of a response's ``completion_ids``, is a dense score.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar, overload
+
+from heedful.configs.scoring import Combination
+from heedful.data.messages import as_dict
+from heedful.errors import HeedfulError, RewardError
+from heedful.faults import hit
+from heedful.parallel import ranks
+from heedful.rewards.functions import FunctionProcess
+from heedful.rewards.results import (
+    CallError,
+    Distributed,
+    Groupwise,
+    Measured,
+    OneScore,
+    Problem,
+    Remote,
+    ResultError,
+    RewardFunction,
+    Truncated,
+    merge_measured,
+    read_scores,
+)
+from heedful.types import Completion, Text
+
+__all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "score", "score_tokens"]
+
+T = TypeVar("T")
+
+RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
+"""Arguments that every reward function may have; no column may have one of these names."""
+MOST_CALLS = 16
+"""The most further calls of a function that failed, to find the responses that it fails on. That suffices for one in 256."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function, its name in metrics and messages, and the weight that multiplies its scores."""
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ensemble(Sequence[Reward]):
+    """Rewards and how their weighted scores are combined (`combine_scores`). A plain list of rewards is summed."""
+
+    rewards: tuple[Reward, ...]
+    combine: Combination = "sum"
+    std_coef: float = 1.0
+    """How many standard deviations ``mean-std`` subtracts."""
+    max_failed: float = 0.0
+    """The largest share of responses on which a reward may fail. 0 makes every failure an error."""
+    already_reported: set[str] = field(default_factory=set, compare=False, repr=False)
+    """What failed calls gave as their reason, so that each is reported once."""
+
+    @overload
+    def __getitem__(self, index: int) -> Reward: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Reward]: ...
+
+    def __getitem__(self, index: int | slice) -> Reward | Sequence[Reward]:
+        return self.rewards[index]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores that rewards gave to responses."""
+
+    totals: list[float]
+    """The combined score of each response; a dense one is summed over its tokens. NaN if a reward failed on it."""
+    tokens: list[list[float]] | None
+    """The part of each total that belongs to tokens: one number for each of a response's ids. None if no reward is dense."""
+    means: dict[str, float]
+    """Mean score of each reward by its name, before weighting, over the responses to which it applies."""
+    failed: tuple[int, ...] = ()
+    """The responses without a score, because a reward failed on them. They have no part in ``means``."""
+    unread: tuple[int, ...] = ()
+    """The responses of which a reward model could read only the beginning."""
+    note: str | None = None
+    """What went wrong, if anything that was not reported before."""
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    """What each reward by its name gave each response, before weighting; None if it does not apply, or failed."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Metrics that rewards have of their own calls, such as the tokens that a judge read."""
+
+    @property
+    def scored(self) -> list[int]:
+        """The responses that have a score."""
+        failed = set(self.failed)
+        return [row for row in range(len(self.totals)) if row not in failed]
+
+    def without_failed(self) -> "Scores":
+        """The scores of the responses that have one."""
+        tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
+        totals = [self.totals[row] for row in self.scored]
+        parts = {name: [column[row] for row in self.scored] for name, column in self.parts.items()}
+        unread = tuple(at for at, row in enumerate(self.scored) if row in self.unread)
+        return replace(self, totals=totals, tokens=tokens, parts=parts, failed=(), unread=unread)
+
+
+# Scores of several rewards --------------------------------------------------------------------------------------------
+
+
+def score(rewards: Sequence[Reward], completions: Sequence[Completion]) -> tuple[list[float], dict[str, float]]:
+    """Score completions as `score_tokens` does, with every failure an error.
+
+    Returns the total of each completion and the mean of each reward by name.
+    """
+    scores = score_tokens(replace(_ensemble(rewards), max_failed=0.0), completions)
+    return scores.totals, scores.means
+
+
+def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -> Scores:
+    """Score each completion with all rewards and combine the scores.
+
+    A reward that returns None for a response is left out of that response's combination. A response on which a reward fails
+    (it raises, is stopped, crashes, or returns something that is not a finite number) or to which none applies has no score:
+    never 0, but NaN in ``totals``, and its row is in ``failed``.
+
+    Args:
+        rewards: rewards whose scores are summed, or an `Ensemble`, which says how to combine them and how many may fail.
+        completions: the responses to score.
+
+    Raises RewardError, naming the reward and a sample, if more fail than ``max_failed`` allows, or a reward needs a column
+    that is missing, or does not return one entry per response.
+    """
+    ensemble = _ensemble(rewards)
+    called = call_rewards([(reward.name, reward.function) for reward in rewards], completions)
+    failures = _failures(rewards, [column for column, _ in called], completions)
+    note = _check(ensemble, failures, len(completions))
+    recovered = [
+        _Failure(f"reward {reward.name} {first}", f"; for {sample(completions[0])}", first.cause)
+        for reward, (_, first) in zip(rewards, called, strict=True)
+        if first is not None
+    ]
+    if recovered and not failures:
+        note = _check_recovered(ensemble, recovered[0])
+    columns = [[None if isinstance(one, Problem) else one for one in column] for column, _ in called]
+    parts = {r.name: [None if one is None else _total(one) for one in c] for r, c in zip(rewards, columns, strict=True)}
+    means = {}
+    for name, part in parts.items():
+        applied = [one for row, one in enumerate(part) if one is not None and row not in failures]
+        if applied:
+            means[name] = sum(applied) / len(applied)
+    is_dense = any(isinstance(one, list) for column in columns for one in column)
+    totals, tokens = [], []
+    for row, completion in enumerate(completions):
+        if row in failures:
+            totals.append(math.nan)
+            tokens.append([math.nan] * len(completion.ids))
+            continue
+        applied_here = [(r.weight, c[row]) for r, c in zip(rewards, columns, strict=True) if c[row] is not None]
+        weighted = [weight * _total(one) for weight, one in applied_here]
+        totals.append(combine_scores(weighted, ensemble.combine, std_coef=ensemble.std_coef))
+        if is_dense:
+            placed = [0.0] * len(completion.ids)
+            for share, (weight, one) in zip(shares(weighted, ensemble.combine), applied_here, strict=True):
+                if isinstance(one, list):
+                    placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
+            tokens.append(placed)
+    return Scores(
+        totals,
+        tokens if is_dense else None,
+        means,
+        tuple(failures),
+        tuple(row for row in range(len(completions)) if any(isinstance(c[row], Truncated) for c in columns)),
+        note,
+        parts=parts,
+        measured=ranks.share(_measured(rewards)),
+    )
+
+
+def combine_scores(scores: Sequence[float], how: Combination, *, std_coef: float = 1.0) -> float:
+    """Combine the weighted scores of the rewards that apply to a response into one score.
+
+        sum       s_1 + ... + s_n
+        mean      (s_1 + ... + s_n) / n
+        min       the smallest
+        mean-std  mean - std_coef * sqrt(mean of (s_i - mean)^2)      population standard deviation
+
+    The last two are conservative: a response must please every member of an ensemble (Coste et al. 2024, section 3, where min
+    is worst-case optimisation). They subtract the variance from the mean; heedful subtracts the standard deviation, which has
+    the unit of the scores.
+
+    Args:
+        scores: one weighted score per reward that applies.
+        how: sum, mean, min or mean-std.
+        std_coef: how many standard deviations mean-std subtracts.
+    """
+    if how == "sum":
+        return sum(scores)
+    if how == "min":
+        return min(scores)
+    mean = sum(scores) / len(scores)
+    if how == "mean":
+        return mean
+    return mean - std_coef * math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
+
+
+def shares(scores: Sequence[float], how: Combination) -> list[float]:
+    """Return the factor by which each reward's scores per token enter the combined ones.
+
+    ``min`` takes only those of the reward with the smallest score; the means give each reward the same part.
+    """
+    if how == "sum":
+        return [1.0] * len(scores)
+    if how == "min":
+        smallest = scores.index(min(scores))
+        return [float(i == smallest) for i in range(len(scores))]
+    return [1.0 / len(scores)] * len(scores)
+
+
+def _ensemble(rewards: Sequence[Reward]) -> Ensemble:
+    return rewards if isinstance(rewards, Ensemble) else Ensemble(tuple(rewards))
+
+
+def _total(one: OneScore) -> float:
+    assert one is not None
+    return float(sum(one)) if isinstance(one, list) else float(one)
+
+
+def _measured(rewards: Sequence[Reward]) -> dict[str, float]:
+    """What rewards measured of their last calls; the names of several have the reward's at their end."""
+    functions: dict[str, Any] = {reward.name: reward.function for reward in rewards}
+    measured = {name: function.measured for name, function in functions.items() if isinstance(function, Measured)}
+    return {
+        f"{metric}/{name}" if len(measured) > 1 else metric: value
+        for name, metrics in measured.items()
+        for metric, value in metrics.items()
+    }
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+class _Failure(NamedTuple):
+    """Why a response has no score."""
+
+    reason: str
+    where: str
+    """The sample, as the end of the sentence."""
+    cause: BaseException | None
+
+
+def _failures(
+    rewards: Sequence[Reward], columns: Sequence[Sequence[OneScore | Problem]], completions: Sequence[Completion]
+) -> dict[int, _Failure]:
+    """The rows without a score, each with the first reward that failed on it."""
+    failures = {}
+    for row, completion in enumerate(completions):
+        problems = [
+            _Failure(f"reward {reward.name} {one}", f"; for {sample(completion)}", one.cause)
+            for reward, one in zip(rewards, (column[row] for column in columns), strict=True)
+            if isinstance(one, Problem)
+        ]
+        if problems:
+            failures[row] = problems[0]
+        elif all(column[row] is None for column in columns):
+            names = ", ".join(reward.name for reward in rewards)
+            reason = f"no reward applies (all of {names} returned None)"
+            failures[row] = _Failure(reason, f" to {sample(completion)}", None)
+    return failures
+
+
+def _check(ensemble: Ensemble, failures: Mapping[int, _Failure], count: int) -> str | None:
+    """Raise RewardError if too many responses have no score. Returns a note on those few, if it is new."""
+    if not failures:
+        return None
+    first = failures[min(failures)]
+    if len(failures) / count > ensemble.max_failed:
+        allowed = (
+            f"{len(failures)} of {count} responses have no score, more than --max-failed-rewards {ensemble.max_failed:g} "
+            "allows; correct the reward, or raise it. The first: "
+        )
+        raise RewardError((allowed if ensemble.max_failed else "") + first.reason + first.where) from first.cause
+    new = [failure for failure in failures.values() if failure.reason not in ensemble.already_reported]
+    ensemble.already_reported.update(failure.reason for failure in new)
+    if not new:
+        return None
+    return f"{len(failures)} of {count} responses have no score and are left out; {new[0].reason}{new[0].where}"
+
+
+def _check_recovered(ensemble: Ensemble, failure: _Failure) -> str | None:
+    """A note on a call that failed, though calls with fewer responses did not. Raises RewardError if none may fail."""
+    if not ensemble.max_failed:
+        raise RewardError(failure.reason + failure.where) from failure.cause
+    if failure.reason in ensemble.already_reported:
+        return None
+    ensemble.already_reported.add(failure.reason)
+    return f"{failure.reason}; called again with fewer responses at a time, it scored all of them"
+
+
+def sample(completion: Completion) -> str:
+    """A prompt and its response, as messages name them."""
+    prompt = completion.prompt.prompt
+    text = prompt if isinstance(prompt, str) else prompt[-1].content
+    return f"the prompt {text!r:.80} ({completion.prompt.source}), response {completion.response!r:.120}"
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+Called = tuple[list[OneScore | Problem], Problem | None]
+"""A score or a problem for each response, and why the call with all of them failed, if it did."""
+
+
+def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
+    """Call several rewards as `call_reward` does. Those that are `Remote` run at the same time.
+
+    Of several ranks, the first calls them, but for those whose calls are shared (`Distributed`). All have the results.
+    """
+    if ranks.size() == 1:
+        return _call_here(named, completions)
+    shared = {i for i, (_, function) in enumerate(named) if isinstance(function, Distributed)}
+    rest = [i for i in range(len(named)) if i not in shared]
+    found = {i: call_reward(*named[i], completions) for i in sorted(shared)}
+    if rest:
+        found |= zip(rest, ranks.by_first(lambda: _call_here([named[i] for i in rest], completions)), strict=True)
+    return [found[i] for i in range(len(named))]
+
+
+def _call_here(named: Sequence[tuple[str, RewardFunction]], completions: Sequence[Completion]) -> list[Called]:
+    """The same, in this process. What ends the wait, such as Ctrl-C, ends the calls of the others."""
+    functions: list[Any] = [function for _, function in named] if len(named) > 1 else []
+    remote = {i: function for i, function in enumerate(functions) if isinstance(function, Remote)}
+    is_over = threading.Event()
+    with ThreadPoolExecutor(max(1, len(remote))) as threads:
+        calls = {i: threads.submit(call_reward, *named[i], completions, is_over) for i in remote}
+        try:
+            here = {i: call_reward(*one, completions) for i, one in enumerate(named) if i not in remote}
+            return [calls[i].result() if i in remote else here[i] for i in range(len(named))]
+        except BaseException:
+            is_over.set()
+            while wait(calls.values(), timeout=0).not_done:
+                for function in remote.values():
+                    function.stop()
+                wait(calls.values(), timeout=0.1)
+            raise
+
+
+def call_reward(
+    name: str, function: RewardFunction, completions: Sequence[Completion], is_over: threading.Event | None = None
+) -> Called:
+    """Score responses with one function.
+
+    If the call fails (an exception, a timeout, a crash), the function is called again with halves of the responses, with
+    halves of the halves that fail, and so on, at most `MOST_CALLS` times: one bad response must not cost the scores of the
+    others. What then still fails together has the same problem. Of a function that compares responses (`Groupwise`), a group
+    stays whole. What a function measures of its calls (`Measured`) is that of all of them then.
+
+    Args:
+        name: of the reward, for messages.
+        function: a reward function.
+        completions: the responses.
+        is_over: set by another thread when nobody wants the scores any more, so that parts are not called.
+
+    Raises RewardError if it is called wrongly, or returns something that is not one entry per response; and what heedful
+    itself raises in it, such as MachineError for a judge's cache that cannot be written.
+    """
+    size = function.group_size if isinstance(function, Groupwise) else 1
+    arguments = _arguments(name, function, completions)
+    scores: list[OneScore | Problem] = [None] * len(completions)
+    measured: list[dict[str, float]] = []
+
+    def attempt(rows: range) -> Problem | None:
+        """Fill in the scores of some responses. Returns why their call failed, if it did."""
+        hit("reward.call")
+        if is_over is not None and is_over.is_set():
+            raise RewardError(f"reward {name}: its call was given up")
+        share = len(rows) / len(completions)
+        timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
+        if isinstance(function, Measured):
+            function.measured = {}  # a call that fails may set none
+        try:
+            found = _result(timed, {key: [of[row] for row in rows] for key, of in arguments.items()})
+        except CallError as failed:
+            return Problem(str(failed), failed.__cause__)
+        except ResultError as wrong:
+            raise RewardError(f"reward {name} {wrong}; first sample: {sample(completions[rows[0]])}") from None
+        finally:
+            if isinstance(function, Measured):
+                measured.append(function.measured)
+        if len(found) != len(rows):
+            raise RewardError(
+                f"reward {name} returned {len(found)} scores for {len(rows)} responses; it must return one number per "
+                f"response; first sample: {sample(completions[rows[0]])}"
+            )
+        for row, one in zip(rows, found, strict=True):
+            scores[row] = _of_its_length(one, completions[row])
+        return None
+
+    everything = range(len(completions))
+    first = attempt(everything)
+    failed = deque([(everything, first)] if first else [])
+    calls = 0
+    while failed:
+        rows, problem = failed.popleft()  # the largest
+        if len(rows) > size and calls + 2 <= MOST_CALLS:
+            calls += 2
+            middle = max(1, len(rows) // size // 2) * size
+            halves = [(half, attempt(half)) for half in (rows[:middle], rows[middle:])]
+            failed += [(half, why) for half, why in halves if why]
+        else:
+            for row in rows:
+                scores[row] = problem
+    if isinstance(function, Measured):
+        function.measured = merge_measured(measured)
+    return scores, first
+
+
+def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[OneScore | Problem]:
+    """What the function returns, read. Raises CallError, ResultError and RewardError."""
+    try:
+        found = function(**arguments)
+        return read_scores(Background().run(found) if inspect.iscoroutine(found) else found)
+    except (HeedfulError, CallError, ResultError):  # the first says what to do, and it is not to call again
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(function, Distributed) and ranks.size() > 1:  # others may wait for this rank's part
+            raise
+        raise CallError(f"raised {type(error).__name__}: {error}") from error
+
+
+def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:
+    """A score; a problem if it is one per token, but not for each token of its response."""
+    if not isinstance(score, list) or len(score) == len(completion.ids):
+        return score
+    return Problem(
+        f"returned {len(score)} scores for a response of {len(completion.ids)} tokens; a score is one finite number, None, "
+        "or a list with one number for each of completion_ids (the token that ended the response is not among them)"
+    )
+
+
+def _arguments(name: str, function: RewardFunction, completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    """The arguments that the function names, or all of them if it takes ``**kwargs``; one entry per response each."""
+    chats = [not isinstance(c.prompt.prompt, str) for c in completions]
+    names = {name for c in completions for name in c.prompt.columns}
+    reserved = sorted(names & set(RESERVED))
+    if reserved:
+        raise RewardError(
+            f"the prompts have a column {reserved[0]!r}, which is an argument of every reward; rename it in the data "
+            f"(reserved: {', '.join(RESERVED)})"
+        )
+    arguments: dict[str, list[Any]] = {
+        name: [c.prompt.columns.get(name) for c in completions] for name in sorted(names)
+    }
+    arguments |= {
+        "prompts": [_as_messages(c.prompt.prompt) for c in completions],
+        "completions": [
+            [{"role": "assistant", "content": c.response}] if chat else c.response
+            for c, chat in zip(completions, chats, strict=True)
+        ],
+        "completion_ids": [list(c.ids) for c in completions],
+        "truncated": [c.truncated for c in completions],
+        "thinking_parts": [c.thinking for c in completions],
+        "answer_parts": [c.answer for c in completions],
+    }
+    parameters = inspect.signature(function).parameters.values()
+    required = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise RewardError(
+            f"reward {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}; the prompts have "
+            f"{', '.join(sorted(names)) or 'no columns besides the prompt'}: add it to the data or map it with --columns; "
+            f"first sample: {sample(completions[0])}"
+        )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return arguments
+    return {p.name: arguments[p.name] for p in parameters if p.name in arguments}
+
+
+def _as_messages(prompt: Text) -> Any:
+    """A prompt as reward functions see it: a string, or a list of dictionaries with role and content.
+
+    Tools that the conversation offers are in the first one.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return [as_dict(m) | ({"tools": json.loads(m.tools)} if m.tools else {}) for m in prompt]
+
+
+class Background:
+    """Runs a coroutine at a time in a thread of its own, so also where an event loop runs already, as in a notebook."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, and return or raise what it does.
+
+        What interrupts the wait, such as Ctrl-C, cancels the coroutine and is raised at once.
+        """
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = runner.get_loop()
+        outcome: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                with runner:
+                    found = runner.run(coroutine)
+            except BaseException as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(found)
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            return outcome.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what is running, if anything is; the call of `run` that waits for it raises CancelledError."""
+        loop = self._loop
+        if loop is None:
+            return
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+
+        with contextlib.suppress(RuntimeError):  # it has ended
+            loop.call_soon_threadsafe(cancel)
