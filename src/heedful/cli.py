@@ -27,7 +27,7 @@ soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
 SECONDS_TO_CLEAR_UP = 10.0
-"""For what is done at the end of a process, if it must not wait for other ranks."""
+"""For what is done at the end of a process that must not wait for other ranks or a tracker."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.redirect_stderr(told):
             status = _outcome(words, is_program=arguments is None)
     except Exception:
-        if arguments is None and _is_rank():
-            _end_at_once(1, has_traceback=True)
+        if arguments is None and _must_end_at_once(1):
+            traceback.print_exc()
+            _end_at_once(1)
         raise
-    if status and arguments is None and _is_rank():
+    if arguments is None and _must_end_at_once(status):
         _end_at_once(status)
     return status
 
@@ -107,14 +108,21 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
     return status
 
 
-def _end_at_once(status: int, *, has_traceback: bool = False) -> None:
-    """End the process of a rank that fails beside others on GPUs; see `heedful.parallel.ranks.ends_at_once`."""
+def _must_end_at_once(status: int) -> bool:
+    """Whether Python's own end could wait forever: for other ranks (`heedful.parallel.ranks.ends_at_once`), or for the client
+    of a tracker that hangs and has threads or functions for the end of the process.
+    """
+    if any(thread.name.startswith("heedful tracker ") for thread in threading.enumerate()):
+        return True
+    if not status or not _is_rank():
+        return False
     from heedful.parallel import ranks
 
-    if not ranks.ends_at_once():
-        return
-    if has_traceback:
-        traceback.print_exc()
+    return ranks.ends_at_once()
+
+
+def _end_at_once(status: int) -> None:
+    """End this process with what it registered for its end, but with no wait longer than `SECONDS_TO_CLEAR_UP`."""
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # temporary folders, processes of rewards
     last.start()
     last.join(SECONDS_TO_CLEAR_UP)

@@ -215,8 +215,7 @@ def track(config: TrackConfig) -> None:
         raise ConfigError(
             f"{config.run} is being written; wait for its end, or give the run itself --track {config.to}"
         )
-    for line in send_run(config):
-        _print(line)
+    send_run(config)
     _print(f"{config.to} has all of {config.run}")
 
 

@@ -12,14 +12,12 @@ from heedful.train.sft import train_sft
 CLIENT = """
 import json, os, sys, time
 
-class errors:
-    class UsageError(Exception): pass
-
-class Settings:
-    def __init__(self, **k): pass
+def Settings(**k):
+    return k
 
 def login(**k):
     {login}
+    return True
 
 class Run:
     dir, url = "somewhere/files", "http://tracker/run"
@@ -30,7 +28,7 @@ class Run:
         note("log", metrics)
     def finish(self, **k):
         {finish}
-        note("finish", [k, self.summary, sorted(m for m in sys.modules if m in ("torch", "transformers"))])
+        note("finish", [k, self.summary])
 
 def note(kind, content):
     with open({notes!r}, "a", encoding="utf-8") as file:
@@ -39,6 +37,7 @@ def note(kind, content):
 def init(**k):
     {init}
     note("init", [k["id"], k["name"], k["project"], k["config"], k["resume"]])
+    note("settings", k["settings"])
     return Run()
 """
 """What heedful uses of wandb. It writes down what it is called with."""
@@ -56,11 +55,12 @@ def plant(tmp_path, monkeypatch):
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.delitem(sys.modules, "wandb")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a second client of the same second would be the first
     notes = root / "notes.jsonl"
 
     def put(**does):
         code = {name: does.get(name, "pass") for name in ("login", "init", "log", "finish")}
+        sys.modules.pop("wandb", None)
         (root / "wandb.py").write_text(CLIENT.format(notes=str(notes), **code), encoding="utf-8")
 
         def read(kind):

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,20 +28,26 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def twice(settings, monkeypatch):
-    """``twice("wandb")``: a run that was killed in its third step and went on, tracked offline. Returns its folder."""
+    """``twice("wandb")``: the folder of a run that was killed in its third step, was sent, and went on, all offline."""
 
     def run(tracker, project="项目-1"):
+        monkeypatch.setattr("sys.argv", ["heedful", "sft", "--some-token=秘密-of-the-command-line"])
         config = settings("运行", track=(tracker,), track_project=project, track_offline=True)
         child = os.fork()
         if child == 0:
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
             faults.plan("step.logged:kill@4")
-            train_sft(config)
+            train_sft(settings("运行"))
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 9
+        assert main(["track", str(config.output), tracker, "--project", project, "--offline"]) == 0
         train_sft(config)
-        assert json.loads((config.output / "tracking" / f"{tracker}.json").read_text("utf-8"))["complete"]
+        folder = config.output / "tracking"
+        assert json.loads((folder / f"{tracker}.json").read_text("utf-8"))["destinations"][-1]["complete"]
+        commands = [b"of-the-command-line", Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").strip()]
+        for path in folder.rglob("*"):
+            assert not path.is_file() or not any(command in path.read_bytes() for command in commands), path
         return config.output
 
     return run

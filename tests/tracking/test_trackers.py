@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,7 +12,6 @@ import pytest
 from heedful import faults
 from heedful.cli import main
 from heedful.errors import ConfigError
-from heedful.tracking.trackers import Trackers
 from heedful.train.sft import train_sft
 
 HANG = "time.sleep(3600)"
@@ -47,10 +48,10 @@ def test_a_tracker_has_what_the_run_has(plant, train, capsys):
     assert config["learning_rate"] == 1e-2
     assert config["heedful"]["versions"]["torch"]
     assert next(iter(config["heedful"]["data"].values()))
-    ((how, summary, heavy),) = notes("finish")
+    ((how, summary),) = notes("finish")
     assert how == {"exit_code": 0}
     assert summary["summary/steps"] == 4
-    assert heavy == [], "the process that feeds a tracker loads no torch"
+    assert notes("settings") == [{"console": "off", "silent": True, "save_code": False, "x_disable_meta": True}]
     assert "wandb: http://tracker/run" in told(capsys)
 
 
@@ -78,8 +79,7 @@ def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys):
     [
         ({"init": "raise OSError('no route to host')"}, "failed: no route to host (OSError); the run goes on"),
         ({"log": "raise ValueError('服务器不接受')"}, "failed: 服务器不接受 (ValueError); the run goes on"),
-        ({"init": "os._exit(7)"}, "it has 0 of 7 records"),
-        ({"log": "os.kill(os.getpid(), 11)"}, "it has 0 of 7 records"),
+        ({"init": "sys.exit(7)"}, "failed: 7 (SystemExit); the run goes on"),
     ],
 )
 def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, plant, train, capsys):
@@ -94,11 +94,10 @@ def test_a_tracker_that_fails_changes_nothing_and_is_said_once(does, reason, pla
     assert f"Send the rest: heedful track {run} wandb" in said
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_files_that_cannot_be_read_at_the_end_fail_no_finished_run(name, plant, train, tmp_path, capsys):
-    """A flaky disk, when final/ is there and a tracker has died."""
-    path = tmp_path / "run" / name
-    plant(finish=f"os.rename({str(path)!r}, {str(tmp_path / 'away')!r}); os.mkdir({str(path)!r}); os._exit(1)")
+def test_files_that_cannot_be_read_at_the_end_fail_no_finished_run(plant, train, tmp_path, capsys):
+    """A flaky disk, when final/ is there and a tracker has failed."""
+    path = tmp_path / "run" / "metrics.jsonl"
+    plant(finish=f"os.rename({str(path)!r}, {str(tmp_path / 'away')!r}); os.mkdir({str(path)!r}); raise OSError")
     run = train("run", track=("wandb",), track_wait=20.0)
     said = told(capsys)
     assert (
@@ -110,32 +109,16 @@ def test_files_that_cannot_be_read_at_the_end_fail_no_finished_run(name, plant, 
     assert (run / "summary.json").is_file()
 
 
-def test_what_a_tracker_says_before_the_end_is_not_lost(plant, train, capsys, monkeypatch):
-    """Nobody looks for news while the steps are fast; what came before the end is told then."""
-    plant()
-    right = Trackers.close
-
-    def late(trackers, *, finished):
-        time.sleep(0.5)
-        deadline = time.monotonic() + 30
-        while not (trackers._run / "tracking" / "wandb.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(1)
-        return right(trackers, finished=finished)
-
-    monkeypatch.setattr(Trackers, "close", late)
-    train("run", track=("wandb",))
-    assert "wandb: http://tracker/run" in told(capsys)
-
-
 def test_a_tracker_that_fails_for_a_while_gets_everything(plant, train, tmp_path, capsys):
     """The file is the queue: what could not be sent is sent when it can be, once."""
     again = tmp_path / "again"
-    notes = plant(log=f"if not os.path.exists({str(again)!r}): open({str(again)!r}, 'w'); raise OSError('away')")
+    notes = plant(
+        log=f"if not os.path.exists({str(again)!r}): open({str(again)!r}, 'w').close(); raise OSError('away')"
+    )
     run = train("run", track=("wandb",))
     assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
     assert "failed: away (OSError)" in told(capsys)
-    assert json.loads((run / "tracking" / "wandb.json").read_text("utf-8"))["failures"] == 1
+    assert (run / "tracking" / "wandb.log").read_text("utf-8") == "OSError: away\n"
 
 
 def test_a_slow_tracker_does_not_slow_the_steps(plant, train):
@@ -143,7 +126,7 @@ def test_a_slow_tracker_does_not_slow_the_steps(plant, train):
     run = train("run", track=("wandb",), track_wait=30.0)
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     assert summary["seconds"] < 7 * 0.7
-    assert json.loads((run / "tracking" / "wandb.json").read_text("utf-8"))["complete"]
+    assert json.loads((run / "tracking" / "wandb.json").read_text("utf-8"))["destinations"][-1]["complete"]
 
 
 def in_child(action):
@@ -159,31 +142,76 @@ def in_child(action):
     return os.waitpid(child, 0)[1]
 
 
-def wait_for(true):
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_run_that_was_killed_goes_on_in_the_same_place_without_a_point_twice(plant, settings):
     """Killed after step 3, whose checkpoint is that of step 2: step 3 is learned twice and sent once."""
     notes = plant()
     config = settings("run", track=("wandb",))
-    state = config.output / "tracking" / "wandb.json"
+
+    def killed():
+        faults.plan("step.logged:kill@4")
+        train_sft(settings("run"))
+
+    assert in_child(killed) == signal.SIGKILL
+    assert main(["track", str(config.output), "wandb"]) == 0
+    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4]
+    train_sft(config)
+    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
+    assert len({init[0] for init in notes("init")}) == 1
+    assert [how["exit_code"] for how, *_ in notes("finish")] == [1, 0]
+
+
+def test_what_a_kill_takes_from_a_client_is_sent_again(plant, settings, monkeypatch):
+    """A client sends from a queue of its own, which a kill empties: nothing is noted as sent too early."""
+    monkeypatch.setattr("heedful.tracking.trackers.BEHIND", 3600)
+    notes = plant()
+    config = settings("run", track=("wandb",))
 
     def killed():
         faults.plan("step.logged:kill@4")
         train_sft(config)
 
     assert in_child(killed) == signal.SIGKILL
-    wait_for(lambda: state.exists() and json.loads(state.read_text("utf-8"))["complete"])
-    before = [record["step"] for record in notes("log")]
-    assert before == [0, 1, 2, 2, 3, 4]
+    before = len(notes("log"))
     train_sft(config)
-    assert [record["step"] for record in notes("log")] == [0, 1, 2, 2, 3, 4, 4]
-    assert len({init[0] for init in notes("init")}) == 1
-    assert [how["exit_code"] for how, *_ in notes("finish")] == [1, 0]
+    assert [record["step"] for record in notes("log")][before:] == [0, 1, 2, 2, 3, 4, 4]
+
+
+AT_ITS_END = """
+import atexit, threading
+atexit.register(time.sleep, 3600)
+threading.Thread(target=time.sleep, args=[3600]).start()
+"""
+
+
+def test_a_client_that_hangs_does_not_keep_the_process_from_ending(plant, settings, tmp_path):
+    """Neither in its thread, nor in a thread of its own, nor in what it does at the end of a process."""
+    plant(init=AT_ITS_END.strip().replace("\n", "; "), log=HANG)
+    config = settings("run")
+    words = ["sft", "--model", config.model, "--data", config.data, "--output", str(config.output), "--max-steps", "2"]
+    words += [
+        "--batch-size",
+        "2",
+        "--dtype",
+        "float32",
+        "--eval-fraction",
+        "0.3",
+        "--track",
+        "wandb",
+        "--track-wait",
+        "1",
+    ]
+    paths = os.pathsep.join([str(tmp_path / "planted"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "heedful", *words],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "records after 1 s; the run's own files have all" in " ".join(done.stderr.split())
+    assert (config.output / "summary.json").is_file()
 
 
 def test_what_did_not_get_out_is_sent_afterwards(plant, train, capsys):
@@ -222,7 +250,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(s
     ("does", "reason"),
     [
         (
-            "raise errors.UsageError('no key')",
+            "return False",
             "nobody is logged in: run `wandb login`, or set WANDB_API_KEY; or add --track-",
         ),
         (
@@ -242,7 +270,7 @@ def test_a_tracker_that_is_not_ready_is_refused_before_anything_is_written(does,
 
 
 def test_offline_needs_no_login(plant, train):
-    notes = plant(login="raise errors.UsageError('no key')")
+    notes = plant(login="return False")
     train("run", track=("wandb",), track_offline=True)
     assert len(notes("log")) == 7
 

@@ -14,7 +14,7 @@ Tracker = Literal["wandb", "trackio", "mlflow", "swanlab"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions(Settings):
-    """Which trackers follow a run. None of them can stop or slow it: metrics.jsonl and tensorboard/ stay complete."""
+    """Which trackers follow a run. One that hangs or fails does not stop it: metrics.jsonl and tensorboard/ stay complete."""
 
     track: tuple[Tracker, ...] = ()
     """Send settings, metrics and the summary to these trackers too, one or several: wandb, trackio, mlflow, swanlab. Each is
@@ -27,7 +27,7 @@ class TrackingOptions(Settings):
     """Write what the trackers would get to tracking/ in the output folder and send nothing, where there is no network or
     login. (trackio keeps its own folder.) wandb sync, swanlab sync or heedful track sends it later."""
     track_wait: Annotated[float, NOT_NEGATIVE] = 60.0
-    """Longest wait for trackers at the end of a run, in seconds; what has not got out by then is said. A run that is
+    """Longest wait for trackers at the end of a run, in seconds; then unsent metrics are reported. A run that is
     interrupted waits 10 seconds at most."""
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class TrackingOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig(Settings):
-    """Send the metrics of a run to a tracker afterwards, or what has not got out while it ran: heedful track RUN TRACKER."""
+    """Send the metrics of a run to a tracker afterwards, or those not sent while it ran: heedful track RUN TRACKER."""
 
     run: Path
     """Folder of the run."""

@@ -1,1 +1,1 @@
-"""Metrics sent to the trackers of others, from processes of their own that cannot stop a run."""
+"""Metrics sent to the trackers of others (wandb, trackio, MLflow, SwanLab) while a run trains, and afterwards."""

@@ -1,259 +1,365 @@
-"""The trackers of a run, seen from the run: processes that are started, listened to, and ended in time."""
+"""Trackers of a run: a thread for each follows metrics.jsonl and sends what is new. Training never waits for one.
+
+The file is the queue: nothing is dropped, and no memory fills up while a tracker is slow. ``tracking/NAME.json`` in the run's
+folder notes what was sent, so that a resumed run, or ``heedful track``, sends the rest.
+"""
 
 import contextlib
 import importlib.util
 import json
-import os
+import math
 import shlex
-import signal
-import subprocess
-import sys
+import threading
 import time
-from dataclasses import dataclass
+import uuid
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from heedful.configs.tracking import TrackConfig, Tracker, TrackingOptions
-from heedful.display import say
+from heedful.display import harmless, say
 from heedful.errors import ConfigError, MachineError
-from heedful.files import read_object
+from heedful.files import read_object, read_record, write_json
 from heedful.redact import redact
-from heedful.tracking.clients import CLIENTS
-from heedful.tracking.progress import Destination, Progress, identity_of
-from heedful.tracking.records import count
-from heedful.tracking.worker import Orders
+from heedful.tracking.clients import CLIENTS, Client, NotReadyError, Place, Record, RunInfo
 
-START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from heedful.tracking.worker import main
-main()
-"""
-"""The program of a worker, which finds the same modules as this process."""
+THREAD = "heedful tracker "
+"""How the names of the threads begin, by which `heedful.cli` sees that a tracker still hangs when the command is done."""
 LONGEST_CHECK = 30.0
-"""Seconds to wait for a tracker's answer whether it can be used; without one the run begins, as a tracker stops none."""
+"""Seconds to wait for a tracker's answer whether it can be used; without one the run starts, as a tracker stops none."""
+POLL, PAUSE = 0.5, 10.0
+"""Seconds until the next look at metrics.jsonl, and until the next try after a failure."""
+SILENCE = 60.0
+"""Seconds without an answer after which a tracker is reported to hang."""
+BEHIND = 5.0
+"""Seconds by which tracking/NAME.json stays behind: a process that is killed loses what its clients have not sent yet."""
 AFTER_AN_INTERRUPTION = 10.0
-"""Seconds to wait for trackers at the end of a run that was interrupted: who ended it may not wait longer."""
+"""Longest wait in seconds at the end of a run that was interrupted."""
+START = Place(-1, -1)
+"""Before everything."""
 
 
 def check_trackers(config: TrackingOptions, *, offline_flag: str = "--track-offline") -> None:
     """Refuse trackers that are not installed or not logged in, before anything is loaded. Raises ConfigError."""
     for name in config.track:
-        check_installed(name)
-    started = [(name, _start(Orders(name, "", Destination(), "", config.track_offline, 0.0))) for name in config.track]
-    deadline = time.monotonic() + LONGEST_CHECK
-    refused = None
-    for name, process in started:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f'--track {name}: {name} is not installed; pip install "heedful[{name}]", or leave it out (metrics.jsonl and '
+                "tensorboard/ have every number)"
+            )
+    reasons: dict[str, str] = {}
+
+    def check(name: str) -> None:
         try:
-            answer, log = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            process.communicate()
+            CLIENTS[name].check(offline=config.track_offline)
+        except NotReadyError as error:
+            reasons[name] = f"{error}; or add {offline_flag} to send nothing"
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {redact(str(error))}"
+            reasons[name] = f"it is installed, but cannot be used: {reason:.300}; install it again"
+
+    for name in config.track:
+        thread = threading.Thread(target=check, args=[name], name=THREAD + name, daemon=True)
+        thread.start()
+        thread.join(LONGEST_CHECK)
+        if thread.is_alive():
             say(f"--track {name} has not answered for {LONGEST_CHECK:.0f} s; the run begins all the same")
-            continue
-        if process.returncode:
-            reason = (log.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-            reason = f"it is installed, but cannot be used: {redact(reason):.300}; install it again"
-            refused = refused or f"--track {name}: {reason}"
-        elif answer:
-            why = json.loads(answer)["refused"]
-            refused = refused or f"--track {name}: {why}; or add {offline_flag} to send nothing"
-    if refused is not None:
-        raise ConfigError(refused)
+        if name in reasons:
+            raise ConfigError(f"--track {name}: {reasons[name]}")
 
 
-def check_installed(name: Tracker) -> None:
-    """Raise ConfigError if a tracker's package is not there. It is not imported."""
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(
-            f'--track {name}: {name} is not installed; pip install "heedful[{name}]", or leave it out (metrics.jsonl and '
-            "tensorboard/ have every number)"
-        )
+class Records:
+    """Reads the lines of a metrics.jsonl behind a place, as they are written."""
+
+    def __init__(self, path: Path, sent: Place) -> None:
+        self._path, self._sent, self._offset, self._last = path, sent, 0, START
+
+    def read(self, most: int | None = None) -> list[Record]:
+        """The next lines. One torn by a kill is left out, a last one without its line feed is left for later."""
+        records: list[Record] = []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while len(records) != most and (line := file.readline()).endswith(b"\n"):
+                self._offset += len(line)
+                content = read_record(line)
+                step = content.pop("step", None) if content else None
+                if content is None or not isinstance(step, int):
+                    continue
+                self._last = Place(step, self._last.line + 1 if step == self._last.step else 0)
+                if self._last > self._sent:
+                    metrics = {name: math.nan if value is None else float(value) for name, value in content.items()}
+                    records.append(Record(self._last, metrics, int(time.time() * 1000)))
+        return records
 
 
 @dataclass
-class _Followed:
-    orders: Orders
-    process: "subprocess.Popen[bytes]"
-    unread: bytes = b""
+class Progress:
+    """What was sent of a run to one destination: to the same address and project."""
 
-    def news(self) -> list[str]:
-        """The lines that came since the last look."""
-        assert self.process.stdout is not None
-        with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self.process.stdout.fileno(), 1 << 16):
-                self.unread += piece
-        *lines, self.unread = self.unread.split(b"\n")
-        return [f"{self.orders.tracker}: {line.decode('utf-8', 'replace')}" for line in lines]
+    address: str
+    """See `Client.destination`."""
+    project: str
+    name: str
+    """Name of the run there."""
+    known: str | None = None
+    """What the tracker calls the run."""
+    sent: Place = START
+    """The last line that its client was given."""
+    complete: bool = False
+    """True once its client has sent everything."""
+
+
+def read_progress(path: Path, identity: str) -> list[Progress]:
+    """What tracking/NAME.json says of a run: every destination, the last one last. A file that is damaged says nothing."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["run"] == identity:
+            return [Progress(**{**one, "sent": Place(*one["sent"])}) for one in content["destinations"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return []
+
+
+def identity_of(run: Path) -> str:
+    """The 32 hexadecimal digits that name a run, from its run.json; without that file, from the path of its folder."""
+    try:
+        return str(json.loads((run / "run.json").read_text(encoding="utf-8"))["run"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return uuid.uuid5(uuid.NAMESPACE_URL, run.resolve().as_uri()).hex
+
+
+class Follower(threading.Thread):
+    """Sends the lines of a run's metrics.jsonl to one tracker, in order.
+
+    Only this thread calls the tracker's client. One that hangs holds up this thread alone, which ends with the process.
+
+    Args:
+        tracker: its name.
+        config: where the run is sent, and under which name.
+        run: the run's folder.
+        identity: see `identity_of`.
+    """
+
+    def __init__(self, tracker: Tracker, config: TrackingOptions, run: Path, identity: str) -> None:
+        super().__init__(name=THREAD + tracker, daemon=True)
+        self.tracker, self.failures = tracker, 0
+        self.later: str | None = None
+        self.calling_since: float | None = None
+        self.ended, self.finished, self.abandoned = threading.Event(), False, False
+        self._run, self._offline, self._identity = run, config.track_offline, identity
+        self._folder = run / "tracking"
+        self._path = self._folder / f"{tracker}.json"
+        address = CLIENTS[tracker].destination(offline=config.track_offline)
+        every = read_progress(self._path, self._identity)
+        same = [one for one in every if (one.address, one.project) == (address, config.track_project)]
+        self._elsewhere = [one for one in every if one not in same]
+        self.progress = same[-1] if same else Progress(address, config.track_project, "")
+        self.progress.name, self.progress.complete = config.track_name or run.resolve().name, False
+        self._settled, self._noted, self._writing = self.progress.sent, time.monotonic(), threading.Lock()
+        self._client: Client | None = None
+        self._unsent: list[Record] = []
+        self._reported: set[str] = set()
+
+    def run(self) -> None:
+        """Send what is new until the run has ended. What fails is tried again later, and once more at the end."""
+        while not self.abandoned:
+            has_ended = self.ended.is_set()  # before the file is read, so that all of it is read then
+            pause = POLL
+            try:
+                self._send()
+                if has_ended and not self.abandoned:
+                    self._close()
+            except (Exception, SystemExit) as error:
+                self._fail(error)
+                pause = PAUSE
+            if has_ended:
+                break
+            self.calling_since = None
+            self.ended.wait(pause)
+
+    def abandon(self) -> None:
+        """Wait for it no longer: it ends as soon as its client lets it, and changes no file."""
+        self._note(self.progress.sent, is_last=True)
+
+    def report(self, text: str, kind: str | None = None) -> None:
+        """Tell the user, but once of a kind."""
+        if kind not in self._reported:
+            self._reported |= {kind} if kind else set()
+            say(f"{self.tracker}: {harmless(redact(text))}")
+
+    def _send(self) -> None:
+        """Open the tracker if it is not open, and send all new lines."""
+        self.calling_since = time.monotonic()
+        if self._client is None:
+            self._client = self._open()
+        while not self.abandoned and (unsent := self._unsent or self._records.read(self._client.batch)):
+            self._unsent, self.calling_since = unsent, time.monotonic()
+            self._client.log(unsent)
+            self._unsent, self.progress.sent = [], unsent[-1].place
+            self._note_settled()
+        self._note_settled()
+
+    def _open(self) -> Client:
+        progress = self.progress
+        self._folder.mkdir(exist_ok=True)
+        info = RunInfo(
+            self._folder,
+            self._identity,
+            progress.project,
+            progress.name,
+            self._offline,
+            config_of(self._run),
+            progress.known,
+        )
+        client = CLIENTS[self.tracker](info)
+        self._records = Records(self._run / "metrics.jsonl", progress.sent)
+        progress.known, self.later = client.known, client.later
+        self._note(progress.sent)
+        self.report(client.where)
+        return client
+
+    def _close(self) -> None:
+        assert self._client is not None
+        self.calling_since = time.monotonic()
+        path = self._run / "summary.json"
+        summary = redact(read_object(path, "")) if self.finished and path.exists() else {}
+        self._client.close(summary, self.progress.sent.step, finished=self.finished)
+        self.progress.complete = True
+
+    def _fail(self, error: BaseException) -> None:
+        """Count a failure, write it to tracking/NAME.log, and report it if it is the first of its kind."""
+        self.failures += 1
+        kind, text = (
+            type(error).__name__,
+            redact(str(error)),
+        )  # a client's error may repeat an address with its password
+        log = self._path.with_suffix(".log")
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            print(f"{kind}: {text}", file=file)
+        reason = " ".join(text.split()) or kind
+        more = f"the run goes on without it, and what it lacks is sent again; {log} has more"
+        self.report(f"failed: {reason:.300} ({kind}); {more}", kind)
+
+    def _note_settled(self) -> None:
+        """Every few seconds, note what was sent by the time before: it has left the client's own queue since then."""
+        if time.monotonic() - self._noted > BEHIND:
+            settled, self._settled = self._settled, self.progress.sent
+            self._note(settled)
+
+    def _note(self, sent: Place, *, is_last: bool = False) -> None:
+        """Write tracking/NAME.json. A full disk is no reason to send nothing."""
+        self._noted = time.monotonic()
+        every = [*map(asdict, self._elsewhere), {**asdict(self.progress), "sent": sent}]
+        with self._writing, contextlib.suppress(OSError):  # the main thread notes the end
+            if not self.abandoned:
+                self.abandoned = is_last
+                write_json(self._path, {"run": self._identity, "destinations": every})
 
 
 class Trackers:
-    """Feeds the trackers that a run's settings name from its metrics.jsonl, each in a process of its own.
-
-    The file is the queue: nothing is held in memory, and no call waits for a tracker but `close`.
+    """Feeds the trackers that a run's settings name from its metrics.jsonl. No call waits for a tracker but `close`.
 
     Args:
         config: which trackers, and what they are told.
-        run: the run's folder.
+        run: the run's folder, which this process holds.
     """
 
     def __init__(self, config: TrackingOptions, run: Path) -> None:
         self._config, self._run = config, run
-        self._followed: list[_Followed] | None = None
-        self._identity = identity_of(run) if config.track else ""  # now, while the run holds its folder
-        self.complete = True
-        """False once `close` has found that not everything got out."""
+        self._identity = identity_of(run) if config.track else ""
+        self._followers: list[Follower] = []
 
-    def follow(self) -> list[str]:
-        """Have trackers follow the run, if they do not yet. Returns what they have to say since the last call."""
-        config = self._config
-        if not config.track:
-            return []
-        if self._followed is None:
-            self._followed = []
-            try:
-                self._start_all()
-            except OSError as error:  # no more processes, say
-                return [f"trackers cannot be started: {error}; the run goes on without them"]
-        return [line for followed in self._followed for line in followed.news()]
-
-    def _start_all(self) -> None:
-        config, followed = self._config, self._followed
-        assert followed is not None
-        name = config.track_name or self._run.resolve().name
-        for tracker in config.track:
-            address = CLIENTS[tracker].destination(offline=config.track_offline)
-            to = Destination(self._identity, address, config.track_project)
-            orders = Orders(tracker, str(self._run), to, name, config.track_offline, config.track_wait)
-            followed.append(_Followed(orders, _start(orders)))
+    def follow(self) -> None:
+        """Have trackers follow the run, if they do not yet, and report those that hang."""
+        if not self._followers:
+            for tracker in self._config.track:
+                self._followers.append(Follower(tracker, self._config, self._run, self._identity))
+            for follower in self._followers:
+                follower.start()
+        for follower in self._followers:
+            if follower.calling_since is not None and time.monotonic() - follower.calling_since > SILENCE:
+                follower.report(f"has not answered for {SILENCE:.0f} s; the run goes on without it", "hangs")
 
     def close(self, *, finished: bool, wait: float | None = None) -> list[str]:
-        """Wait, in bounds, until trackers have everything. Returns what they said, and what has not got out.
+        """Wait, in bounds, until trackers have everything. Returns what they do not have, and how to send it.
 
         Args:
-            finished: whether the run is complete; if not, it may go on later, and so does what is in the trackers.
+            finished: whether the run is complete; if not, it may be resumed, and its trackers with it.
             wait: seconds; None is what the settings say, but little for a run that was interrupted.
         """
-        said = self.follow() if finished else []  # a run that went on after its last step has not started them yet
-        if not self._followed:
-            return said
+        if finished:  # a run that was resumed after its last step has not started them yet
+            self.follow()
         if wait is None:
             wait = self._config.track_wait if finished else min(self._config.track_wait, AFTER_AN_INTERRUPTION)
         deadline = time.monotonic() + wait
         try:
-            for followed in self._followed:
-                _tell(followed.process, b"finished\n" if finished else b"unfinished\n")
-            for followed in self._followed:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    followed.process.wait(max(0.0, deadline - time.monotonic()))
+            for follower in self._followers:
+                follower.finished = finished
+                follower.ended.set()
+            for follower in self._followers:
+                follower.join(max(0.0, deadline - time.monotonic()))
         finally:
-            for followed in self._followed:
-                _kill(followed.process)
-        said += [line for followed in self._followed for line in followed.news()]
-        for followed in self._followed:
-            assert followed.process.stdout is not None
-            followed.process.stdout.close()
-        lacking = [line for followed in self._followed if (line := self._rest(followed, wait))]
-        self.complete = not lacking
-        return said + lacking
+            for follower in self._followers:
+                follower.abandon()
+        return [self._lacks(follower, wait) for follower in self._followers if not follower.progress.complete]
 
-    def _rest(self, followed: _Followed, wait: float) -> str:
-        """What has not got out, and how to send it; nothing if all has. A disk that fails now ends no run that is done."""
-        if followed.process.returncode == 0:
-            return ""
+    def _lacks(self, follower: Follower, wait: float) -> str:
+        progress = follower.progress
+        words = ["heedful", "track", str(self._run), follower.tracker]
+        words += ["--project", progress.project, "--name", progress.name]
+        again = shlex.join([*words, *(["--offline"] if self._config.track_offline else [])])
         try:
-            return self._lacks(followed, wait)
+            places = [record.place for record in Records(self._run / "metrics.jsonl", START).read()]
         except OSError as error:
-            orders = followed.orders
             what = f"what it lacks is not known, as the run's files cannot be read ({error})"
-            return f"{orders.tracker}: {what}. Send it: {_again(orders)}"
-
-    def _lacks(self, followed: _Followed, wait: float) -> str:
-        """The same of a tracker that did not end well. Raises OSError."""
-        orders, path = followed.orders, self._run / "metrics.jsonl"
-        if identity_of(self._run) != orders.to.run:
-            return f"{orders.tracker}: what it lacks is lost, as {self._run} holds another run now"
-        progress = Progress.read(self._run / "tracking" / f"{orders.tracker}.json")
-        if progress.to != orders.to:  # its process never came to write it
-            progress = Progress()
-        total, sent = count(path), count(path, progress.sent)
-        how = progress.later if sent == total and progress.later else _again(orders)
-        what = f"it has {sent} of {total} records" if sent < total else "its last records may not have got out"
-        failed = f", after {progress.failures} failed tries" if progress.failures else f" after {wait:.0f} s"
-        return f"{orders.tracker}: {what}{failed}; the run's own files have all. Send the rest: {how}"
+            return f"{follower.tracker}: {what}. Send it: {again}"
+        sent = sum(place <= progress.sent for place in places)
+        what = f"it has {sent} of {len(places)} records"
+        if sent == len(places):
+            what, again = "its last records may not have been sent", follower.later or again
+        failures = f"{follower.failures} failed {'try' if follower.failures == 1 else 'tries'}"
+        failed = f", after {failures}" if follower.failures else f" after {wait:.0f} s"
+        return f"{follower.tracker}: {what}{failed}; the run's own files have all. Send the rest: {again}"
 
 
-def _again(orders: Orders) -> str:
-    """The command that sends to the same place what a tracker lacks of a run."""
-    words = ["heedful", "track", orders.run, orders.tracker, "--project", orders.to.project, "--name", orders.name]
-    return shlex.join([*words, *(["--offline"] if orders.offline else [])])
-
-
-def send_run(config: TrackConfig) -> list[str]:
-    """Send a run's metrics to a tracker: what it lacks. Returns what the tracker says, such as where to look.
+def send_run(config: TrackConfig) -> None:
+    """Send a run's metrics to a tracker: what it lacks.
 
     Project and name that are not given are those to which the tracker was sent last, or else those of the run's settings.
 
-    Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything has got out in
-    time.
+    Raises ConfigError if there is no run or the tracker cannot be used, and MachineError if not everything is sent in time.
     """
     if not (config.run / "metrics.jsonl").is_file() or not (config.run / "config.yaml").is_file():
         raise ConfigError(
             f"{config.run} is no run: it has no metrics.jsonl with a config.yaml; name the folder of a run"
         )
-    settings = _settings(config.run)
-    last = Progress.read(config.run / "tracking" / f"{config.to}.json")
-    if last.to.run != identity_of(config.run):
-        last = Progress()
+    settings = read_settings(config.run)
+    last = read_progress(config.run / "tracking" / f"{config.to}.json", identity_of(config.run))[-1:]
+    before = (last[0].project, last[0].name) if last else (settings.get("track_project"), settings.get("track_name"))
     options = TrackingOptions(
         track=(config.to,),
-        track_project=config.project
-        or last.to.project
-        or settings.get("track_project")
-        or TrackingOptions.track_project,
-        track_name=config.name or last.name or settings.get("track_name"),
+        track_project=config.project or before[0] or TrackingOptions.track_project,
+        track_name=config.name or before[1],
         track_offline=config.offline,
         track_wait=config.wait,
     )
     check_trackers(options, offline_flag="--offline")
     trackers = Trackers(options, config.run)
-    said = trackers.follow()
-    said += trackers.close(finished=(config.run / "summary.json").is_file(), wait=config.wait)
-    if not trackers.complete:
-        raise MachineError("; ".join(said))
-    return said
+    trackers.follow()
+    lacking = trackers.close(finished=(config.run / "summary.json").is_file(), wait=config.wait)
+    if lacking:
+        raise MachineError("; ".join(lacking))
 
 
-def _settings(run: Path) -> dict[str, Any]:
+def config_of(run: Path) -> dict[str, Any]:
+    """What a tracker shows as a run's configuration: its settings, versions, and hashes of data and models; no secrets."""
+    path = run / "environment.json"
+    facts = read_object(path, "bring it back") if path.exists() else {}
+    about = {name: facts[name] for name in ("command", "versions", "revision", "data", "models") if name in facts}
+    config: dict[str, Any] = redact({**read_settings(run), "heedful": about})
+    return config
+
+
+def read_settings(run: Path) -> dict[str, Any]:
     """The settings of a run. Raises ConfigError."""
     return read_object(run / "config.yaml", "bring it back, or name the folder of another run", error=ConfigError)
-
-
-def _start(orders: Orders) -> "subprocess.Popen[bytes]":
-    checks = not orders.run
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", START, json.dumps(sys.path), orders.to_json()],
-        stdin=subprocess.DEVNULL if checks else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if checks else subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for heedful, which then ends it
-    )
-    if not checks:
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-    return process
-
-
-def _tell(process: "subprocess.Popen[bytes]", word: bytes) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended already
-        process.stdin.write(word)
-        process.stdin.close()
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a process with all that it started; one that has ended is let be."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -242,7 +242,7 @@ class Run:
         hit("step.logged")
         self._display.update(step, metrics)
         if ranks.is_first():
-            self._note(self._trackers.follow())
+            self._trackers.follow()
         if note is not None and note not in self._suppressed:
             self._suppressed.append(note)
             self._display.note(f"step {step}: {note}")
@@ -314,11 +314,8 @@ class Run:
             self._display.__exit__(kind, error, trace)
             self._folder.__exit__(kind, error, trace)
             if ranks.is_first():
-                self._note(self._trackers.close(finished=error is None))
-
-    def _note(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._display.note(line)
+                for line in self._trackers.close(finished=error is None):
+                    self._display.note(line)
 
     def _finish(self) -> None:
         self.summary |= {
