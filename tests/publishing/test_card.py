@@ -3,6 +3,7 @@
 import json
 import shutil
 import typing
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,8 +11,8 @@ import yaml
 from heedful.cli import main
 from heedful.configs.dpo import DPOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.publishing.card import LIMITS, TITLES
-from heedful.publishing.facts import paths_in, public, read_facts
+from heedful.configs.push import PushConfig
+from heedful.publishing.card import Form, card, paths_in, public, read_facts
 
 
 @pytest.mark.parametrize(
@@ -107,15 +108,23 @@ def test_no_part_of_a_path_with_spaces_is_in_a_card(runs, tmp_path):
     assert "measured with heedful evaluate on John Smith/eval set.jsonl" in text
 
 
-def test_every_algorithm_and_loss_has_a_title_and_says_its_limits():
+def test_every_algorithm_and_loss_has_a_title_and_says_its_limits(runs):
     losses = {
         "dpo": typing.get_args(typing.get_type_hints(DPOConfig)["loss"]),
         "online-dpo": typing.get_args(typing.get_type_hints(OnlineDPOConfig)["loss"]),
     }
+    facts = read_facts(runs("sft"), ())
+    config, form = PushConfig(run=runs("sft"), to="org/name", license="mit"), Form(False, False, False, False)
     for algorithm in ("sft", "reward", "dpo", "kto", "ppo", "a2c", "grpo", "online-dpo"):
-        assert algorithm in TITLES
-        assert algorithm in LIMITS or algorithm in ("ppo", "a2c", "grpo", "online-dpo"), "whose rewards are their limit"
-        assert {f"{algorithm} {loss}" for loss in losses.get(algorithm, ()) if loss != "sigmoid"} <= TITLES.keys()
+        for loss in losses.get(algorithm, ("sigmoid",)):
+            stage = algorithm if loss == "sigmoid" else f"{algorithm} {loss}"
+            summary = {"rewards": ["rule:digits"]} if algorithm in ("ppo", "a2c", "grpo", "online-dpo") else {}
+            this = replace(facts, algorithm=algorithm, stages=(stage,), summary=summary)
+            text = card(config, this, form, has_curves=False)
+            assert " made from a model that is not on the Hub by " in text
+            assert f" by {stage}, with heedful" not in text, "it has no title"
+            assert "## Limits\n\n- It" in text
+            assert "## Limits\n\n- Its safety" not in text, "it has no limit of its own"
 
 
 @pytest.mark.parametrize(("loss", "title"), [("simpo", "SimPO"), ("orpo", "ORPO"), ("sigmoid", "DPO"), (None, "DPO")])
@@ -137,7 +146,7 @@ def test_the_card_of_kto(runs, tmp_path):
     assert main(["push", str(runs("kto")), "org/name", "--license", "mit", "--dry-run", "--folder", str(out)]) == 0
     text = (out / "README.md").read_text("utf-8")
     assert "by supervised fine-tuning and then KTO, with heedful" in text
-    assert LIMITS["kto"] in text
+    assert "It learned which responses were called good and which bad, not why." in text
 
 
 @pytest.mark.parametrize(

@@ -1,63 +1,71 @@
-"""The model card of a run: README.md, with the metadata that the Hub reads."""
+"""What a run's folder knows of the model in it, without paths of this machine and without secrets, and its model card."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from heedful.configs.push import PushConfig
-from heedful.publishing.facts import RunFacts, Source, is_on_hub
-from heedful.publishing.usage import Form, usage
+from heedful.configs.paths import PATHS, REWARDS
+from heedful.configs.push import REPOSITORY, PushConfig
+from heedful.errors import DataError
+from heedful.files import read_object
+from heedful.redact import redact
 
-TITLES = {
-    "sft": "supervised fine-tuning",
-    "reward": "reward modelling",
-    "dpo": "DPO",
-    "dpo robust": "robust DPO",
-    "dpo ipo": "IPO",
-    "dpo ipo-sum": "IPO",
-    "dpo hinge": "SLiC",
-    "dpo simpo": "SimPO",
-    "dpo orpo": "ORPO",
-    "kto": "KTO",
-    "ppo": "PPO",
-    "a2c": "A2C",
-    "grpo": "GRPO",
-    "online-dpo": "online DPO",
-    "online-dpo ipo": "online IPO",
-    "online-dpo ipo-sum": "online IPO",
-    "online-dpo hinge": "online SLiC",
-}
-"""Of algorithms, with their loss if it is not the usual one."""
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
+MODEL_SETTINGS = ("model", "reference", "value_model")
+DATA_SETTINGS = ("data", "eval_data", "ptx_data", "offset_data")
 OF_NO_INTEREST = ("track", "track_project", "track_name", "track_offline", "track_wait", "rollouts", "memory_check")
 """Settings on which nothing in a model depends."""
-LIMITS = {
-    "sft": "It imitates its demonstrations, their mistakes and habits included.",
-    "reward": "Its scores compare responses to the same prompt, of the kind that it was trained on. A policy that is trained "
-    "against it finds responses unlike those, and what it says of them was never checked.",
-    "dpo": "It learned which of two responses was preferred, not why. It has seen no response of its own.",
-    "kto": "It learned which responses were called good and which bad, not why. It has seen no response of its own.",
-}
-MEANINGS = {
-    "eval/loss": "the loss of training; lower is better",
-    "eval/perplexity": "e to the mean negative log-likelihood of a token; lower is better",
-    "eval/accuracy": "share of pairs that it orders as their labels do",
-    "eval/score_mean": "mean score of its responses under what it was trained on; higher is better",
-    "eval/objective": "the score as training shapes it, minus the price of the KL; higher is better",
-    "eval/judge_mean": "mean score under rewards that training did not use; higher is better",
-    "eval/kl": "distance from the reference in nats per response",
-    "eval/response_length": "tokens of a response",
-    "eval/eos_frac": "share of responses that ended by themselves",
-}
-"""Of metrics of evaluations, for those who do not know heedful."""
-ON_ADAPTERS = (
-    "These adapters were trained on a base with earlier adapters merged into it. They fit only a base that holds those "
-    "too."
-)
-ONLINE_LIMIT = (
-    "It was trained to score high under {rewards}. What they do not see has not improved and may be worse: read samples "
-    "before you trust the score."
-)
+ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s'\"<>][^\s'\"<>]*|(?<![\w.~-])(?:file://)?(?:/[^/\s:'\",]+){2,}", re.I)
+"""An absolute path in a text, or a URL, which is none though it has parts like one."""
+MOST_GENERATIONS = 20
+"""Runs that are followed back to where training began, at most."""
+REMEDY = "bring it back, or name the folder of another run"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model or data file that a run was made from."""
+
+    name: str
+    sha256: str | None
+    """Of its content; None if it was not a local file or folder."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a card says of a run."""
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    results: Mapping[str, Mapping[str, Any]]
+    """Of ``heedful evaluate``, by the names of their files."""
+    models: tuple[Source, ...]
+    data: tuple[Source, ...]
+    base_model: str | None
+    """The model on the Hub that training began with; None if it began with a model that is not there."""
+    stages: tuple[str, ...]
+    """The algorithms of the runs that led here, this one last, as far as they are on this machine; with the loss behind it
+    if that is not the usual one (``dpo simpo``)."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What of a model decides how it is loaded and asked."""
+
+    has_adapters: bool
+    """LoRA adapters instead of a model."""
+    on_adapters: bool
+    """They were trained on a base that is adapters too."""
+    has_template: bool
+    """The tokenizer has a chat template."""
+    reads_pairs: bool
+    """A reward model that is an encoder, which reads prompt and response as two texts."""
 
 
 def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -> str:
@@ -69,160 +77,154 @@ def card(config: PushConfig, facts: RunFacts, form: Form, *, has_curves: bool) -
         form: what decides how the model is loaded.
         has_curves: whether curves.png goes out too.
     """
-    parts = [
-        f"---\n{metadata(config, facts, has_adapters=form.has_adapters)}---",
-        f"# {config.to.partition('/')[2]}",
-        _opening(config, facts),
-        "## How to use it",
-        usage(config.to, facts, form),
-        "## Results",
-        *_results(config, facts, has_curves=has_curves),
-        "## Limits",
-        "\n".join(f"- {limit}" for limit in [*_limits(facts), *([ON_ADAPTERS] if form.on_adapters else [])]),
-        "## How it was made",
-        *_making(config, facts),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    import jinja2
+    from huggingface_hub import ModelCard, ModelCardData
 
-
-def metadata(config: PushConfig, facts: RunFacts, *, has_adapters: bool) -> str:
-    """The YAML between the dashes (https://huggingface.co/docs/hub/model-cards)."""
     base = config.base_model or facts.base_model
     elsewhere = [source.name.partition(":")[0] for source in facts.data if source.sha256 is None]
-    datasets = [name for name in elsewhere if is_on_hub(name)]
-    content: dict[str, Any] = {
-        "license": config.license,
-        "library_name": "peft" if has_adapters else "transformers",
-        "pipeline_tag": "text-classification" if facts.algorithm == "reward" else "text-generation",
-        "base_model": base,
-        "base_model_relation": ("adapter" if has_adapters else "finetune") if base else None,
-        "datasets": datasets,
-        "language": list(config.language),
-        "tags": ["heedful", facts.algorithm, *(["reward-model"] if facts.algorithm == "reward" else [])],
-    }
-    kept = {name: value for name, value in content.items() if value}
-    return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
-
-
-def _opening(config: PushConfig, facts: RunFacts) -> str:
-    base = config.base_model or facts.base_model
-    what = "A reward model" if facts.algorithm == "reward" else "A language model"
-    start = f"[{base}](https://huggingface.co/{base})" if base else "a model that is not on the Hub"
-    stages = [TITLES.get(stage, stage) for stage in facts.stages]
-    how = " and then ".join(filter(None, [", ".join(stages[:-1]), stages[-1]])) if stages else facts.algorithm
-    steps = facts.summary.get("steps")
-    which = "the model that did best on held-out data" if config.best else "the model of the last step"
-    whose = "Training" if len(facts.stages) < 2 else "The last stage"
-    counted = f" {whose} had {steps} steps; this is {which}." if steps else f" This is {which}."
-    return f"{what} made from {start} by {how}, with heedful.{counted}"
-
-
-def _results(config: PushConfig, facts: RunFacts, *, has_curves: bool) -> Iterator[str]:
-    first, last = facts.summary.get("first_evaluation") or {}, facts.summary.get("last_evaluation") or {}
-    if last:
-        count = (facts.summary.get("data") or {}).get("held_out")
-        what = f"On {count} records that were held out" if count else "On data that was held out"
-        when = "training" if len(facts.stages) < 2 else "the last stage"
-        yield f"{what} from training (not a public benchmark), before and after {when}:"
-        rows = [
-            [f"`{name}`", _number(first.get(name)), _number(value), MEANINGS.get(name, "")]
-            for name, value in last.items()
-        ]
-        yield _table(["metric", "before", "after", "what it is"], rows)
-        yield _best(config, facts)
-    elif facts.summary:
-        yield "Nothing was held out from training, so how well it does on other data was not measured."
-    else:
-        yield "Training has not come to its end, so how well it does on other data was not measured."
-    for name, result in facts.results.items():
-        rows = [[f"`{key}`", _number(value)] for key, value in result.items() if _is_number(value)]
-        settings = result["settings"]
-        on = settings.get("data") or ", ".join(settings.get("tasks") or ())
-        by = ", ".join(f"`{reward}`" for reward in settings.get("rewards") or ())
-        seen = (
-            " (the file that it was trained on)"
-            if on in (facts.settings.get("data"), facts.settings.get("ptx_data"))
-            else ""
-        )
-        yield f"`{name}`, measured with heedful evaluate on {on}{seen}" + (f" under {by}:" if by else ":")
-        yield _table(["measure", "value"], rows)
-    if has_curves:
-        yield "![learning curves](curves.png)"
-
-
-def _best(config: PushConfig, facts: RunFacts) -> str:
-    """Which evaluation was the best, and whether it is that of this model."""
-    step = (facts.summary.get("best") or {}).get("step")
-    if step is None:
-        return ""
-    which = "the one before training" if step == 0 else f"that of step {step}"
-    if config.best or step == facts.summary.get("steps"):
-        return f"The best evaluation was {which}, and this is that model."
-    return f"The best evaluation was {which}, so this model is not the one that did best."
-
-
-def _limits(facts: RunFacts) -> Iterator[str]:
-    settings, summary = facts.settings, facts.summary
-    weights = settings.get("reward_weights") or ()
-    names = [f"`{name}`" for name in summary.get("rewards", ())]
-    if len(weights) == len(names):
-        names = [f"{name} (weight {weight:g})" for name, weight in zip(names, weights, strict=True)]
-    rewards = ", ".join(names)
-    if facts.algorithm in LIMITS:
-        yield LIMITS[facts.algorithm]
-    elif rewards:
-        yield ONLINE_LIMIT.format(rewards=rewards)
-    kl = (summary.get("last_evaluation") or {}).get("eval/kl")
-    if kl is not None:
-        yield f"It is {_number(kl)} nats per response away from its reference (KL on held-out prompts)."
-    if settings.get("max_new_tokens"):
-        yield f"It was trained on responses of at most {settings['max_new_tokens']} tokens."
-    if summary.get("stopped_early"):
-        yield "Training stopped before its last step, as evaluations no longer improved."
-    yield "Its safety, its biases and the truth of what it writes were not measured, unless the results above say so."
-
-
-def _making(config: PushConfig, facts: RunFacts) -> Iterator[str]:
-    if facts.models:
-        yield "Models that the last stage began with or learned from:"
-        yield _table(["model", "SHA-256 of its files"], [_source(one) for one in facts.models])
-    if facts.data:
-        yield "Data of the last stage:"
-        yield _table(["data", "SHA-256"], [_source(one) for one in facts.data])
-    versions = facts.environment.get("versions") or {}
-    said = ", ".join(f"{name} {version}" for name, version in versions.items())
-    device = ", ".join(map(str, facts.environment.get("gpus") or ())) or "a CPU"
-    yield f"Made with {said}, on {device}, seed {facts.environment.get('seed', 'unknown')}. The settings of the last stage:"
+    is_reward = facts.algorithm == "reward"
+    metadata = ModelCardData(
+        license=config.license,
+        library_name="peft" if form.has_adapters else "transformers",
+        pipeline_tag="text-classification" if is_reward else "text-generation",
+        base_model=base,
+        base_model_relation=("adapter" if form.has_adapters else "finetune") if base else None,
+        datasets=[name for name in elsewhere if is_on_hub(name)] or None,
+        language=list(config.language) or None,
+        tags=["heedful", facts.algorithm, *(["reward-model"] if is_reward else [])],
+    )
     settings = {name: value for name, value in facts.settings.items() if name not in OF_NO_INTEREST}
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=1000)
-    yield f"<details><summary>config.yaml of heedful {facts.algorithm}</summary>\n\n```yaml\n{text}```\n\n</details>"
-    if config.license == "other":
-        yield "The licence is described by whoever published this model."
+    page = jinja2.Environment(keep_trailing_newline=True)
+    page.filters |= {"number": number, "cell": lambda text: text.replace("|", "\\|")}
+    page.tests["a_number"] = is_number
+    text = page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        card_data=metadata.to_yaml(),
+        push=config,
+        run=facts,
+        form=form,
+        has_curves=has_curves,
+        settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=1000),
+    )
+    return str(ModelCard(text))
 
 
-def _source(source: Source) -> list[str]:
-    return [f"`{source.name}`", f"`{source.sha256}`" if source.sha256 else "not a local file"]
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a result of an evaluation is a number, or an interval of numbers."""
     if isinstance(value, list | tuple):
-        return bool(value) and all(map(_is_number, value))
+        return bool(value) and all(map(is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """A number as a table of the card shows it."""
     if value is None:
         return "not measured"
     if isinstance(value, list | tuple):
-        return " to ".join(map(_number, value))
+        return " to ".join(map(number, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def has_chat_template(files: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer among these files has a chat template."""
-    return "chat_template.jinja" in files or bool(tokenizer_config.get("chat_template"))
+def read_facts(run: Path, results: tuple[Path, ...]) -> RunFacts:
+    """Read a finished run. Raises CheckpointError if the folder is none, DataError for a result that is none."""
+    settings = _settings(run)
+    environment, summary = (_object(run / name) for name in ("environment.json", "summary.json"))
+    measured = {path.name: _result(path) for path in results}
+    hashes = {kind: environment.get(kind) or {} for kind in ("models", "data")}
+    used = [path for given in (settings, *(one["settings"] for one in measured.values())) for path in paths_in(given)]
+    paths = [*used, *hashes["models"], *hashes["data"]]
+    stages, base = _lineage(run)
+    return RunFacts(
+        algorithm=str(environment.get("command", "")).removeprefix("heedful ") or summary.get("algorithm", "unknown"),
+        settings=public(settings, paths),
+        environment=public(environment, paths),
+        summary=public(summary, paths),
+        results={name: public(one, paths) for name, one in measured.items()},
+        models=_sources(hashes["models"], [settings.get(name) for name in MODEL_SETTINGS], paths),
+        data=_sources(hashes["data"], [settings.get(name) for name in DATA_SETTINGS], paths),
+        base_model=base,
+        stages=stages,
+    )
+
+
+def paths_in(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The absolute paths that settings name, whole: there may be spaces in them. Those in ``model:PATH`` too."""
+    for name, value in settings.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            kind, _, rest = str(one).partition(":")
+            if name in REWARDS and kind in ("model", "python"):
+                path = rest if kind == "model" else rest.rpartition(":")[0]
+            else:
+                path = str(one) if name in PATHS else ""
+            if path.startswith("/"):
+                yield path
+
+
+def public(content: Any, paths: Sequence[str] = ()) -> Any:
+    """Content without secrets, and with the last two parts of an absolute path instead of all of it.
+
+    Args:
+        content: text, or lists and mappings of it.
+        paths: those that are known. Others are found in the text, where a path ends at a space. A URL is none.
+    """
+    if isinstance(content, Mapping):
+        return {public(key, paths): public(value, paths) for key, value in redact(content).items()}
+    if isinstance(content, list | tuple):
+        return [public(one, paths) for one in content]
+    if isinstance(content, str):
+        text = redact(content)
+        for path in sorted({redact(path) for path in paths if path.count("/") > 1}, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.~/-]){re.escape(path)}(?![\w-])", lambda found: _end_of(found[0]), text)
+        return ABSOLUTE.sub(lambda found: _end_of(found[0]), text)
+    return content
+
+
+def _end_of(path: str) -> str:
+    """The last two parts of a path; a URL as it is."""
+    path = path.removeprefix("file://")
+    return path if "://" in path else "/".join(path.rstrip("/").split("/")[-2:]).lstrip("/")
+
+
+def is_on_hub(name: Any) -> bool:
+    """Whether a setting names something on the Hub: ORG/NAME, and no path that is here."""
+    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
+    """The algorithms that led to a run, and the model on the Hub that the first of them began with."""
+    stages: list[str] = []
+    for _ in range(MOST_GENERATIONS):
+        environment = _object(run / "environment.json")
+        settings = _settings(run)
+        model = settings.get("model")
+        command = str(environment.get("command", "")).removeprefix("heedful ")
+        loss = settings.get("loss", "sigmoid")
+        stages.insert(0, command if loss == "sigmoid" else f"{command} {loss}")
+        if is_on_hub(model) and model not in (environment.get("models") or {}):
+            return tuple(stages), model
+        parent = Path(str(model)).parent
+        if Path(str(model)).name not in ("final", "best") or not (parent / "config.yaml").is_file():
+            return tuple(stages), None
+        run = parent
+    return tuple(stages), None
+
+
+def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) -> tuple[Source, ...]:
+    named = {name: hashes.get(name) for name in [*names, *hashes] if name}
+    return tuple(Source(public(str(name), paths), digest) for name, digest in named.items())
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    return read_object(run / "config.yaml", REMEDY, needs=["model"])
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What a run has written into a file; nothing if the run has not come so far."""
+    return read_object(path, REMEDY) if path.exists() else {}
+
+
+def _result(path: Path) -> dict[str, Any]:
+    remedy = "--results names files that heedful evaluate --output wrote"
+    content = read_object(path, remedy, needs=["settings"], error=DataError)
+    if not isinstance(content["settings"], dict):
+        raise DataError(f"{path}: its settings are no object; {remedy}")
+    return content

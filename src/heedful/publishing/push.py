@@ -1,11 +1,37 @@
-"""Send a run's model to the Hugging Face Hub."""
+"""Send a run's model to the Hugging Face Hub: the model's own files, a card, learning curves, and nothing else of the run."""
 
+import json
 import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 from heedful.configs.push import PushConfig
-from heedful.errors import ConfigError, HeedfulError, MachineError
-from heedful.publishing.outgoing import Files, outgoing, write_folder
-from heedful.redact import redact
+from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, MachineError
+from heedful.evaluate.curves import figure_of, read_run
+from heedful.files import blocking_file, complete_or_absent, read_object, to_json
+from heedful.publishing.card import Form, RunFacts, card, is_on_hub, read_facts
+from heedful.redact import holds_secret, redact
+
+ENDINGS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+"""Of the files that a model consists of."""
+READ_BY_PEOPLE = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer_config.json",
+    "heedful.json",
+)
+"""Files that may hold names of this machine, which are taken out, or secrets, which are refused."""
+TEMPLATES = ".jinja"
+"""The ending of text that people write, which may hold secrets too."""
+DAMAGED = "bring it back, or train the model again"
+"""What to do about a file of a model that cannot be used."""
+
+Files = Mapping[str, Path | bytes]
 
 
 def push(config: PushConfig) -> list[str]:
@@ -21,8 +47,140 @@ def push(config: PushConfig) -> list[str]:
     if config.dry_run:
         write_folder(files, config.dry_run_folder)
         return [*said, f"what would go out to {config.to} is in {config.dry_run_folder}: {', '.join(sorted(files))}"]
-    address = _upload(config, files)
-    return [*said, f"{len(files)} files are in {address}"]
+    return [*said, f"{len(files)} files are in {_upload(config, files)}"]
+
+
+def outgoing(config: PushConfig) -> tuple[dict[str, Path | bytes], list[str]]:
+    """What goes out, by its name in the repository, and the names of what lies beside the model and stays here.
+
+    Raises CheckpointError if the run has no such model, ConfigError, DataError.
+    """
+    folder = config.model_folder
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise CheckpointError(_why_not(config))
+    facts = read_facts(config.run, config.results)
+    files: dict[str, Path | bytes] = {}
+    stays = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink() and path.suffix in ENDINGS and not path.name.startswith("."):
+            files[path.name] = path
+        else:
+            stays.append(path.name + "/" * path.is_dir())
+    if "adapter_config.json" in files:
+        facts = replace(facts, base_model=config.base_model or _base_of_adapters(folder, facts))
+    for name in READ_BY_PEOPLE:
+        if name in files:
+            files[name] = _cleaned(folder / name, facts.base_model)
+    for name in files:
+        if name.endswith(TEMPLATES):
+            _refuse_secrets(folder / name, [(folder / name).read_text(encoding="utf-8", errors="replace")])
+    curves = _curves(config.run)
+    if curves is not None:
+        files["curves.png"] = curves
+    tokenizer = files.get("tokenizer_config.json", b"{}")
+    assert isinstance(tokenizer, bytes)
+    has_adapters = "adapter_config.json" in files
+    form = Form(
+        has_adapters=has_adapters,
+        on_adapters=has_adapters and _is_adapter(_base_in(folder)),
+        has_template="chat_template.jinja" in files or bool(json.loads(tokenizer).get("chat_template")),
+        reads_pairs=facts.algorithm == "reward" and not _says_reading(files),
+    )
+    text = card(config, facts, form, has_curves=curves is not None)
+    files["README.md"] = text.encode("utf-8", "backslashreplace")
+    return files, stays
+
+
+def _says_reading(files: Files) -> bool:
+    """Whether a reward model's facts say how it reads; an encoder needs nothing said."""
+    facts = files.get("heedful.json", b"{}")
+    return isinstance(facts, bytes) and "reads" in json.loads(facts)
+
+
+def write_folder(files: Files, folder: Path) -> None:
+    """Write what would go out. Raises ConfigError if the folder is there already."""
+    if folder.exists() or blocking_file(folder) is not None:
+        raise ConfigError(f"--folder {folder} is there already, or cannot be made; name another, or remove it")
+    with complete_or_absent(folder) as partial:
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (partial / name).write_bytes(content)
+            else:
+                shutil.copyfile(content, partial / name)
+
+
+def _why_not(config: PushConfig) -> str:
+    folder = config.model_folder
+    if not (config.run / "config.yaml").is_file():
+        return f"{config.run} is no run: it has no config.yaml; name the folder of a run, such as runs/ppo"
+    other = config.run / ("final" if config.best else "best")
+    there = f"; {other} is there ({'leave out' if config.best else 'add'} --best)" if other.is_dir() else ""
+    return f"{folder} holds no model: the run is not finished, or kept none{there}"
+
+
+def _base_of_adapters(folder: Path, facts: RunFacts) -> str:
+    """The model on the Hub that adapters lie on, as they say themselves. Raises ConfigError if it is not there.
+
+    The model with which training began may be another: a run between may have changed all of its weights.
+    """
+    base = _base_in(folder)
+    if _is_adapter(base):
+        raise ConfigError(
+            f"{folder} holds adapters whose base is adapters too ({base}), and other tools leave those out; push a plain "
+            f"model (heedful merge --adapter {folder}), or merge the base, push it, and name it with --base-model ORG/NAME"
+        )
+    local = {source.name for source in facts.models if source.sha256 is not None}
+    if not is_on_hub(base) or base in local:
+        raise ConfigError(
+            f"{folder} holds adapters of a model that is not on the Hub, so nobody could load them; name it with "
+            "--base-model ORG/NAME if it is there, or push a plain model (heedful merge)"
+        )
+    return str(base)
+
+
+def _base_in(folder: Path) -> Any:
+    return read_object(folder / "adapter_config.json", DAMAGED).get("base_model_name_or_path")
+
+
+def _is_adapter(base: Any) -> bool:
+    """Whether the base of adapters is a folder of adapters itself."""
+    return (Path(str(base)) / "adapter_config.json").is_file()
+
+
+def _cleaned(path: Path, base: str | None) -> bytes:
+    """A JSON file without names of this machine, and with the base of adapters. Raises ConfigError if it holds a secret."""
+    content = read_object(path, DAMAGED)
+    for name in ("_name_or_path", "name_or_path", "tokenizer_file"):
+        content.pop(name, None)
+    if path.name == "adapter_config.json":
+        content["base_model_name_or_path"] = base
+    _refuse_secrets(path, _texts(content))  # not by their names: a tokenizer has an eos_token
+    return (to_json(content, indent=2) + "\n").encode()
+
+
+def _refuse_secrets(path: Path, texts: Iterable[str]) -> None:
+    if any(map(holds_secret, texts)):
+        raise ConfigError(f"{path} holds what looks like a secret, so nothing is pushed; take it out")
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict | list):
+        for one in content.values() if isinstance(content, dict) else content:
+            yield from _texts(one)
+
+
+def _curves(run: Path) -> bytes | None:
+    """The learning curves as PNG; None of a run that has logged nothing to draw."""
+    try:
+        drawn = figure_of([read_run(run, run.resolve().name)])
+    except (CheckpointError, DataError):
+        return None
+    content = BytesIO()
+    drawn.savefig(content, format="png", dpi=110)
+    return content.getvalue()
 
 
 def _upload(config: PushConfig, files: Files) -> str:
