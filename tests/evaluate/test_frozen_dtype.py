@@ -12,7 +12,7 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.kernels import device
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
-from heedful.rounds.writers import load_writers
+from heedful.rounds.sample import load_writers
 
 SHORT = {"device": "cpu", "dtype": "bfloat16", "micro_batch_size": 4}
 SHORT_CHAT = {"device": "cpu", "dtype": "bfloat16", "max_new_tokens": 2}

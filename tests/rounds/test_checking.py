@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heedful.rounds.measuring import verdict
+from heedful.rounds.training import verdict
 
 REWARD = "batch_size: 2\nmax_steps: 2\n"
 PPO = "steps: 1\nrollout_batch_size: 2\nminibatch_size: 2\nppo_epochs: 1\n"

@@ -21,8 +21,7 @@ from heedful.label.records import Candidate, Item
 from heedful.rounds.active import Choice, Pair, choose, different_pairs, disagreement
 from heedful.rounds.judging import load_judge, scores_of
 from heedful.rounds.notes import Note, RoundNotes
-from heedful.rounds.sample import Row, sampled_rows
-from heedful.rounds.writers import load_writers
+from heedful.rounds.sample import Row, load_writers, sampled_rows
 from heedful.types import Prompt
 
 Asked = tuple[str, frozenset[str]]

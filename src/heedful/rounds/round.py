@@ -22,13 +22,21 @@ from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
 from heedful.rewards.resolve import check_reward_string
 from heedful.rounds.asking import ask, how_many, refuse_few_prompts
-from heedful.rounds.checking import check_pairs, check_settings
 from heedful.rounds.judging import load_judge, scores_of_items
-from heedful.rounds.measuring import evaluate, verdict
 from heedful.rounds.notes import Note, RoundNotes, folder_of, read_round, read_state, write_state
-from heedful.rounds.training import train_policy, train_reward_models, write_labels
+from heedful.rounds.training import (
+    check_pairs,
+    check_settings,
+    evaluate,
+    train_policy,
+    train_reward_models,
+    verdict,
+    write_labels,
+)
 
 Say = Callable[[str], None]
+Done = tuple[Note | None, str]
+"""The numbers of a step, None if people have to label first; and what to tell the user, if anything."""
 OF_THIS_CALL = ("project", "enough", "device", "micro_batch_size")
 """Settings that may differ when a round goes on."""
 FILES = {"reward_config": "reward", "ppo_config": "ppo"}
@@ -55,44 +63,65 @@ def run_round(config: RoundConfig, say: Say = print) -> RoundNotes:
     with FolderLock(config.project / "rounds", refusal=BUSY):
         config, notes = _current(config)
         say(f"round {notes.number}: {'all steps are done' if notes.step is None else f'the next step is {notes.step}'}")
-        _go_on(config, notes, say)
+        while notes.step is not None:
+            since = time.perf_counter()
+            numbers, text = STAGES[notes.step](config, notes)
+            if numbers is not None:
+                notes.note(notes.step, numbers, since=since)
+            if text:
+                say(text)
+            if numbers is None:  # people have to label first
+                return notes
+        say(_result(config, notes))
     return notes
 
 
-def _go_on(config: RoundConfig, notes: RoundNotes, say: Say) -> None:
-    if notes.step == "sample":
-        since = time.perf_counter()
-        with Project.open(config.project) as project:
-            asked = ask(
-                config, project, notes, _models_before(config, notes), lambda items: check_pairs(config, notes, items)
-            )
-            notes.note("sample", asked, since=since)
-        say(how_many(config, notes.steps["sample"]))
-    if notes.step == "label":
-        since = time.perf_counter()
-        numbers = notes.counted()
-        if numbers is None:
-            with Project.open(config.project, read_only=True) as project:
-                waiting, numbers = _labelled(config, project, notes)
-                if waiting:
-                    say(waiting)
-                    return
-                write_labels(config, project, notes, numbers)
-        notes.note("label", numbers, since=since)
-    if notes.step == "reward":
-        since = time.perf_counter()
-        numbers = train_reward_models(config, notes, notes.folder / "labels")
-        _write_scores(config, numbers["models"])
-        notes.note("reward", numbers, since=since)
-        say(f"reward model: {_accuracy(numbers)}")
-    models = notes.steps["reward"]["models"]
-    if notes.step == "ppo":
-        since = time.perf_counter()
-        notes.note("ppo", train_policy(config, notes, models), since=since)
-    if notes.step == "evaluate":
-        since = time.perf_counter()
-        notes.note("evaluate", evaluate(config, notes.before, notes.steps["ppo"]["model"], models), since=since)
-    say(_result(config, notes))
+def _sample(config: RoundConfig, notes: RoundNotes) -> Done:
+    with Project.open(config.project) as project:
+        models = _models_before(config, notes)
+        asked = ask(config, project, notes, models, lambda items: check_pairs(config, notes, items))
+    return asked, how_many(config, asked)
+
+
+def _label(config: RoundConfig, notes: RoundNotes) -> Done:
+    counted = notes.counted()
+    if counted is not None:
+        return counted, ""
+    with Project.open(config.project, read_only=True) as project:
+        waiting, numbers = _labelled(config, project, notes)
+        if waiting:
+            return None, waiting
+        write_labels(config, project, notes, numbers)
+    return numbers, ""
+
+
+def _reward(config: RoundConfig, notes: RoundNotes) -> Done:
+    numbers = train_reward_models(config, notes, notes.folder / "labels")
+    _write_scores(config, numbers["models"])
+    if numbers["accuracy"] is None:
+        return numbers, f"reward model: trained on {numbers['train_pairs']} labels; none is held out to measure it"
+    return numbers, (
+        f"reward model: trained on {numbers['train_pairs']} labels, orders {numbers['accuracy']:.0%} of "
+        f"{numbers['eval_pairs']} held-out ones as people did"
+    )
+
+
+def _ppo(config: RoundConfig, notes: RoundNotes) -> Done:
+    return train_policy(config, notes, notes.steps["reward"]["models"]), ""
+
+
+def _evaluate(config: RoundConfig, notes: RoundNotes) -> Done:
+    return evaluate(config, notes.before, notes.steps["ppo"]["model"], notes.steps["reward"]["models"]), ""
+
+
+STAGES: Mapping[str, Callable[[RoundConfig, RoundNotes], Done]] = {
+    "sample": _sample,
+    "label": _label,
+    "reward": _reward,
+    "ppo": _ppo,
+    "evaluate": _evaluate,
+}
+"""The steps of a round, in order (`heedful.label.rounds_page.STEPS`)."""
 
 
 def _current(config: RoundConfig) -> tuple[RoundConfig, RoundNotes]:
@@ -210,15 +239,6 @@ def _write_scores(config: RoundConfig, models: list[str]) -> None:
     scores = scores_of_items(load_judge([f"model:{model}" for model in models], options, config), items)
     lines = (to_json({"item": item, "scores": values}) for item, values in scores.items())
     write_text(config.project / "scores.jsonl", "".join(f"{line}\n" for line in lines))
-
-
-def _accuracy(numbers: Note) -> str:
-    if numbers["accuracy"] is None:
-        return f"trained on {numbers['train_pairs']} labels; none is held out to measure it"
-    return (
-        f"trained on {numbers['train_pairs']} labels, orders {numbers['accuracy']:.0%} of {numbers['eval_pairs']} held-out "
-        "ones as people did"
-    )
 
 
 def _result(config: RoundConfig, notes: RoundNotes) -> str:

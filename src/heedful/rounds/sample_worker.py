@@ -24,7 +24,7 @@ from heedful.data.messages import read_conversation
 from heedful.data.readers import fault_in, parse_json
 from heedful.errors import DataError, HeedfulError
 from heedful.files import to_json
-from heedful.rounds.writers import Writer, load_writers, write_answers
+from heedful.rounds.sample import Writer, load_writers, write_answers
 from heedful.types import Prompt, Text
 
 MOST_ANSWERS = 64

@@ -1,26 +1,47 @@
-"""The middle of a round: reward models from all labels so far, and a policy that follows them."""
+"""The middle and the end of a round: reward models from all labels so far, a policy that follows them, and how it compares.
+
+`check_settings` and `check_pairs` try what the later steps of a round need before people label for it: the steps begin with
+stand-ins for what is not there yet.
+"""
 
 import contextlib
+import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from heedful.configs.evaluate import KLConfig, WinRateConfig
 from heedful.configs.parse import parse, read_yaml_flags
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.rounds import RoundConfig
+from heedful.data.messages import read_conversation
+from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError
+from heedful.evaluate.policies import evaluate_kl, evaluate_win_rate
 from heedful.files import to_json
 from heedful.label.exporting import Export, ExportOptions, export_project
 from heedful.label.project import Project
+from heedful.label.records import Item
 from heedful.label.rounds_page import COUNTED
-from heedful.rounds.notes import Note, RoundNotes
+from heedful.rounds.asking import SHARED
+from heedful.rounds.notes import Note, RoundNotes, folder_of
+from heedful.train.disk_space import check_space
+from heedful.train.online import start as online
 from heedful.train.online.engine import train_ppo
 from heedful.train.output_folder import finished
+from heedful.train.reward import start as start_reward
 from heedful.train.reward import train_reward
+from heedful.types import Prompt, Text
 
 C = TypeVar("C")
+COMPARED = ("win_rate", "interval_95", "ties", "score_mean", "baseline_score_mean", "prompts")
+EQUAL = 0.5
+Verdict = Literal["better", "worse", "not distinguishable"]
+SHOWN = 10
+"""Prompts whose answers are kept."""
 TRAIN, EVAL = "preferences.train.jsonl", "preferences.eval.jsonl"
 
 
@@ -167,3 +188,139 @@ def _read(config_class: type[C], name: str, file: Path | None, flags: Sequence[s
 
 def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def evaluate(config: RoundConfig, before: str, policy: str, models: Sequence[str]) -> Note:
+    """Compare a round's policy with others on held-out prompts. Returns what notes.py says.
+
+    Args:
+        config: the round's settings.
+        before: the policy of the round before.
+        policy: the round's.
+        models: its reward models.
+    """
+    learned = [f"model:{model}" for model in models]
+    over_previous, samples = _win_rate(config, policy, before, learned)
+    judged: dict[str, Note | None] = {"judge_over_previous": None, "judge_over_first": None}
+    if config.judge:
+        judged["judge_over_previous"], by_judge = _win_rate(config, policy, before, config.judge)
+        samples = [_with_judge(*pair) for pair in zip(samples, by_judge, strict=True)]
+        judged["judge_over_first"] = (
+            judged["judge_over_previous"]
+            if before == config.policy
+            else _win_rate(config, policy, config.policy, config.judge)[0]
+        )
+    kl = evaluate_kl(KLConfig(model=policy, reference=config.policy, **_evaluation(config)))
+    return {"over_previous": over_previous, **judged, "kl": kl["kl"], "samples": samples}
+
+
+def _win_rate(
+    config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]
+) -> tuple[Note, list[dict[str, Any]]]:
+    """A policy against another under rewards: the numbers, and the first answers of both."""
+    result = evaluate_win_rate(win_rate_config(config, policy, baseline, rewards))
+    samples = [
+        {
+            "prompt": row["prompt"],
+            "response": row["response"],
+            "score": row["score"],
+            "previous": row["baseline"],
+            "previous_score": row["baseline score"],
+        }
+        for row in result["samples"]
+    ]
+    numbers = {name: result[name] for name in COMPARED}
+    return numbers | {"verdict": verdict(numbers["interval_95"])}, samples
+
+
+def win_rate_config(config: RoundConfig, policy: str, baseline: str, rewards: Sequence[str]) -> WinRateConfig:
+    """The settings with which a round compares two policies."""
+    return WinRateConfig(
+        model=policy,
+        baseline=baseline,
+        rewards=tuple(rewards),
+        reward_combine="mean" if len(rewards) > 1 else "sum",
+        **_evaluation(config),
+    )
+
+
+def verdict(interval: Sequence[float] | None) -> Verdict:
+    """What the 95 % interval of a win rate says; one half is what two equal policies have.
+
+    None (too few prompts for an interval) says nothing, as does one with one half in it or at its end.
+    """
+    if interval is None or not all(map(math.isfinite, interval)) or interval[0] <= EQUAL <= interval[1]:
+        return "not distinguishable"
+    return "better" if interval[0] > EQUAL else "worse"
+
+
+def _with_judge(row: dict[str, Any], judged: dict[str, Any]) -> dict[str, Any]:
+    """The same answers with the judge's scores: one seed gives the same answers each time."""
+    assert (row["prompt"], row["response"]) == (judged["prompt"], judged["response"])
+    return row | {"judge": judged["score"], "previous_judge": judged["previous_score"]}
+
+
+def _evaluation(config: RoundConfig) -> dict[str, Any]:
+    shared = {name: getattr(config, name) for name in SHARED}
+    return {
+        **shared,
+        "data": config.prompts,
+        "eval_fraction": config.eval_fraction,
+        "num_samples": SHOWN,
+        "seed": config.seed,
+    }
+
+
+def check_settings(config: RoundConfig, number: int, before: str) -> None:
+    """Check that PPO and the measurement of a round could begin, with reward models that are still to be trained.
+
+    Args:
+        config: the round's settings.
+        number: of the round.
+        before: the policy that its answers come from.
+
+    Raises what ``heedful reward``, ``heedful ppo`` and ``heedful evaluate win-rate`` raise before they begin.
+    """
+    notes = RoundNotes(folder_of(config.project, number), number, {}, before)
+    reward_config(config, notes, None, 0)
+    win_rate_config(config, config.policy, before, config.judge or ("rule:digits",))
+    stand_ins = [f"rule:length:0-{length}" for length in range(1, config.reward_models + 1)]
+    settings = ppo_config(config, notes, stand_ins, are_models=False)
+    judges = dict.fromkeys((*settings.best_by, *config.judge))  # so that they score a few answers
+    settings = replace(settings, best_by=tuple(one for one in judges if one not in stand_ins))
+    with naming_config("ppo"):
+        check_space(settings, online.start(settings, ()).learner)
+
+
+def check_pairs(config: RoundConfig, notes: RoundNotes, items: Sequence[Item]) -> None:
+    """Check that a reward model could learn from pairs, whatever people say of them.
+
+    Args:
+        config: the round's settings.
+        notes: of the round.
+        items: those of the round, and of earlier ones.
+
+    Raises what ``heedful reward`` raises before it begins.
+    """
+    pairs = [one for one in items if one.task == "pair"]
+    prompts = [Prompt(_text(one.prompt), str(place)) for place, one in enumerate(pairs)]
+    parts = split_by_prompt(prompts, config.eval_fraction if config.ask_held_out else 0.0, may_be_one_sided=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, part in zip((TRAIN, EVAL), parts, strict=True):
+            rows = [_as_preference(pairs[int(one.source)]) for one in part]
+            if rows:
+                Path(folder, name).write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
+        if not parts[0]:
+            return  # the round says so when there are labels
+        settings = reward_config(config, notes, Path(folder), 0)
+        with naming_config("reward"):
+            check_space(settings, start_reward(settings)[0])
+
+
+def _text(prompt: Any) -> Text:
+    return prompt if isinstance(prompt, str) else read_conversation("an item", "prompt", prompt)
+
+
+def _as_preference(item: Item) -> dict[str, Any]:
+    chosen, rejected = (one.response for one in item.candidates)
+    return {"prompt": item.prompt, "chosen": chosen, "rejected": rejected}
