@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
-from heedful.command_table import COMMANDS, GROUPS
+from heedful.command_table import COMMANDS, GROUPS, SHOWN
 from heedful.errors import ConfigError, HeedfulError, Terminated, is_out_of_memory
 from heedful.redact import WithoutSecrets, remember_command
 
@@ -26,6 +27,7 @@ instruction that takes only 13 ns on Intel's servers since Sapphire Rapids: ther
 soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
+WIDEST_NAME = max(len(name) for names in SHOWN.values() for name in names)
 SECONDS_TO_CLEAR_UP = 10.0
 """For what is done at the end of a process that must not wait for other ranks or a tracker."""
 
@@ -196,21 +198,20 @@ def _message(error: Exception) -> str | None:
 
 
 def usage() -> str:
-    """Return the text of ``heedful --help``: the commands with their summaries."""
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "heedful trains language models that heed human feedback.",
-            "",
-            "usage: heedful COMMAND [FILE.yaml] [--flag value ...]",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "heedful COMMAND --help lists the flags of a command; a YAML file uses the same names.",
-        ]
-    )
+    """Return the text of ``heedful --help``: what a newcomer needs first, then the other commands in groups."""
+    lines = ["heedful trains language models that heed human feedback.", ""]
+    lines += ["usage: heedful COMMAND [FILE.yaml] [--setting value ...]"]
+    for title, names in SHOWN.items():
+        lines += ["", title]
+        for name in names:
+            measures = ", ".join(command.split()[1] for command in COMMANDS if command.startswith(f"{name} "))
+            summary = COMMANDS[name].summary if name in COMMANDS else f"{GROUPS[name][1]}: {measures}"
+            indent = " " * (WIDEST_NAME + 4)
+            lines += textwrap.wrap(
+                f"  {name:<{WIDEST_NAME}}  {summary}", 88, subsequent_indent=indent, break_on_hyphens=False
+            )
+    lines += ["", "heedful COMMAND --help shows a command's main settings, --help-all every one. A YAML file"]
+    return "\n".join([*lines, "uses the same names."])
 
 
 def _run(words: list[str], *, is_program: bool) -> int:
@@ -234,7 +235,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
             asked = bool(words) and words[0] in ("-h", "--help")
             wrong = "" if not words or asked else f"heedful: {name} has no {kind} {words[0]!r}\n"
             print(
-                f"{wrong}heedful {name} {does}:\n{listing}",
+                f"{wrong}heedful {name}: {does}\n{listing}",
                 file=sys.stdout if asked else sys.stderr,
             )
             return 0 if asked else 2

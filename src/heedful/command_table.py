@@ -71,7 +71,7 @@ COMMANDS = {
     "round": Command(
         "configs.rounds:RoundConfig",
         "commands:take_round",
-        "take a project from labels to a measured policy, and again",
+        "run the next human-feedback round of a project",
     ),
     "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
@@ -187,8 +187,17 @@ COMMANDS = {
     "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }
 GROUPS = {
-    "evaluate": ("measure", "measures one thing at a time"),
-    "plan": ("trainer", "plans a run of one trainer"),
-    "label": ("command", "has people label, in a project"),
+    "evaluate": ("measure", "measure one thing at a time"),
+    "plan": ("trainer", "plan a run of one trainer"),
+    "label": ("command", "have people label, in a project"),
 }
 """Commands of two words, by the first: what the second is called, and what the first does with it."""
+SHOWN = {
+    "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"),
+    "more ways to train": ("a2c", "online-dpo", "kto"),
+    "people who label": ("label", "sample", "round"),
+    "runs": ("runs", "report", "track", "push"),
+    "memory and models": ("plan", "merge", "tiny"),
+    "servers": ("serve-reward", "serve-policy"),
+}
+"""Commands and first words of commands, as ``heedful --help`` shows them."""

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from heedful.cli import COMMANDS, main, spins
+from heedful.configs.help import SECTIONS
 from heedful.evaluate.curves import read_algorithm
 
 QUICK = ("torch", "transformers", "datasets", "numpy", "tyro", "rich", "yaml")
@@ -42,12 +43,18 @@ def docstrings(config_class):
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
-def test_help_lists_every_command(heedful, words):
+def test_help_lists_every_command_on_one_screen(heedful, words):
     outcome = heedful(*words)
     assert (outcome.status, outcome.err) == (0, "")
+    assert len(outcome.out.splitlines()) <= 50
+    said = " ".join(outcome.out.split())
     for name, command in COMMANDS.items():
-        assert name in outcome.out
-        assert command.summary in outcome.out
+        assert name.split()[-1] in said.replace(",", " ").split()
+        assert " " in name or f"{name} {command.summary}" in said
+    first = outcome.out.split("\n\n")[2].splitlines()[1:]
+    assert [line.split()[0] for line in first if line[2] != " "] == [
+        "demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])
@@ -57,19 +64,61 @@ def test_version(heedful, word):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_commands_help_explains_every_setting(heedful, command):
-    outcome = heedful(*command.split(), "--help")
+def test_all_of_a_commands_help_explains_every_setting(heedful, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    outcome = heedful(*command.split(), "--help-all")
     assert outcome.status == 0
-    said = "".join(outcome.out.split())  # lines are wrapped, inside words too
+    assert max(map(len, outcome.out.splitlines())) <= 70 + 60  # a list of choices or an address is not broken
+    said = " ".join(outcome.out.split())
     explained = docstrings(config_of(command))
     for field in dataclasses.fields(config_of(command)):
         assert "--" + field.name.replace("_", "-") in said
-        assert "".join(explained[field.name].split()) in said, f"--{field.name} is not explained by its docstring"
+        assert " ".join(explained[field.name].split()) in said, f"--{field.name} is not explained by its docstring"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_short_help_is_help(heedful, command):
-    assert heedful(*command.split(), "-h").status == 0
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_commands_help_is_one_screen(heedful, command, width, monkeypatch):
+    """What it does, an example, what is required, what people change with its default, and where the rest is."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    outcome = heedful(*command.split(), "--help")
+    assert outcome.status == 0
+    lines = outcome.out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= width
+    assert f"usage: heedful {command}" in lines[0]
+    assert f"heedful {command} --help-all" in outcome.out
+    positions = getattr(config_of(command), "POSITIONAL", ())
+    for field in dataclasses.fields(config_of(command)):
+        if field.default is dataclasses.MISSING:
+            shown = field.name.upper() if field.name in positions else f"--{field.name.replace('_', '-')}"
+            assert shown in outcome.out.split("required", maxsplit=1)[1]
+    assert heedful(*command.split(), "-h").out == outcome.out
+
+
+def test_the_first_screen_of_ppo_has_what_somebody_who_knows_trl_looks_for(heedful):
+    said = heedful("ppo", "--help").out
+    for flag in (
+        "--model TEXT", "--rewards TEXT", "--data TEXT", "--output PATH", "--learning-rate 3e-06", "--steps 100",
+        "--rollout-batch-size 64", "--minibatch-size 64", "--micro-batch-size 8", "--ppo-epochs 4", "--max-new-tokens 64",
+        "--temperature 1.0", "--kl-coef 0.05", "--clip-range 0.2", "--gae-lambda 0.95", "--lora-rank 0", "--dtype auto",
+        "--eval-every 50", "--track",
+    ):  # fmt: skip
+        assert flag in said
+    assert "heedful ppo --model runs/sft/final --data prompts.jsonl" in said
+
+
+def test_all_settings_of_ppo_are_in_the_named_groups(heedful):
+    said = heedful("ppo", "--help-all").out
+    headings = [line for line in said.splitlines() if line and line[0] != " "][2:]
+    assert headings == list(SECTIONS)
+    groups = dict(zip(headings, re.split(r"\n\n[a-z ]+\n", said)[1:], strict=True))
+    for group, flag in {
+        "model and data": "--eval-data", "algorithm": "--kl-coef", "sampling": "--temperature", "reward": "--rewards",
+        "optimisation": "--learning-rate", "evaluation": "--best-by", "logging": "--track", "checkpoints": "--output",
+        "devices": "--dtype", "judge": "--judge-mode", "server": "--sampler",
+    }.items():  # fmt: skip
+        assert f"  {flag} " in groups["evaluation" if flag == "--eval-data" else group]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("sfx", "sft"), ("rewards", "reward"), ("pop", "ppo"), ("chatt", "chat")])
@@ -78,7 +127,7 @@ def test_an_unknown_command_suggests_the_nearest(heedful, typed, meant):
     assert (outcome.status, outcome.out) == (2, "")
     assert f"there is no command {typed!r}; did you mean {meant!r}?" in outcome.err
     for name in COMMANDS:
-        assert name in outcome.err
+        assert name.split()[-1] in outcome.err
 
 
 def test_an_unknown_command_near_none(heedful):
@@ -178,7 +227,7 @@ def test_a_pipe_of_the_work_that_breaks_is_an_error(heedful, monkeypatch, tmp_pa
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr("heedful.commands.show_runs", hang_up)
-    outcome = heedful("runs", "--folder", tmp_path)
+    outcome = heedful("runs", tmp_path)
     assert (outcome.status, outcome.message) == (3, "heedful: Broken pipe")
 
 

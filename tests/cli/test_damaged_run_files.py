@@ -124,7 +124,7 @@ def test_the_list_of_runs_says_what_is_damaged(folders, heedful, tmp_path, file,
     path.unlink()
     content, reason = DAMAGE[kind]
     path.mkdir() if content is None else path.write_bytes(content)
-    outcome = heedful("runs", "--folder", tmp_path)
+    outcome = heedful("runs", tmp_path)
     assert outcome.status == 0
     assert f"cannot go on: {path}: {reason}" in outcome.out
 

@@ -75,8 +75,8 @@ def test_a_model_with_a_secret_in_its_name(told, command, value, tmp_path):
         (TOKEN,),
         ("evaluate", TOKEN),
         ("label", "export", TOKEN),
-        ("runs", "--folder", TOKEN),
-        ("report", "--runs", TOKEN, "--output", "a.png"),
+        ("runs", TOKEN),
+        ("report", TOKEN, "--output", "a.png"),
         ("push", "--run", TOKEN, "--to", "a/b"),
         ("round", TOKEN, "--policy", "a", "--prompts", "b"),
     ],
@@ -133,7 +133,7 @@ def test_warnings_and_what_libraries_print(capsys, monkeypatch, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr)
-        assert main(["runs", "--folder", str(tmp_path)]) == 0
+        assert main(["runs", str(tmp_path)]) == 0
     assert sys.stderr is before
     assert capsys.readouterr().err == "旧 ***\nhttps://***@h.invalid/x?key=***\n***\n"
 
@@ -145,7 +145,7 @@ def test_a_mistake_of_ours(tmp_path):
 import sys, heedful.commands
 def fails(_): raise AssertionError("{TOKEN}")
 heedful.commands.show_runs = fails
-sys.argv = ["heedful", "runs", "--folder", "."]
+sys.argv = ["heedful", "runs", "."]
 from heedful.cli import main
 main()
 """

@@ -360,7 +360,11 @@ def test_out_of_range_names_the_flag_and_what_it_got(make, config_class, wrong):
         (SFTConfig, {"patience": 2, "eval_every": 0}, "--patience .*--eval-every"),
         (RewardConfig, {"patience": 1, "eval_every": 0}, "--patience .*--eval-every"),
         (SFTConfig, {"eval_fraction": 1.0}, "--eval-fraction must be below 1, got 1.0; nothing is left"),
-        (ReportConfig, {"runs": ()}, "--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo"),
+        (
+            ReportConfig,
+            {"runs": ()},
+            "no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo",
+        ),
         (ReportConfig, {"output": "curves.txt"}, r"--output curves.txt must end in .png, .svg or .pdf"),
         (ReportConfig, {"output": "curves"}, r"--output curves must end in .png"),
         (DemoConfig, {"output": ""}, "--output must name a folder for the demo"),

@@ -80,9 +80,10 @@ def test_keys_that_are_no_settings_are_named_with_the_nearest(heedful, written):
     outcome = heedful("sft", path)
     assert outcome.status == 2
     assert (
-        f"{path}:2: learning_rat (--learning-rat) is not a setting. Perhaps you meant learning_rate" in outcome.message
+        f"{path}:2: learning_rat (--learning-rat) is not a setting. Perhaps you meant --learning-rate"
+        in outcome.message
     )
-    assert f"{path}:3: 学习率 (--学习率) is not a setting heedful COMMAND --help" in outcome.message
+    assert f"{path}:3: 学习率 (--学习率) is not a setting heedful COMMAND --help-all" in outcome.message
 
 
 def test_criteria_that_are_aliases_of_aliases(heedful, written, tmp_path):

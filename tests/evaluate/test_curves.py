@@ -177,7 +177,7 @@ def config_of(command):
 
 def test_a_run_without_an_environment_does_not_say_what_it_ran(ppo, tmp_path, capsys):
     folder = ppo("别处", None)
-    assert main(["report", "--runs", str(folder), "--output", str(tmp_path / "c.png")]) == 2
+    assert main(["report", str(folder), "--output", str(tmp_path / "c.png")]) == 2
     message = capsys.readouterr().err
     assert f"CheckpointError: --runs: {folder} has no environment.json" in message
     assert 'write one: expected {"command": "heedful ALGORITHM"} such as heedful ppo' in message
@@ -322,7 +322,7 @@ def test_the_picture_is_real(sft, reward, ppo, tmp_path):
 
 def test_the_command(sft, ppo, tmp_path, capsys):
     output = tmp_path / "曲线.svg"
-    assert main(["report", "--runs", str(sft), str(ppo()), "--output", str(output)]) == 0
+    assert main(["report", str(sft), str(ppo()), "--output", str(output)]) == 0
     assert f"2 runs are in {output}" in capsys.readouterr().out
     assert ET.parse(output).getroot().tag.endswith("svg")
 
@@ -354,7 +354,7 @@ def test_a_folder_that_is_no_run(sft, tmp_path, capsys):
     with pytest.raises(CheckpointError, match=f"no metrics.jsonl; did you mean {sft}"):
         draw_curves([sft.parent], tmp_path / "c.png")
     (sft / "final").mkdir()
-    assert main(["report", "--runs", str(sft / "final"), "--output", str(tmp_path / "c.png")]) == 2
+    assert main(["report", str(sft / "final"), "--output", str(tmp_path / "c.png")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"no metrics.jsonl; did you mean {sft}?" in captured.err
@@ -373,5 +373,5 @@ def test_a_picture_that_cannot_be_written_is_told_first(sft, tmp_path):
         draw_curves([sft], tmp_path)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file"):
         draw_curves([sft], sft / "metrics.jsonl" / "c.png")
-    with pytest.raises(ConfigError, match="--runs is missing"):
+    with pytest.raises(ConfigError, match="no run is named"):
         draw_curves([], tmp_path / "c.png")

@@ -16,6 +16,8 @@ HEAD_LEARNING_RATE = 1e-3
 class CriticOptions(ObjectiveOptions):
     """Which network the critic is, and how it learns."""
 
+    SECTION = "algorithm"
+
     critic: Literal["shared", "separate", "reward"] = "shared"
     """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
     starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""

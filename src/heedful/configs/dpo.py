@@ -22,12 +22,12 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     loss: Literal["sigmoid", "robust", "ipo", "ipo-sum", "hinge", "simpo", "orpo"] = "sigmoid"
-    """sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to a margin
-    of 1 / (2 beta) nats per token, which does not push certain pairs for ever; ipo-sum: per response, as in the paper. hinge:
-    SLiC. simpo and orpo need no reference: the mean log-prob per token with a target margin; the odds ratio beside SFT on the
-    chosen responses, which can start from a base model."""
+    """Which loss. sigmoid: DPO. robust: DPO for a known share of wrong labels (label-smoothing). ipo: a squared distance to
+    a margin of 1 / (2 beta) nats per token, which does not push certain pairs for ever; ipo-sum: per response, as in the
+    paper. hinge: SLiC. simpo and orpo need no reference: the mean log-prob per token with a target margin; the odds ratio
+    beside SFT on the chosen responses, which can start from a base model."""
     beta: Annotated[float | None, POSITIVE] = None
-    """Price of leaving the reference; raising it keeps the policy closer. simpo: what multiplies the margin per token.
+    """Strength of the pull to the reference: raising it keeps the policy closer. simpo: what multiplies the margin per token.
     orpo: the weight of the odds ratio beside SFT. None: 0.1; 2 with simpo; 5 with length-normalise."""
     label_smoothing: Annotated[float, FRACTION] = 0.0
     """Share of labels assumed to be wrong; only with the losses sigmoid (conservative DPO) and robust (below 0.5)."""

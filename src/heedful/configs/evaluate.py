@@ -16,6 +16,8 @@ from heedful.types import MicroBatch
 class EvaluationOptions(RecordOptions, TrustOptions, MachineOptions):
     """What every measure has."""
 
+    SECTION = "evaluation"
+
     data: str
     """Data to measure on: a file (docs/data.md), or a data set on the Hub or ModelScope."""
     eval_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
@@ -53,6 +55,8 @@ class AccuracyConfig(EvaluationOptions):
 @dataclass(frozen=True, kw_only=True)
 class SampledOptions(SamplingOptions, EvaluationOptions):
     """What the measures that sample have."""
+
+    SECTION = "evaluation"
 
     model: str
     """The policy to measure."""

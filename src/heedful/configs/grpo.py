@@ -19,7 +19,7 @@ class GRPOConfig(OnlineConfig):
     samples_per_prompt: Annotated[int, POSITIVE] = 8
     """Responses to each prompt: a group. rollout-batch-size counts them all."""
     ppo_epochs: Annotated[int, POSITIVE] = 1
-    """Passes over a rollout batch. More squeeze it harder; policy/approx_kl shows when too hard."""
+    """Passes over a rollout batch. More epochs reuse each batch more; watch policy/approx_kl."""
     advantage: Advantage = "group"
     """How good a response was. group: score minus the mean of the responses to its prompt, over their standard deviation
     (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the mean of the others (RLOO). batch-mean: minus
@@ -33,4 +33,4 @@ class GRPOConfig(OnlineConfig):
     """Where the KL penalty goes: into the loss with its gradient, averaged as the loss is, or off the score of the response
     (RLOO; not with advantage group)."""
     kl_coef: Annotated[float, NOT_NEGATIVE] = 0.04
-    """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
+    """KL penalty coefficient. Raising it keeps the text closer to the reference."""

@@ -15,12 +15,14 @@ Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate"
 class ImportanceOptions(ObjectiveOptions):
     """How tokens are weighed that something else than the policy drew."""
 
+    SECTION = "algorithm"
+
     importance: Importance = "none"
-    """Multiply each token's objective by how much likelier it was under the policy than to be drawn. Set it with top-k or
-    top-p, or if rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS).
-    token-mask: a token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or
-    top-p and no importance-low no ratio is above 1, so it is token-truncate.
-    sequence-truncate, sequence-mask: the same with the ratio of the whole response."""
+    """Multiply each token's objective by the ratio of policy to sampler probability. Set it with top-k or top-p, or if
+    rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS). token-mask: a
+    token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or top-p and no
+    importance-low no ratio is above 1, so it is token-truncate. sequence-truncate, sequence-mask: the same with the ratio
+    of the whole response."""
     importance_low: Annotated[float, NOT_NEGATIVE] = 0.0
     """Smallest ratio that still counts, for token-mask and sequence-mask."""
     importance_high: Annotated[float, POSITIVE] = 2.0

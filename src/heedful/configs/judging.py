@@ -19,6 +19,8 @@ KEY = "HEEDFUL_JUDGE_API_KEY"
 class JudgeOptions(Settings):
     """How a judge (judge:http://HOST/v1#MODEL) is asked. All of it is refused if there is none."""
 
+    SECTION = "judge"
+
     judge_mode: JudgeMode = "score"
     """What a judge is asked. score: a number for each response. pairwise: which of two responses to a prompt is better, each
     two asked in both orders, so k (k - 1) requests for k responses. ranking: an order of all responses to a prompt, in one

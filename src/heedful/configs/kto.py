@@ -16,7 +16,7 @@ class KTOConfig(ReferenceOptions, TrainingOptions):
     model: str
     """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
     beta: Annotated[float, POSITIVE] = 0.1
-    """Price of leaving the reference. Raising it keeps the policy closer."""
+    """Strength of the pull to the reference. Raising it keeps the policy closer."""
     desirable_weight: Annotated[float, POSITIVE] = 1.0
     """What multiplies the loss of good responses. If they are few, raise it: weight times number is to be 1 to 1.5 times that
     of the bad ones."""

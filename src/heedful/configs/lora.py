@@ -13,8 +13,10 @@ from heedful.errors import ConfigError
 class LoRAOptions(Settings):
     """Low-rank adapters (Hu et al. 2021): the model stays as it is, and the product of two thin matrices is learned."""
 
+    SECTION = "optimisation"
+
     lora_rank: Annotated[int, NOT_NEGATIVE] = 0
-    """Rank of the adapters. 0 trains every weight instead. Raising it lets more be learned, for more memory."""
+    """Rank of LoRA adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory."""
     lora_alpha: Annotated[float | None, POSITIVE] = None
     """The adapters' product is multiplied by lora-alpha / lora-rank. None is twice the rank, so a factor of 2."""
     lora_targets: str = "all-linear"
@@ -39,6 +41,8 @@ class LoRAOptions(Settings):
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(LoRAOptions):
     """Other ways to need less memory."""
+
+    SECTION = "optimisation"
 
     gradient_checkpointing: bool = False
     """Keep only each layer's input and recompute the rest in the backward pass: less memory, about a third slower."""
@@ -77,6 +81,8 @@ class MemoryOptions(LoRAOptions):
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions(Settings):
     """The frozen model that a policy is compared with, and where it is kept."""
+
+    SECTION = "model and data"
 
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts."""

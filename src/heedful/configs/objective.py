@@ -44,6 +44,8 @@ ESTIMATORS = {
 class ObjectiveOptions(Settings):
     """Advantage, surrogate, average and KL penalty."""
 
+    SECTION = "algorithm"
+
     advantage: Advantage = "gae"
     """How good a response was. gae: rewards against a critic's values (PPO). group: score minus the mean of the responses to
     its prompt, over their standard deviation (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the
@@ -62,8 +64,9 @@ class ObjectiveOptions(Settings):
     """What one action is for a critic: each token, or the whole response, with one advantage and one probability ratio; its
     value is that of the prompt, so gamma and gae-lambda do not apply."""
     policy_loss: PolicyLoss = "clip"
-    """clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout
-    batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds still learn."""
+    """What is maximised. clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer
+    step per rollout batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds
+    still learn."""
     ratio: Ratio = "token"
     """What is clipped: each token's probability ratio, the response's (one action; RLOO), or the response's geometric mean
     (GSPO, which clips at about 3e-4)."""
@@ -88,7 +91,7 @@ class ObjectiveOptions(Settings):
     is off."""
 
     kl_coef: Annotated[float, NOT_NEGATIVE] = 0.05
-    """Price of a nat of KL to the reference. Raising it keeps the text closer to the reference."""
+    """KL penalty coefficient. Raising it keeps the text closer to the reference."""
     kl_in: Literal["reward", "loss"] = "reward"
     """Where the KL penalty goes: off the rewards, or into the loss with its gradient, averaged as the loss is."""
     kl_kind: KLKind | None = None
@@ -99,7 +102,7 @@ class ObjectiveOptions(Settings):
     kl_target: Annotated[float | None, POSITIVE] = None
     """KL in nats per response that kl-coef is steered to. None keeps kl-coef fixed."""
     kl_horizon: Annotated[int, POSITIVE] = 10_000
-    """Responses over which the steering acts. Raising it makes it slower."""
+    """Time constant of the KL controller, in responses. Raising it makes it slower."""
 
     @property
     def estimator(self) -> Estimator:

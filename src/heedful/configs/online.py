@@ -20,11 +20,26 @@ CORRECT = "add --importance token-truncate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BesideOptions(Settings):
-    """What is trained or kept beside the policy's own objective."""
+class StepOptions(Settings):
+    """How much a step samples, and how often it learns from that."""
 
+    SECTION = "algorithm"
+
+    steps: Annotated[int, POSITIVE] = 100
+    """Rollout batches: each is sampled, scored, and learned from."""
+    rollout_batch_size: Annotated[int, POSITIVE] = 64
+    """Responses per step."""
+    samples_per_prompt: Annotated[int, POSITIVE] = 1
+    """Responses to each prompt of a step; rollout-batch-size counts them all."""
+    ppo_epochs: Annotated[int, POSITIVE] = 4
+    """Passes over a rollout batch. More epochs reuse each batch more; watch policy/approx_kl."""
+    minibatch_size: Annotated[int, POSITIVE] = 64
+    """Most responses per optimizer step. Masked or failed responses shrink every minibatch evenly."""
+    max_kl: Annotated[float | None, POSITIVE] = None
+    """End the run, keeping what it learned, once reference/kl (nats per response) has been above this in 3 steps in a row.
+    Set it if nobody watches: far from its reference a policy can mislead a reward model without bound. None is off."""
     ptx_data: str | None = None
-    """Demonstrations or plain text whose likelihood is kept up (PPO-ptx), in the forms of heedful sft."""
+    """SFT data mixed into the PPO loss (PPO-ptx): demonstrations or plain text, in the forms of heedful sft."""
     ptx_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Weight of their loss, a mean over tokens as the policy loss is, on as many records as a minibatch has responses."""
     ema_decay: Annotated[float, BELOW_ONE] = 0.0
@@ -40,33 +55,13 @@ class BesideOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptions, SamplingOptions, TrainingOptions):
-    """Where a policy starts, how rollout batches are made, and what becomes of their scores."""
+class ScoreOptions(RewardOptions):
+    """What becomes of the scores before they are learned from."""
 
-    model: str
-    """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
-    temperature: Annotated[float, POSITIVE] = 1.0
-    """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
+    SECTION = "reward"
 
-    max_prompt_tokens: Annotated[int | None, POSITIVE] = None
-    """Longest prompt, in tokens; what happens to longer ones is what too-long says. Raise it for long documents, lower it if
-    memory runs out. None is a quarter of what the model can read, but at least 256 and at most 1024."""
-    too_long: Literal["error", "drop", "truncate"] = "error"
-    """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
-    keeps BOS, the system message and the tools; it loses its oldest turns, then the beginning of its last user message."""
-
-    steps: Annotated[int, POSITIVE] = 100
-    """Rollout batches: each is sampled, scored, and learned from."""
-    rollout_batch_size: Annotated[int, POSITIVE] = 64
-    """Responses per step."""
-    samples_per_prompt: Annotated[int, POSITIVE] = 1
-    """Responses to each prompt of a step; rollout-batch-size counts them all."""
-    ppo_epochs: Annotated[int, POSITIVE] = 4
-    """Passes over a rollout batch. More squeeze it harder; policy/approx_kl shows when too hard."""
-    minibatch_size: Annotated[int, POSITIVE] = 64
-    """Most responses per optimizer step. What failed or is masked leaves all steps of a rollout batch smaller by the same."""
     missing_eos_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Taken off the score of a response that was cut by length, or put in its place (see missing-eos)."""
+    """Penalty for responses that hit max-new-tokens: taken off the score, or put in its place (missing-eos)."""
     missing_eos: Literal["subtract", "replace"] = "subtract"
     """subtract: the penalty comes off the (normalised) score. replace: minus the penalty takes the place of that score."""
     overlong_buffer: Annotated[int, NOT_NEGATIVE] = 0
@@ -74,38 +69,77 @@ class RolloutConfig(BesideOptions, RewardOptions, ReferenceOptions, SamplerOptio
     max-new-tokens if responses run into the limit. 0 is off."""
     overlong_penalty: Annotated[float, POSITIVE] = 1.0
     """Taken off the (normalised) score of a response of max-new-tokens; less inside overlong-buffer."""
-    dynamic_sampling_rounds: Annotated[int, NOT_NEGATIVE] = 0
-    """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
-    (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
-    than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
     score_clip: Annotated[float | None, POSITIVE] = None
     """Scores are kept within plus and minus this, after normalisation if there is one. None is off."""
-    max_kl: Annotated[float | None, POSITIVE] = None
-    """End the run, keeping what it learned, once reference/kl (nats per response) has been above this in 3 steps in a row.
-    Set it if nobody watches: far from its reference a policy can mislead a reward model without bound. None is off."""
     score_norm_samples: Annotated[int, NOT_NEGATIVE] = 0
     """Reference responses whose scores set mean 0 and standard deviation 1 before training. 0 leaves scores as they are."""
     score_norm_running: bool = False
     """Shift and scale scores by the mean and standard deviation of all scores so far, those of the step included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSamplingOptions(SamplingOptions):
+    """How the responses of a step are sampled, beyond what all sampling has."""
+
+    SECTION = "sampling"
+
+    temperature: Annotated[float, POSITIVE] = 1.0
+    """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
+    dynamic_sampling_rounds: Annotated[int, NOT_NEGATIVE] = 0
+    """Prompts whose responses all score the same teach nothing: this many times per step, others are sampled in their place
+    (DAPO). What still ties after that stays (rollout/unfilled_frac), as it does if rewards fail on more of the new responses
+    than max-failed-rewards allows in a batch. Each round costs sampling and scoring. 0 is off."""
     rollout_micro_batch_size: Annotated[int, POSITIVE] = 64
     """Responses sampled at a time, and read at a time by policy, reference and critic before an update. It changes memory and
     speed, never the responses."""
     rollout_micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens sampled at a time, besides rollout-micro-batch-size: rows times the longest prompt and max-new-tokens. It
     bounds the key-value cache, never the responses; a row that has more is sampled by itself. None means no limit."""
-    rollouts: Literal["samples", "all"] = "samples"
-    """What is kept of the responses. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores
-    and KL, a Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutJudgeOptions(Settings):
+    """How the policy is measured on held-out prompts."""
+
+    SECTION = "evaluation"
+
     eval_prompts: Annotated[int, POSITIVE] = 128
     """Most held-out prompts to sample at an evaluation."""
     best_by: tuple[str, ...] = ()
     """Rewards that judge held-out responses to choose best/, in the forms of rewards, which may not have them; several are
-    summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. Raising the
-    training reward further and further ends in responses that only it likes; a judge that the policy never saw notices."""
-    adam_eps: Annotated[float, POSITIVE] = 1e-5
-    """Adam's epsilon; 1e-5 is what RL implementations use."""
+    summed. None chooses by what training maximises: the score with its penalties, minus the price of the KL. A
+    policy that is trained for long over-optimises its reward; a held-out reward detects it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(
+    StepOptions,
+    ScoreOptions,
+    RolloutSamplingOptions,
+    SamplerOptions,
+    HeldOutJudgeOptions,
+    ReferenceOptions,
+    TrainingOptions,
+):
+    """Where a policy starts, how rollout batches are made, and what becomes of their scores."""
+
+    SECTION = "model and data"
+
+    model: str
+    """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
+    max_prompt_tokens: Annotated[int | None, POSITIVE] = None
+    """Longest prompt, in tokens; what happens to longer ones is what too-long says. Raise it for long documents, lower it if
+    memory runs out. None is a quarter of what the model can read, but at least 256 and at most 1024."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What to do with prompts longer than max-prompt-tokens. drop and truncate are counted and reported. A truncated prompt
+    keeps BOS, the system message and the tools; it loses its oldest turns, then the beginning of its last user message."""
+    rollouts: Literal["samples", "all"] = "samples"
+    """What is kept of the responses. samples: the few of samples.jsonl. all: every one, with its tokens, log-probs, scores
+    and KL, a Parquet file per step in rollouts/ (docs/tracking.md has the columns and sizes)."""
     learning_rate: Annotated[float, POSITIVE] = 3e-6
     """Peak learning rate of the policy; constant within the epochs of one rollout batch."""
+    adam_eps: Annotated[float, POSITIVE] = 1e-5
+    """Adam's epsilon; 1e-5 is what RL implementations use."""
 
     algorithm: ClassVar[str]
     """The command, and the name of its runs."""

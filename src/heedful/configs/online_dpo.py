@@ -21,10 +21,10 @@ class OnlineDPOConfig(RolloutConfig):
     ppo_epochs: Annotated[int, POSITIVE] = 1
     """Passes over a rollout batch."""
     loss: Literal["sigmoid", "ipo", "ipo-sum", "hinge"] = "sigmoid"
-    """sigmoid: DPO. ipo: a squared distance to a margin of 1 / (2 beta) nats per token, which does not push certain pairs for
-    ever; ipo-sum: per response, as in the paper. hinge: SLiC."""
+    """Which loss. sigmoid: DPO. ipo: a squared distance to a margin of 1 / (2 beta) nats per token, which does not push
+    certain pairs for ever; ipo-sum: per response, as in the paper. hinge: SLiC."""
     beta: Annotated[float, POSITIVE] = 0.1
-    """Price of leaving the reference. Raising it keeps the policy closer."""
+    """Strength of the pull to the reference. Raising it keeps the policy closer."""
 
     @property
     def needs_old_pass(self) -> bool:

@@ -19,6 +19,8 @@ from heedful.types import MicroBatch
 class MachineOptions(Settings):
     """Where and how to compute."""
 
+    SECTION = "devices"
+
     seed: Annotated[int, SEED] = 0
     """Seed of every random draw. On a CPU the same seed gives the same run, bit for bit."""
     device: str = "auto"
@@ -29,42 +31,29 @@ class MachineOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(TrackingOptions, TrustOptions, MachineOptions):
-    """A training run, its folder, and what it does every N steps."""
+class CheckpointOptions(Settings):
+    """The run's folder, and what an unfinished run resumes from."""
+
+    SECTION = "checkpoints"
 
     output: Path
-    """Folder of the run: config, metrics, samples, checkpoints, best/ and final/ model."""
+    """Folder of the run: settings, metrics, samples, checkpoints, and the models best/ and final/."""
     overwrite: bool = False
     """Replace a run that is already in the output folder. It is kept until the new one has its final/."""
     resume: str = "auto"
-    """What to do with an unfinished run in the output folder. auto: go on from its newest checkpoint that is whole; the
-    settings must be the same. never: refuse. A path goes on from that checkpoint of the run, as from
+    """What to do with an unfinished run in the output folder. auto: resume from its latest complete checkpoint; the settings
+    must be the same. never: refuse. A path resumes from that checkpoint of the run, such as
     runs/first/checkpoints/step-000100, and sets later ones aside."""
     allow_change: tuple[str, ...] = ()
     """Settings that may differ from those that an unfinished run began with, such as steps learning-rate; data and models
     stand for other content of the same files."""
-    eval_every: Annotated[int, NOT_NEGATIVE] = 50
-    """Steps between evaluations on held-out data. 0 evaluates only at the start and the end."""
     save_every: Annotated[int, NOT_NEGATIVE] = 0
-    """Steps between checkpoints, from which a run goes on that was cut short. 0 counts only the time (save-minutes)."""
+    """Save a resumable checkpoint every N steps. 0 counts only the time (save-minutes)."""
     save_minutes: Annotated[float, NOT_NEGATIVE] = 15.0
     """Minutes between checkpoints, taken at the end of a step. 0 counts only the steps (save-every). A run that is ended by
     Ctrl-C, SIGTERM or an error saves one too."""
     keep: Annotated[int, NOT_NEGATIVE] = 2
-    """Checkpoints to keep; older ones are removed once a new one is whole. 0 keeps all."""
-    sample_every: Annotated[int, NOT_NEGATIVE] = 50
-    """Steps between tables of sampled responses (of scores, for a reward model). 0 shows none."""
-    num_samples: Annotated[int, POSITIVE] = 4
-    """Rows in such a table."""
-    patience: Annotated[int, NOT_NEGATIVE] = 0
-    """Stop after this many evaluations in a row without improvement. 0 never stops early."""
-    distributed_timeout_minutes: Annotated[float, POSITIVE] = 30.0
-    """Minutes that ranks (torchrun --nproc-per-node N -m heedful ...) wait for one another. If one has died or hangs, the job
-    ends and can go on. It must be longer than the slowest rewards, evaluations and savings, which rank 0 does alone."""
-    memory_check: bool = True
-    """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
-    anything is written; elsewhere one whose weights, gradients and moments are more than the main memory. Turn it off if the
-    plan is wrong for your model."""
+    """Checkpoints to keep; older ones are removed once a new one is complete. 0 keeps all."""
 
     def check(self) -> None:
         super().check()
@@ -81,13 +70,63 @@ class RunOptions(TrackingOptions, TrustOptions, MachineOptions):
             raise ConfigError("--resume must be auto, never, or the path of a checkpoint")
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the run, such as runs/first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutOptions(Settings):
+    """What is held out of training, and when a run is measured on it."""
+
+    SECTION = "evaluation"
+
+    eval_data: str | None = None
+    """Held-out data. None holds out a part of the training data, split by prompt."""
+    eval_fraction: Annotated[float, FRACTION] = 0.05
+    """Share of prompts to hold out if there is no eval-data, chosen by a hash of the prompt."""
+    eval_every: Annotated[int, NOT_NEGATIVE] = 50
+    """Steps between evaluations on held-out data. 0 evaluates only at the start and the end."""
+    patience: Annotated[int, NOT_NEGATIVE] = 0
+    """Stop after this many evaluations in a row without improvement. 0 never stops early."""
+
+    def check(self) -> None:
+        super().check()
+        if self.eval_fraction >= 1:
+            raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
         if self.patience and not self.eval_every:
             raise ConfigError("--patience counts evaluations: set --eval-every too")
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggingOptions(TrackingOptions):
+    """What a run shows of itself."""
+
+    SECTION = "logging"
+
+    sample_every: Annotated[int, NOT_NEGATIVE] = 50
+    """Steps between tables of sampled responses (of scores, for a reward model). 0 shows none."""
+    num_samples: Annotated[int, POSITIVE] = 4
+    """Rows in such a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(CheckpointOptions, LoggingOptions, HeldOutOptions, TrustOptions, MachineOptions):
+    """A training run."""
+
+    SECTION = "devices"
+
+    distributed_timeout_minutes: Annotated[float, POSITIVE] = 30.0
+    """Minutes that ranks (torchrun --nproc-per-node N -m heedful ...) wait for one another. If one has died or hangs, the job
+    ends and can be resumed. It must be longer than the slowest rewards, evaluations and savings, which rank 0 does alone."""
+    memory_check: bool = True
+    """On a CUDA device, refuse a run that by its plan (heedful plan) needs more than 1.1 times the free memory, before
+    anything is written; elsewhere one whose weights, gradients and moments are more than the main memory. Turn it off if the
+    plan is wrong for your model."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordOptions(TemplateOptions):
     """How records are read."""
+
+    SECTION = "model and data"
 
     columns: str = ""
     """Other names of columns, such as prompt=question,chosen=answer. messages=messages chooses a shape where several fit."""
@@ -108,26 +147,32 @@ class RecordOptions(TemplateOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(RecordOptions):
+class DataOptions(HeldOutOptions, RecordOptions):
     """What to train on."""
 
-    data: str
-    """Training data: a .jsonl, .json, .csv, .tsv (also .gz), .parquet or .arrow file, a folder or a quoted pattern of them, a
-    data set on the Hub (org/name or org/name:split), or one on ModelScope (modelscope:org/name)."""
-    eval_data: str | None = None
-    """Held-out data. None holds out a part of the training data, split by prompt."""
-    eval_fraction: Annotated[float, FRACTION] = 0.05
-    """Share of prompts to hold out if there is no eval-data, chosen by a hash of the prompt."""
+    SECTION = "model and data"
 
-    def check(self) -> None:
-        super().check()
-        if self.eval_fraction >= 1:
-            raise ConfigError(f"--eval-fraction must be below 1, got {self.eval_fraction}; nothing is left to train on")
+    data: str
+    """Training data: a file, a folder or a quoted pattern of files, or a data set on the Hub (org/name). Files are .jsonl,
+    .json, .csv, .tsv (also .gz), .parquet or .arrow. org/name:split chooses a split; modelscope:org/name is a data set on
+    ModelScope."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Settings):
+    """What to train."""
+
+    SECTION = "model and data"
+
+    model: str
+    """Model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(Settings):
     """AdamW and its schedule."""
+
+    SECTION = "optimisation"
 
     learning_rate: Annotated[float, POSITIVE] = 1e-5
     """Peak learning rate."""
@@ -147,7 +192,7 @@ class OptimizerOptions(Settings):
     adam_eps: Annotated[float, POSITIVE] = 1e-8
     """Adam's epsilon."""
     micro_batch_size: Annotated[int, POSITIVE] = 8
-    """Most rows in memory at a time. It never changes the gradient."""
+    """Most rows in memory at a time: lower it if memory runs out. It never changes the gradient."""
     micro_batch_tokens: Annotated[int | None, POSITIVE] = None
     """Most tokens in memory at a time, besides micro-batch-size: rows times the longest one, so padding counts. A row (pair,
     ranking) that has more is processed by itself. It never changes the gradient. None means no limit."""
@@ -158,8 +203,10 @@ class OptimizerOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions, RunOptions):
+class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions, ModelOptions, RunOptions):
     """What every trainer has."""
+
+    SECTION = "devices"
 
     compile: bool = False
     """Compile the repeated layers (torch.compile) for learning and scoring; sampling is not compiled. On a CPU it made
@@ -183,12 +230,15 @@ class TrainingOptions(ShardOptions, MemoryOptions, OptimizerOptions, DataOptions
 class SamplingOptions(Settings):
     """How responses are sampled. Filters shape only what is sampled; temperature 0 is greedy."""
 
+    SECTION = "sampling"
+
     max_new_tokens: Annotated[int, POSITIVE] = 64
     """Longest response, in tokens."""
     min_new_tokens: Annotated[int, POSITIVE] = 1
     """Shortest response if lengths are drawn."""
     response_length: Literal["stop", "fixed", "drawn"] = "stop"
-    """stop: up to a stop token. fixed: exactly max-new-tokens. drawn: for each row a random number between min and max."""
+    """Where a response ends. stop: up to a stop token. fixed: exactly max-new-tokens. drawn: for each row a random number
+    between min and max."""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0
     """Divides the logits, in sampling and in every log-prob. Below 1 is more cautious."""
     top_k: Annotated[int, NOT_NEGATIVE] = 0

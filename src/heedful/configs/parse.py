@@ -7,23 +7,23 @@ A YAML file becomes flags that stand before the user's own, so both go through o
 import codecs
 import contextlib
 import dataclasses
-import difflib
 import io
 import itertools
 import json
 import math
 import os
-import sys
+import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
 import yaml
 
+from heedful.configs.help import every_setting, first_screen, settings
+from heedful.configs.names import GONE, answer, is_hydra
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import LARGEST_YAML, read_object
 from heedful.redact import HIDDEN, redact
@@ -50,56 +50,104 @@ class YamlFlag:
 def parse(config_class: type[C], arguments: Sequence[str], *, prog: str) -> C:
     """A configuration from the arguments after a command; the first may be a YAML file. It knows what was ``given``.
 
-    Raises ConfigError if the YAML file cannot be used. Like every command, it prints what is wrong with a flag or key,
-    with the nearest valid name, and exits with status 2 (SystemExit); ``--help`` exits with 0.
+    ``--help`` and ``--help-all`` print and exit with status 0 (SystemExit).
+
+    Raises ConfigError: what is wrong with the YAML file, a flag or a value, where, and the nearest valid name.
     """
+    command = prog.removeprefix("heedful ")
+    for word, text in (("--help-all", every_setting), ("--help", first_screen), ("-h", first_screen)):
+        if word in arguments:
+            print(text(config_class, command))
+            raise SystemExit(0)
+    _refuse_unknown_flags(arguments, config_class, command)
+    arguments = _with_flags(arguments, config_class)
     from_yaml: list[YamlFlag] = []
-    arguments = _named(arguments, getattr(config_class, "POSITIONAL", ()))
-    if arguments and not arguments[0].startswith("-"):
+    if arguments and not arguments[0].startswith("-") and not is_hydra(arguments[0]):
         from_yaml = read_yaml_flags(Path(arguments[0]), config_class)
         _refuse_unknown(from_yaml, config_class)
         file, *arguments = arguments
         _refuse_hidden(Path(file), from_yaml, arguments)
-    stray = _stray_argument(arguments, config_class)
-    if stray is not None:
-        raise ConfigError(f"{stray!r} is not a flag; a YAML file comes directly after the command, flags start with --")
-    flags = [argument for flag in from_yaml for argument in flag.arguments]
-    said = io.StringIO()
+    _refuse_stray(arguments, config_class)
+    given = _given(config_class, from_yaml, arguments)
+    _require(config_class, given, command)
     try:
-        with contextlib.redirect_stderr(said), _whole_lines(arguments, flags):
-            config = tyro.cli(config_class, args=[*flags, *arguments], prog=prog, config=(tyro.conf.AvoidSubcommands,))
-    except SystemExit as error:
-        message = said.getvalue()
-        sys.stderr.write(_by_command(message, config_class, prog))
-        if error.code:
-            for flag in _blamed(message, from_yaml, arguments):
-                sys.stderr.write(f"{flag.place}: {flag.key} is set here\n")
-        raise
-    object.__setattr__(config, "given", _given(config_class, from_yaml, arguments))
+        config = _parsed(config_class, [*(argument for flag in from_yaml for argument in flag.arguments), *arguments])
+    except ConfigError as error:
+        places = [f"{flag.place}: {flag.key} is set here" for flag in _blamed(str(error), from_yaml, arguments)]
+        raise ConfigError("\n".join([str(error), *places])) from error
+    object.__setattr__(config, "given", given)
     return config
 
 
-@contextlib.contextmanager
-def _whole_lines(*words: Sequence[str]) -> Iterator[None]:
-    """Have messages in lines as long as they are, if a word holds a secret: one that is broken could not be found."""
-    if all(redact(list(some)) == list(some) for some in words):
-        yield
-        return
+def _parsed(config_class: type[C], flags: Sequence[str]) -> C:
+    """A configuration from flags alone. Raises ConfigError for a value that cannot be used."""
+    import tyro
+
+    said = io.StringIO()
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(200 + 2 * sum(len(word) for some in words for word in some))
+    os.environ["COLUMNS"] = str(
+        200 + 2 * sum(map(len, flags))
+    )  # a message in whole lines, so that a secret can be found
     try:
-        yield
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_class, args=flags, config=(tyro.conf.AvoidSubcommands,), add_help=False)
+    except SystemExit:
+        raise ConfigError(_without_frame(said.getvalue(), config_class)) from None
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.__setitem__("COLUMNS", before)
 
 
-def _by_command(message: str, config_class: type, prog: str) -> str:
-    """A message in its frame, which names the command in place of the class of its settings."""
-    ours = f"Error parsing {config_class.__name__}:"
-    return "".join(
-        line.replace(ours, f"{prog}:")[:-2].ljust(len(line) - 2) + line[-2:] if ours in line else line
-        for line in message.splitlines(keepends=True)
-    )
+def _without_frame(message: str, config_class: type) -> str:
+    """What the parser says is wrong, without its frame and its excerpt of the help."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", message)
+    has_frame = plain.startswith("╭")
+    lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
+    lines = lines if has_frame else lines[2:]  # a title and a rule
+    lines = list(itertools.takewhile(lambda line: not line.startswith(("───", "---")), lines))
+    text = "\n".join(lines).strip().removeprefix("Error parsing ").removeprefix(f"{config_class.__name__}: ")
+    unreadable = re.match(r"(--[\w-]+): ", text)
+    if unreadable is None:
+        return text
+    explained = {one.flag: one.explanation for one in settings(config_class)}
+    return f"{text}\n{unreadable[1]}: {explained[unreadable[1]]}"
+
+
+def _refuse_unknown_flags(arguments: Sequence[str], config_class: type, command: str) -> None:
+    """Refuse flags that are no settings, with the name that is meant. Raises ConfigError."""
+    known = [field.name for field in dataclasses.fields(config_class)]
+    lines = []
+    for name in sorted(_names(arguments)):
+        word = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and f"{command} {name}" in GONE:
+            lines.append(f"{name} is gone: {GONE[f'{command} {name}']}")
+        elif name.startswith("--") and word not in known and word.removeprefix("no_") not in known:
+            hint = answer(word, known) or answer(word.removeprefix("no_"), known)
+            lines.append(f"{redact(name[:LONGEST_NAME])} is not a setting of heedful {command}{hint}")
+    if lines:
+        raise ConfigError("\n".join([*lines, f"heedful {command} --help-all lists its settings"]))
+
+
+def _refuse_stray(arguments: Sequence[str], config_class: type) -> None:
+    """Refuse an argument that is neither a flag nor a flag's value. Raises ConfigError."""
+    stray = _stray_argument(arguments, config_class)
+    if stray is None:
+        return
+    if is_hydra(stray):
+        name, _, value = stray.lstrip("+").partition("=")
+        known = [field.name for field in dataclasses.fields(config_class)]
+        raise ConfigError(f"{stray!r} is not a flag{answer(name, known)}; a setting is written --setting {value}")
+    raise ConfigError(f"{stray!r} is not a flag; a YAML file comes directly after the command, flags start with --")
+
+
+def _require(config_class: type, given: Collection[str], command: str) -> None:
+    """Refuse a command without its required settings. Raises ConfigError."""
+    missing = [one for one in settings(config_class) if one.is_required and one.name not in given]
+    if missing:
+        positions = getattr(config_class, "POSITIONAL", ())
+        lines = [f"{one.flag} is missing: {one.summary}" for one in missing if one.name not in positions]
+        places = [one for one in missing if one.name in positions]
+        lines += [f"{one.name.upper()} is missing ({one.flag}): {one.summary}" for one in places]
+        raise ConfigError("\n".join([*lines, f"heedful {command} --help shows an example"]))
 
 
 def _given(config_class: type, from_yaml: Sequence[YamlFlag], arguments: Sequence[str]) -> frozenset[str]:
@@ -128,16 +176,19 @@ def _refuse_hidden(file: Path, from_yaml: Sequence[YamlFlag], arguments: Sequenc
             )
 
 
-def _named(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Arguments whose first words, of a command that takes words without flags, have their flags before them.
+def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
+    """Arguments in which the first words, if the command takes words without flags, have their flags before them.
 
-    A YAML file may stand there as everywhere.
+    A YAML file may stand there as everywhere. The last position takes all words that are left if it holds a list.
     """
-    if not arguments or arguments[0].endswith((".yaml", ".yml")):
+    names = getattr(config_class, "POSITIONAL", ())
+    if not names or not arguments or arguments[0].endswith((".yaml", ".yml")):
         return list(arguments)
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[: len(names)]))
+    takes_all = typing.get_origin(typing.get_type_hints(config_class)[names[-1]]) is tuple
+    most = len(arguments) if takes_all else len(names)
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:most]))
     flags = [part for name, word in zip(names, words, strict=False) for part in (f"--{name.replace('_', '-')}", word)]
-    return [*flags, *arguments[len(words) :]]
+    return [*flags, *words[len(names) :], *arguments[len(words) :]]
 
 
 def read_yaml_flags(path: Path, config_class: type) -> list[YamlFlag]:
@@ -202,16 +253,14 @@ def _refuse_unknown(flags: Sequence[YamlFlag], config_class: type) -> None:
     keys = [(flag.place, flag.key) for flag in flags if flag.key not in names]
     if not keys:
         return
-    lines = []
-    for place, key in keys[:MOST_NAMED]:
-        near = difflib.get_close_matches(key[:LONGEST_NAME], names, n=1)
-        hint = f". Perhaps you meant {near[0]} (--{near[0].replace('_', '-')})" if near else ""
-        lines.append(
-            f"{place}: {redact(key[:LONGEST_NAME])} (--{redact(key[:LONGEST_NAME]).replace('_', '-')}) is not a setting{hint}"
-        )
+    lines = [
+        f"{place}: {redact(key[:LONGEST_NAME])} (--{redact(key[:LONGEST_NAME]).replace('_', '-')}) is not a setting"
+        + answer(key[:LONGEST_NAME], names)
+        for place, key in keys[:MOST_NAMED]
+    ]
     if len(keys) > MOST_NAMED:
         lines.append(f"and {len(keys) - MOST_NAMED:,} more keys that are not settings; is this a file of settings?")
-    lines.append("heedful COMMAND --help lists the settings of a command")
+    lines.append("heedful COMMAND --help-all lists the settings of a command")
     raise ConfigError("\n".join(lines))
 
 
@@ -224,7 +273,7 @@ def _key(node: yaml.Node, hints: Mapping[str, Any], place: str) -> str:
     if not key.isidentifier():
         raise ConfigError(f"{place}: {node.value!r:.80} is not the name of a setting; write key: value")
     if key in ("help", "h"):
-        raise ConfigError(f"{place}: {key} is not a setting; heedful COMMAND --help lists them")
+        raise ConfigError(f"{place}: {key} is not a setting; heedful COMMAND --help-all lists them")
     if key not in hints and hints.get(key.removeprefix("no_")) is bool:
         raise ConfigError(f"{place}: {key} is not a setting; write {key.removeprefix('no_')}: false")
     return key

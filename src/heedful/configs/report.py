@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from heedful.configs.settings import Settings
 from heedful.errors import ConfigError
@@ -18,10 +19,13 @@ class ReportConfig(Settings):
     output: Path = Path("curves.png")
     """Picture to write: .png, .svg or .pdf."""
 
+    POSITIONAL: ClassVar[tuple[str, ...]] = ("runs",)
+    """Settings whose values may stand first, without their flags."""
+
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "output", Path(self.output))
         if not self.runs:
-            raise ConfigError("--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo")
+            raise ConfigError("no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo")
         if self.output.suffix.lower() not in FORMATS:
             raise ConfigError(f"--output {self.output} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")

@@ -16,6 +16,8 @@ from heedful.types import MicroBatch
 class AnswerOptions(SamplingOptions, TemplateOptions, TrustOptions, MachineOptions):
     """Which models write answers, and how."""
 
+    SECTION = "sampling"
+
     models: tuple[str, ...]
     """The policies that write answers, one or several: folders, Hub names, or modelscope:ORG/NAME. Each prompt's first answer
     is by the first model, its second by the second, and so on from the beginning again."""

@@ -17,6 +17,8 @@ PREFIX = "vllm:"
 class SamplerOptions(Settings):
     """Where responses are sampled. Without a sampler, in this process."""
 
+    SECTION = "server"
+
     sampler: tuple[str, ...] = ()
     """vLLM servers that draw the responses, as vllm:http://HOST:PORT; several share them. heedful serve-policy starts one.
     None: this process draws them."""

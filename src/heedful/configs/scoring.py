@@ -18,6 +18,8 @@ Combination = Literal["sum", "mean", "min", "mean-std"]
 class RewardOptions(JudgeOptions, TrustOptions):
     """What scores responses, and how several scores become one."""
 
+    SECTION = "reward"
+
     rewards: tuple[str, ...] = ()
     """What scores a response: model:PATH, python:FILE.py:FUNCTION, rule:NAME, rule:NAME:ARGUMENT, verify:math,
     http://HOST:PORT/PATH, or a language model as a judge: judge:http://HOST/v1#MODEL."""

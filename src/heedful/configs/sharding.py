@@ -28,6 +28,8 @@ UNSHARDED = {
 class ShardOptions(Settings):
     """How the ranks of a run (torchrun --nproc-per-node N -m heedful ...) hold its models."""
 
+    SECTION = "devices"
+
     shard: Literal["none", "full"] = "none"
     """none: every rank holds whole models, the fastest if they fit. full: each holds a part of every weight, gradient and
     moment (PyTorch's FSDP2), and so of memory, for more traffic between ranks; the numbers stay the same. In one process it

@@ -12,6 +12,8 @@ from heedful.errors import ConfigError
 class TemplateOptions(Settings):
     """How conversations are rendered. What is set here becomes the default of the template that a trainer saves."""
 
+    SECTION = "model and data"
+
     chat_template: str = ""
     """Chat template in place of the model's own: plain, or a Jinja file. Trainers save it with the model."""
     thinking: Literal["default", "on", "off"] = "default"

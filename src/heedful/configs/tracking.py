@@ -16,9 +16,11 @@ Tracker = Literal["wandb", "trackio", "mlflow", "swanlab"]
 class TrackingOptions(Settings):
     """Which trackers follow a run. One that hangs or fails does not stop it: metrics.jsonl and tensorboard/ stay complete."""
 
+    SECTION = "logging"
+
     track: tuple[Tracker, ...] = ()
-    """Send settings, metrics and the summary to these trackers too, one or several: wandb, trackio, mlflow, swanlab. Each is
-    an extra (pip install "heedful[wandb]") and takes its address and login from its own environment variables."""
+    """Trackers that follow the run: wandb, trackio, mlflow, swanlab. They get settings, metrics and the summary. Each is an
+    extra (pip install "heedful[wandb]") and takes its address and login from its own environment variables."""
     track_project: str = "heedful"
     """Project that the run appears in (the experiment of MLflow)."""
     track_name: str | None = None

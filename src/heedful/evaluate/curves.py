@@ -118,7 +118,7 @@ def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
     output = Path(output)
     check_result_file(output, what="a picture")
     if not runs:
-        raise ConfigError("--runs is missing: the folders of runs, such as --runs runs/sft runs/ppo")
+        raise ConfigError("no run is named: heedful report RUN ..., such as heedful report runs/sft runs/ppo")
     folders = [Path(run) for run in runs]
     found = [read_run(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,375 @@
+"""What ``heedful COMMAND --help`` says: the settings that people change, on one screen; with ``--help-all``, every setting.
+
+Explanations are the docstrings under the settings. Nothing here needs the parser, so help is there at once.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import os
+import re
+import shutil
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+SECTIONS = (
+    "model and data", "algorithm", "sampling", "reward", "optimisation", "evaluation", "logging", "checkpoints", "devices",
+    "judge", "server",
+)  # fmt: skip
+"""Groups of settings, in the order in which ``--help-all`` shows them."""
+WIDEST = 100
+"""Longest line, in characters, if the terminal is wider."""
+FEW = 18
+"""A command with at most so many settings shows them all on its first screen."""
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """What somebody who meets a command needs first."""
+
+    example: str
+    """Arguments of the command, as people type them."""
+    often: tuple[str, ...] = ()
+    """Settings that people change, in the order of the screen. Empty: those that the command's own class defines."""
+    needs: tuple[str, ...] = ()
+    """Settings that a run from the command line cannot do without, although they have a default."""
+
+
+POLICY_AND_DATA = "--model runs/sft/final --data prompts.jsonl"
+OFFLINE = (
+    "learning_rate", "epochs", "batch_size", "micro_batch_size", "max_length", "lora_rank", "gradient_checkpointing",
+    "dtype", "eval_data", "eval_every", "save_every", "track", "seed",
+)  # fmt: skip
+ONLINE = (
+    "learning_rate", "steps", "rollout_batch_size", "minibatch_size", "micro_batch_size", "ppo_epochs", "max_new_tokens",
+    "temperature", "kl_coef", "clip_range", "lora_rank", "dtype", "eval_every", "track",
+)  # fmt: skip
+GROUPED = (ONLINE[0], ONLINE[1], "samples_per_prompt", *ONLINE[2:], "advantage")
+MEASURED = ("max_prompts", "max_new_tokens", "temperature", "eval_fraction", "micro_batch_size", "dtype", "output")
+FIRST_SCREENS = {
+    "sft": FirstScreen("--model Qwen/Qwen3-0.6B-Base --data demonstrations.jsonl --output runs/sft", OFFLINE),
+    "reward": FirstScreen(
+        "--model runs/sft/final --data preferences.jsonl --output runs/reward", (*OFFLINE, "center_coef")
+    ),
+    "ppo": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo", (*ONLINE, "gae_lambda"), ("rewards",)
+    ),
+    "a2c": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/a2c",
+        tuple(name for name in ONLINE if name not in ("minibatch_size", "ppo_epochs", "clip_range")),
+        ("rewards",),
+    ),
+    "grpo": FirstScreen(f"{POLICY_AND_DATA} --rewards verify:math --output runs/grpo", GROUPED, ("rewards",)),
+    "online-dpo": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/online-dpo",
+        ("beta", "loss", "samples_per_prompt", *(name for name in ONLINE if name not in ("kl_coef", "clip_range"))),
+        ("rewards",),
+    ),
+    "dpo": FirstScreen(
+        "--model runs/sft/final --data preferences.jsonl --output runs/dpo", ("beta", "loss", *OFFLINE)
+    ),
+    "kto": FirstScreen("--model runs/sft/final --data labelled.jsonl --output runs/kto", ("beta", *OFFLINE)),
+    "chat": FirstScreen(
+        "--model runs/ppo/final",
+        ("system_prompt", "max_new_tokens", "temperature", "top_p", "top_k", "thinking", "raw", "device", "dtype", "seed"),
+    ),
+    "sample": FirstScreen(
+        "--models runs/sft/final --data prompts.jsonl --answers 4 --output answers.jsonl",
+        ("answers", "max_prompts", "max_new_tokens", "temperature", "eval_fraction", "micro_batch_size", "dtype"),
+    ),
+    "demo": FirstScreen(""),
+    "tiny": FirstScreen("--output runs/tiny"),
+    "merge": FirstScreen("--adapter runs/sft/final --output runs/merged"),
+    "runs": FirstScreen("runs"),
+    "report": FirstScreen("runs/sft runs/ppo --output curves.png"),
+    "track": FirstScreen("runs/ppo wandb"),
+    "push": FirstScreen("runs/ppo ORG/NAME --license apache-2.0"),
+    "serve-reward": FirstScreen("--model runs/reward/final --port 8001"),
+    "serve-policy": FirstScreen("runs/sft/final --port 8000"),
+    "round": FirstScreen(
+        "PROJECT --policy runs/sft/final --prompts prompts.jsonl",
+        ("policy", "prompts", "labels", "answers", "reward_models", "random_share", "reward_config", "ppo_config", "judge",
+         "max_new_tokens", "temperature", "dtype"),
+    ),
+    "evaluate accuracy": FirstScreen(
+        "--reward-model runs/reward/final --data preferences.jsonl",
+        ("eval_fraction", "micro_batch_size", "dtype", "output"),
+    ),
+    "evaluate win-rate": FirstScreen(
+        f"{POLICY_AND_DATA} --baseline runs/base/final --rewards model:runs/reward/final", MEASURED, ("rewards",)
+    ),
+    "evaluate scores": FirstScreen(f"{POLICY_AND_DATA} --rewards model:runs/reward/final", MEASURED, ("rewards",)),
+    "evaluate best-of-n": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --n 8", ("n", "judge", *MEASURED), ("rewards",)
+    ),
+    "evaluate pass-at-k": FirstScreen(
+        f"{POLICY_AND_DATA} --rewards verify:math --k 1 4 16", ("k", "samples_per_prompt", *MEASURED), ("rewards",)
+    ),
+    "evaluate kl": FirstScreen(f"{POLICY_AND_DATA} --reference runs/base/final", MEASURED),
+    "evaluate perplexity": FirstScreen(
+        "--model runs/sft/final --data text.jsonl",
+        ("max_length", "loss_on", "eval_fraction", "micro_batch_size", "dtype", "output"),
+    ),
+    "evaluate tasks": FirstScreen("--model runs/sft/final --tasks gsm8k arc_easy"),
+    "label new": FirstScreen("PROJECT --task pair"),
+    "label serve": FirstScreen(
+        "PROJECT",
+        ("host", "port", "public_url", "allowed_hosts", "policy", "prompts", "answers", "buffer", "until_done",
+         "max_new_tokens", "temperature"),
+    ),
+    "label invite": FirstScreen("PROJECT --name Ada"),
+    "label import": FirstScreen("PROJECT --data answers.jsonl"),
+    "label export": FirstScreen("PROJECT --output labels"),
+    "label stats": FirstScreen("PROJECT"),
+    "label list": FirstScreen("PROJECT --person ada"),
+    "label correct": FirstScreen("""PROJECT 0a1b2c3d --answer '{"preferred": 1}'"""),
+    "label withdraw": FirstScreen("PROJECT --batch 3"),
+    "label simulate": FirstScreen(
+        "PROJECT --rewards model:runs/reward/final", ("labellers", "agreement", "scale", "labels", "seed"), ("rewards",)
+    ),
+    "label rebuild": FirstScreen("PROJECT"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a command, as help shows it."""
+
+    name: str
+    hint: Any
+    default: Any
+    is_required: bool
+    explanation: str
+    section: str
+    is_own: bool
+    """Whether the command's own class defines it, and not a group that commands share."""
+
+    @property
+    def flag(self) -> str:
+        """How it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the explanation."""
+        return re.split(r"(?<=\.) (?=[A-Z0-9]|[\w-]+:|[a-z-]+ and )", self.explanation, maxsplit=1)[0].rstrip(".")
+
+    @property
+    def values(self) -> str:
+        """What it may be, in short."""
+        return _values(self.hint)
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would be typed; nothing if there is none."""
+        if self.is_required or self.default in ((), ""):
+            return ""
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        if isinstance(self.default, tuple):
+            return " ".join(map(str, self.default))
+        return "none" if self.default is None else str(self.default)
+
+
+def settings(config_class: type) -> list[Setting]:
+    """The settings of a command."""
+    explanations = _explanations(config_class)
+    hints = typing.get_type_hints(config_class)
+    found = []
+    for field in dataclasses.fields(config_class):
+        definers = [base for base in config_class.__mro__ if field.name in vars(base).get("__annotations__", ())]
+        sections = [vars(base)["SECTION"] for base in definers if "SECTION" in vars(base)]
+        found.append(
+            Setting(
+                name=field.name,
+                hint=hints[field.name],
+                default=field.default,
+                is_required=field.default is dataclasses.MISSING,
+                explanation=explanations[field.name],
+                section=sections[-1] if sections else "algorithm",
+                is_own=definers[-1] is config_class,
+            )
+        )
+    return found
+
+
+def _explanations(config_class: type) -> dict[str, str]:
+    """The docstring under each field on one line, the most derived class winning."""
+    found: dict[str, str] = {}
+    bodies: dict[str, dict[str, list[ast.stmt]]] = {}
+    for base in reversed(config_class.__mro__[:-1]):
+        if base.__module__ not in bodies:
+            tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
+            bodies[base.__module__] = {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+        body = bodies[base.__module__].get(base.__name__, [])
+        for statement, following in itertools.pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                text = following.value if isinstance(following, ast.Expr) else None
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    found[statement.target.id] = " ".join(text.value.split())
+    return found
+
+
+def _values(hint: Any) -> str:
+    """A type as help shows it: the choices, or what kind of value it is."""
+    if hint is bool:
+        return ""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "|".join(map(str, parts))
+    if origin is tuple:
+        return f"{_values(parts[0])} ..." if Ellipsis in parts else " ".join(map(_values, parts))
+    if origin in (types.UnionType, typing.Union):
+        return "|".join([_values(part) for part in parts if part is not type(None)] + ["none"] * (type(None) in parts))
+    return {int: "N", float: "X", Path: "PATH"}.get(hint, "TEXT")
+
+
+def first_screen(config_class: type, command: str, width: int | None = None) -> str:
+    """What ``heedful COMMAND --help`` prints: at most 50 lines.
+
+    Args:
+        command: its name, such as ``evaluate kl``.
+        width: of a line; None is the terminal's, at most 100.
+    """
+    every = settings(config_class)
+    screen = FIRST_SCREENS.get(command, FirstScreen(""))
+    named = {one.name: one for one in every}
+    positions = list(getattr(config_class, "POSITIONAL", ()))
+    required = [one for one in every if one.is_required or one.name in screen.needs]
+    required.sort(key=lambda one: (*positions, "model", "rewards", "data", "output", one.name).index(one.name))
+    rest = [one for one in every if one not in required]
+    if len(rest) > FEW:
+        rest = [named[name] for name in screen.often] if screen.often else [one for one in rest if one.is_own]
+    shown = len(required) + len(rest)
+    page = _Page(width)
+    page.add(f"usage: {_usage(config_class, command)}")
+    page.add()
+    page.add((config_class.__doc__ or "").split("\n\n", maxsplit=1)[0])
+    if screen.example:
+        page.head("example")
+        page.command(f"heedful {command} {screen.example}")
+    if required:
+        page.head("required")
+        page.table([(_position(one, positions) or f"{one.flag} {one.values}", one.summary) for one in required])
+    if rest:
+        page.head("often changed, with defaults" if shown < len(every) else "settings, with defaults")
+        rows = [(_position(one, positions) or one.flag, one.default_text, one.summary) for one in rest]
+        page.table([(f"{name} {default}".rstrip(), summary) for name, default, summary in rows])
+    page.add()
+    less = f"shows all {len(every)} settings in groups" if shown < len(every) else "explains each setting in full"
+    page.add(
+        f"heedful {command} --help-all {less}. A YAML file, given first, uses the same names; a flag wins over it."
+    )
+    return page.text
+
+
+def every_setting(config_class: type, command: str, width: int | None = None) -> str:
+    """What ``heedful COMMAND --help-all`` prints: every setting with its explanation, in groups."""
+    page = _Page(width)
+    page.add(f"usage: {_usage(config_class, command)}")
+    page.add()
+    for paragraph in (config_class.__doc__ or "").split("\n\n"):
+        page.add(paragraph)
+    for section, members in in_sections(config_class).items():
+        page.head(section)
+        for one in members:
+            page.entry(_signature(one), one.explanation)
+    return page.text
+
+
+def in_sections(config_class: type) -> dict[str, list[Setting]]:
+    """The settings of a command by group, required ones first."""
+    every = settings(config_class)
+    own = sorted({one.section for one in every} - set(SECTIONS))
+    return {
+        section: sorted((one for one in every if one.section == section), key=lambda one: not one.is_required)
+        for section in (*SECTIONS, *own)
+        if any(one.section == section for one in every)
+    }
+
+
+def _signature(one: Setting) -> str:
+    """A setting with its values and its default."""
+    if one.hint is bool:
+        return f"{one.flag}, {one.flag.replace('--', '--no-', 1)} (default: {one.default_text})"
+    end = "required" if one.is_required else f"default: {one.default_text}"
+    return f"{one.flag} {one.values}" + ("" if end == "default: " else f" ({end})")
+
+
+def _usage(config_class: type, command: str) -> str:
+    hints = typing.get_type_hints(config_class)
+    words = [
+        f"{name.upper()} ..." if typing.get_origin(hints[name]) is tuple else name.upper()
+        for name in getattr(config_class, "POSITIONAL", ())
+    ]
+    return " ".join(["heedful", command, *(words or ["[FILE.yaml]"]), "[--setting value ...]"])
+
+
+def _position(one: Setting, positions: list[str]) -> str:
+    return one.name.upper() + (" ..." if typing.get_origin(one.hint) is tuple else "") if one.name in positions else ""
+
+
+class _Page:
+    """Lines of help, wrapped. Headings stand out if a person reads them in a terminal."""
+
+    def __init__(self, width: int | None) -> None:
+        self.width = max(40, width or min(WIDEST, shutil.get_terminal_size().columns))
+        self.is_bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self.lines: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def add(self, text: str = "") -> None:
+        self.lines += textwrap.wrap(" ".join(text.split()), self.width, break_on_hyphens=False) or [""]
+
+    def head(self, text: str) -> None:
+        self.lines += ["", f"\033[1m{text}\033[0m" if self.is_bold else text]
+
+    def command(self, text: str) -> None:
+        """A command, broken before flags so that it can be pasted."""
+        lines = [""]
+        for part in _flags_with_values(text):
+            if len(lines[-1]) + len(part) > self.width - 6 and lines[-1]:
+                lines.append("")
+            lines[-1] += f" {part}" if lines[-1] else part
+        self.lines += [
+            f"  {'  ' * (i > 0)}{line}{chr(92).rjust(2) * (i + 1 < len(lines))}" for i, line in enumerate(lines)
+        ]
+
+    def table(self, rows: list[tuple[str, str]]) -> None:
+        left = min(max(len(name) for name, _ in rows), self.width // 3) + 4
+        for name, text in rows:
+            lines = textwrap.wrap(text, self.width - left, break_on_hyphens=False)
+            if len(name) > left - 4:
+                self.lines.append(f"  {name}")
+            else:
+                self.lines.append(f"  {name:<{left - 2}}{lines.pop(0)}")
+            self.lines += [" " * left + line for line in lines]
+
+    def entry(self, name: str, text: str) -> None:
+        indent = " " * 6
+        self.lines += textwrap.wrap(
+            name,
+            self.width,
+            initial_indent="  ",
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        self.lines += textwrap.wrap(
+            text, self.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
+
+
+def _flags_with_values(text: str) -> Iterator[str]:
+    """A command line in parts that stay on one line: its beginning, and each flag with its value."""
+    yield from re.split(r" (?=--)", text)
