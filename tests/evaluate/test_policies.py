@@ -181,7 +181,7 @@ def test_no_remedy_is_offered_that_the_command_lacks(measure, tiny, written, cap
     assert status == 2
     assert "longer than" in message
     with pytest.raises(SystemExit):
-        main(["evaluate", measure, "--help"])
+        main(["evaluate", measure, "--help-all"])
     known = capsys.readouterr().out
     for word in message.split():
         if word.startswith("--"):

@@ -179,6 +179,5 @@ def test_the_command(tmp_path, capsys):
     with Project.open(folder) as project:
         assert [one.gold for one in project.items()] == [{"preferred": 0, "strength": None, "both_bad": False}] * 3
         assert project.next_item("p1") is None, "there is no other work"
-    with pytest.raises(SystemExit):
-        main(["label", "import", folder, "--data", str(path), "--gold", "--with-labels"])
+    assert main(["label", "import", folder, "--data", str(path), "--gold", "--with-labels"]) == 2
     assert "--gold and --with-labels are both given" in " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -312,7 +312,5 @@ def test_settings_that_make_no_sense(changes, reason, settings):
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["track", str(tmp_path), "wandb"]) == 2
     assert "is no run" in told(capsys)
-    with pytest.raises(SystemExit) as stopped:
-        main(["track", str(tmp_path), "excel"])
-    assert stopped.value.code == 2
+    assert main(["track", str(tmp_path), "excel"]) == 2
     assert "invalid choice" in told(capsys)
