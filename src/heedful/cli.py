@@ -27,9 +27,9 @@ instruction that takes only 13 ns on Intel's servers since Sapphire Rapids: ther
 soon."""
 OF_THE_MACHINE = 3
 """The exit status if the machine lacks something: a full disk, no memory left."""
-WIDEST_NAME = max(len(name) for names in SHOWN.values() for name in names)
 SECONDS_TO_CLEAR_UP = 10.0
 """For what is done at the end of a process that must not wait for other ranks or a tracker."""
+WIDEST_NAME = max(len(name) for names in SHOWN.values() for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -252,10 +252,14 @@ def _run(words: list[str], *, is_program: bool) -> int:
     command = COMMANDS[name]
     if _is_rank() and command.objective is None:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
+    if command.serves:
+        from heedful.configs.checks import require_label_extra
+
+        require_label_extra(f"heedful {name}")
     _let_threads_sleep()
     config = parse(_load(command.config, is_program=is_program), words, prog=f"heedful {name}")
-    function = _load(command.function, is_program=is_program)
     try:
+        function = _load(command.function, is_program=is_program)
         result = function(config)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None and hasattr(config, "output"):

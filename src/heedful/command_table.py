@@ -15,6 +15,8 @@ class Command:
     """Its line in ``heedful --help``."""
     objective: str | None = None
     """Of a trainer: the metric on held-out data to report at the end."""
+    serves: bool = False
+    """Whether it needs the packages of heedful[label]."""
 
 
 COMMANDS = {
@@ -103,7 +105,7 @@ COMMANDS = {
         "configs.tasks:TasksConfig", "commands:evaluate_tasks", "benchmarks by lm-evaluation-harness, such as gsm8k"
     ),
     "serve-reward": Command(
-        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP"
+        "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True
     ),
     "serve-policy": Command(
         "configs.serve_policy:ServePolicyConfig",
@@ -132,11 +134,13 @@ COMMANDS = {
         "configs.label_server:LabelServeConfig",
         "label.server.run:serve",
         "serve the page on which people label a project",
+        serves=True,
     ),
     "label invite": Command(
         "configs.label_server:InviteConfig",
         "label.server.run:invite",
         "add a person to a project and print a sign-in link",
+        serves=True,
     ),
     "label import": Command(
         "configs.label_data:ImportConfig",

@@ -1,13 +1,26 @@
 """Checks of several fields together. Each raises ConfigError and names the flag."""
 
+import importlib.util
 from typing import Any
 
 from heedful.errors import ConfigError
+
+LABEL_EXTRA = ("starlette", "uvicorn", "markdown_it", "nh3")
+"""Modules of heedful[label], by the names under which they are imported."""
 
 
 def flag(field: str) -> str:
     """The command-line spelling of a field."""
     return "--" + field.replace("_", "-")
+
+
+def require_label_extra(what: str) -> None:
+    """Refuse to serve pages or requests where the packages for that are not installed. Raises ConfigError."""
+    missing = [name for name in LABEL_EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f'{what} needs packages that are not installed ({", ".join(missing)}): pip install "heedful[label]"'
+        )
 
 
 def multiple(config: Any, whole: str, part: str) -> None:

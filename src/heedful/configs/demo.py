@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from heedful.configs.checks import require_label_extra
 from heedful.configs.options import MachineOptions
 from heedful.configs.ranges import Range
 from heedful.errors import ConfigError
@@ -33,6 +34,8 @@ class DemoConfig(MachineOptions):
         super().check()
         if self.label_simulated and not self.label:
             raise ConfigError("--label-simulated says who labels with --label, which is not given; add it")
+        if self.label and not self.label_simulated:
+            require_label_extra("--label")
         object.__setattr__(self, "output", Path(self.output))
         if str(self.output) in ("", "."):
             raise ConfigError("--output must name a folder for the demo, such as runs/demo")
