@@ -60,7 +60,8 @@ def test_a_reward_that_raises(told, ppo, written):
 @pytest.mark.parametrize("command", ["sft", "chat", "merge", "serve-reward"])
 def test_a_model_with_a_secret_in_its_name(told, command, value, tmp_path):
     flags = {"sft": ("--data", "没有.jsonl", "--output", tmp_path / "a"), "merge": ("--output", tmp_path / "a")}
-    assert "***" in told(command, "--model", value, *flags.get(command, ()))
+    model = "--adapter" if command == "merge" else "--model"
+    assert "***" in told(command, model, value, *flags.get(command, ()))
 
 
 @pytest.mark.parametrize(
