@@ -24,6 +24,8 @@ SECTIONS = (
     "judge", "server",
 )  # fmt: skip
 """Groups of settings, in the order in which ``--help-all`` shows them."""
+OWN = "this command"
+"""The group of settings that only one command has, if it trains nothing."""
 WIDEST = 100
 """Longest line, in characters, if the terminal is wider."""
 FEW = 18
@@ -193,7 +195,7 @@ def settings(config_class: type) -> list[Setting]:
                 default=field.default,
                 is_required=field.default is dataclasses.MISSING,
                 explanation=explanations[field.name],
-                section=sections[-1] if sections else "algorithm",
+                section=sections[-1] if sections else "algorithm" if "learning_rate" in hints else OWN,
                 is_own=definers[-1] is config_class,
             )
         )
@@ -287,10 +289,9 @@ def every_setting(config_class: type, command: str, width: int | None = None) ->
 def in_sections(config_class: type) -> dict[str, list[Setting]]:
     """The settings of a command by group, required ones first."""
     every = settings(config_class)
-    own = sorted({one.section for one in every} - set(SECTIONS))
     return {
         section: sorted((one for one in every if one.section == section), key=lambda one: not one.is_required)
-        for section in (*SECTIONS, *own)
+        for section in (OWN, *SECTIONS)
         if any(one.section == section for one in every)
     }
 
