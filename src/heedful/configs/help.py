@@ -53,7 +53,7 @@ ONLINE = (
     "learning_rate", "steps", "rollout_batch_size", "minibatch_size", "micro_batch_size", "ppo_epochs", "max_new_tokens",
     "temperature", "kl_coef", "clip_range", "lora_rank", "dtype", "eval_every", "track",
 )  # fmt: skip
-GROUPED = (ONLINE[0], ONLINE[1], "samples_per_prompt", *ONLINE[2:], "advantage")
+GROUPED = (*ONLINE[:2], "samples_per_prompt", *ONLINE[2:10], "advantage", *ONLINE[10:])
 MEASURED = ("max_prompts", "max_new_tokens", "temperature", "eval_fraction", "micro_batch_size", "dtype", "output")
 FIRST_SCREENS = {
     "sft": FirstScreen("--model Qwen/Qwen3-0.6B-Base --data demonstrations.jsonl --output runs/sft", OFFLINE),
@@ -61,7 +61,7 @@ FIRST_SCREENS = {
         "--model runs/sft/final --data preferences.jsonl --output runs/reward", (*OFFLINE, "center_coef")
     ),
     "ppo": FirstScreen(
-        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo", (*ONLINE, "gae_lambda"), ("rewards",)
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo", (*ONLINE[:10], "gae_lambda", *ONLINE[10:]), ("rewards",)
     ),
     "a2c": FirstScreen(
         f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/a2c",
