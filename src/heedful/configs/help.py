@@ -61,7 +61,9 @@ FIRST_SCREENS = {
         "--model runs/sft/final --data preferences.jsonl --output runs/reward", (*OFFLINE, "center_coef")
     ),
     "ppo": FirstScreen(
-        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo", (*ONLINE[:10], "gae_lambda", *ONLINE[10:]), ("rewards",)
+        f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/ppo",
+        (*ONLINE[:10], "gae_lambda", *ONLINE[10:]),
+        ("rewards",),
     ),
     "a2c": FirstScreen(
         f"{POLICY_AND_DATA} --rewards model:runs/reward/final --output runs/a2c",
