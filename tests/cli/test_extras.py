@@ -54,6 +54,8 @@ def test_everything_else_works_without_it(without, tmp_path):
             "数据.jsonl",
             "--output",
             "运行",
+            "--batch-size",
+            "4",
             "--max-steps",
             "1",
             "--eval-fraction",
