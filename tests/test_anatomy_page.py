@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "heedful"
 PAGE = (ROOT / "docs" / "anatomy.md").read_text(encoding="utf-8")
 MOST_MODULES = 15
-MOST_LINES = 2250
+MOST_LINES = 2300
 LOOP = "train/online/engine.py"
 
 

@@ -91,6 +91,7 @@ def test_what_cannot_be_compared_is_a_failure_and_never_0(cpu):
     assert score([reward], graded(("7", "7")))[0] == [1.0]
 
 
+@pytest.mark.exhaustive
 def test_the_limit_of_functions_holds_too(cpu):
     """What no alarm of its own ends, as nothing does within C, is ended with its process."""
     (reward,) = resolve_rewards(["verify:math"], RewardOptions(reward_timeout=2), **cpu)

@@ -149,6 +149,11 @@ class RolloutConfig(
         return self.samples_per_prompt
 
     @property
+    def compares(self) -> Literal["prompt", "batch"] | None:
+        """Among which responses scores are compared: those to one prompt, or the whole rollout batch."""
+        return "prompt"
+
+    @property
     def rollout_micro_batch(self) -> MicroBatch:
         return MicroBatch(self.rollout_micro_batch_size, self.rollout_micro_batch_tokens)
 
@@ -274,6 +279,10 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
     reference: str | None = None
     """Frozen model that the policy is compared with. None is the policy as it starts, loaded only if kl-coef is above 0. With
     kl-coef 0 a named one is read only at evaluations, for eval/kl."""
+
+    @property
+    def compares(self) -> Literal["prompt", "batch"] | None:
+        return self.estimator.compares
 
     @property
     def needs_reference(self) -> bool:

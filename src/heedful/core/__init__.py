@@ -11,7 +11,6 @@ from heedful.core.agreement import *
 from heedful.core.best_of_n import *
 from heedful.core.direct_losses import *
 from heedful.core.entropy_control import *
-from heedful.core.groups import *
 from heedful.core.importance import *
 from heedful.core.intervals import *
 from heedful.core.kl_control import *

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from heedful.core.groups import group_mean, group_std, is_tied, zero_where
 from heedful.core.logprobs import KLKind, kl_estimate
 from heedful.core.masking import at_least_float32, first_in_mask
 
-__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages"]
+__all__ = ["gae", "group_advantages", "kl_shaped_rewards", "response_rewards", "rloo_advantages", "tied_groups"]
 
 
 @torch.no_grad()
@@ -121,7 +120,6 @@ def group_advantages(
     group_size: int,
     scale: Literal["std", "none"] = "std",
     eps: float = 1e-4,
-    valid: Bool[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
     """Scores relative to their group (Shao et al. 2024, GRPO, section 4.1.2): ``A_i = (s_i - mean) / (std + eps)``.
 
@@ -131,26 +129,22 @@ def group_advantages(
         scale: "std" divides by the sample standard deviation (over group_size - 1); "none" does not divide (Liu et al.
             2025, Dr. GRPO).
         eps: added to the standard deviation.
-        valid: which responses have a score; mean and standard deviation are of these. None is all of them.
 
-    A group of equal scores, or of fewer than two valid ones, has advantages of exactly 0; so has what is not valid.
+    A group of equal scores has advantages of exactly 0.
 
     Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "group_advantages")
-    kept = None if valid is None else valid.view_as(groups)
-    centred = groups - group_mean(groups, kept)
+    centred = groups - groups.mean(dim=1, keepdim=True)
     if scale == "std":
-        centred = centred / (group_std(groups, kept) + eps)
+        centred = centred / (groups.std(dim=1, keepdim=True) + eps)
     elif scale != "none":
         raise ValueError(f"group_advantages: scale is {scale!r}; choose 'std' or 'none'")
-    return zero_where(is_tied(groups, kept), centred, kept).flatten()
+    return torch.where(_is_tied(groups), 0.0, centred).flatten()
 
 
 @torch.no_grad()
-def rloo_advantages(
-    scores: Float[Tensor, " batch"], *, group_size: int, valid: Bool[Tensor, " batch"] | None = None
-) -> Float[Tensor, " batch"]:
+def rloo_advantages(scores: Float[Tensor, " batch"], *, group_size: int) -> Float[Tensor, " batch"]:
     """Leave-one-out advantages (Ahmadian et al. 2024, RLOO, eq. 8): ``A_i = s_i - mean of its group's other scores``.
 
     Equal to ``k / (k - 1) * (s_i - mean)`` for groups of k.
@@ -158,19 +152,24 @@ def rloo_advantages(
     Args:
         scores: one score per response; consecutive rows share a prompt.
         group_size: number of responses per group, at least 2.
-        valid: which responses have a score; the others are no part of the mean, and k counts only these. None is all.
 
-    A group of equal scores, or of fewer than two valid ones, has advantages of exactly 0; so has what is not valid.
+    A group of equal scores has advantages of exactly 0.
 
     Raises ValueError if the rows do not divide into groups, or ``group_size`` is less than 2.
     """
     groups = _grouped(scores, group_size, "rloo_advantages")
-    kept = None if valid is None else valid.view_as(groups)
-    others_in_group: int | Tensor = group_size - 1
-    if kept is not None:
-        groups, others_in_group = torch.where(kept, groups, 0.0), (kept.sum(dim=1, keepdim=True) - 1).clamp_min(1)
-    others = (groups.sum(dim=1, keepdim=True) - groups) / others_in_group
-    return zero_where(is_tied(groups, kept), groups - others, kept).flatten()
+    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+    return torch.where(_is_tied(groups), 0.0, groups - others).flatten()
+
+
+def tied_groups(scores: Float[Tensor, " batch"], *, group_size: int) -> Bool[Tensor, " groups"]:
+    """Marks groups of ``group_size`` consecutive scores that are all equal: they teach nothing."""
+    return _is_tied(scores.unflatten(0, (-1, group_size))).squeeze(1)
+
+
+def _is_tied(groups: Float[Tensor, "groups size"]) -> Bool[Tensor, "groups 1"]:
+    """Marks groups of equal scores; rounding in their mean must not make a difference between them."""
+    return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
 
 
 def _grouped(scores: Tensor, group_size: int, name: str) -> Tensor:

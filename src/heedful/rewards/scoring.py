@@ -116,10 +116,14 @@ class Scores:
 
     def without_failed(self) -> "Scores":
         """The scores of the responses that have one."""
-        tokens = None if self.tokens is None else [self.tokens[row] for row in self.scored]
-        totals = [self.totals[row] for row in self.scored]
-        parts = {name: [column[row] for row in self.scored] for name, column in self.parts.items()}
-        unread = tuple(at for at, row in enumerate(self.scored) if row in self.unread)
+        return self.select(self.scored)
+
+    def select(self, rows: Sequence[int]) -> "Scores":
+        """The scores of these responses, which all have one; ``means`` and ``measured`` stay those of all."""
+        tokens = None if self.tokens is None else [self.tokens[row] for row in rows]
+        totals = [self.totals[row] for row in rows]
+        parts = {name: [column[row] for row in rows] for name, column in self.parts.items()}
+        unread = tuple(at for at, row in enumerate(rows) if row in self.unread)
         return replace(self, totals=totals, tokens=tokens, parts=parts, failed=(), unread=unread)
 
 

@@ -18,7 +18,8 @@ from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evalu
 from heedful.models.load import load_causal_lm
 from heedful.rewards import Ensemble, Reward
 from heedful.train.online.engine import train_grpo, train_ppo
-from heedful.train.online.online_dpo import best_and_worst, train_online_dpo
+from heedful.train.online.evaluation import sample_rows
+from heedful.train.online.online_dpo import train_online_dpo
 
 RUNS = {
     "PPO": (PPOConfig, {}, train_ppo),
@@ -197,29 +198,35 @@ def test_the_norm_of_scores_does_not_see_them(config, make_learner, experience_o
 
 
 @pytest.mark.parametrize("advantage", ["group", "group-mean", "leave-one-out"])
-def test_a_baseline_is_of_those_that_have_a_score(config, make_learner, experience_of, advantage):
-    """Four prompts of four: one response of the first failed, three of the second, all of the third, none of the last."""
-    failed = (1, 4, 5, 7, 8, 9, 10, 11)
+def test_a_prompt_with_a_failed_response_is_left_out(config, make_learner, experience_of, advantage):
+    """Four prompts of four: the others are as if it had not been sampled, and both shares are counted."""
     beside = {"group": {}, "group-mean": {}, "leave-one-out": {"ratio": "sequence", "kl_in": "reward"}}[advantage]
-    part = learned_from(config, make_learner, experience_of, failed, GRPOConfig, advantage=advantage, **beside)
-    s = torch.tensor(part.scores, dtype=torch.float64)
-    expected = torch.zeros(8, dtype=torch.float64)
-    for group in (slice(0, 3), slice(4, 8)):
-        own = s[group]
-        if advantage == "leave-one-out":
-            expected[group] = torch.stack([own[i] - (own.sum() - own[i]) / (len(own) - 1) for i in range(len(own))])
-        else:
-            expected[group] = (own - own.mean()) / (own.std() + 1e-4 if advantage == "group" else 1)
-    torch.testing.assert_close(part.advantages[:, 0].double(), expected, rtol=1e-5, atol=1e-6)
-    assert part.metrics["reward/tied_frac"] == 2 / 4
-    assert part.metrics["reward/failed_frac"] == 8 / 16
+    whole = learned_from(config, make_learner, experience_of, (), GRPOConfig, advantage=advantage, **beside)
+    part = learned_from(config, make_learner, experience_of, (1, 8, 11), GRPOConfig, advantage=advantage, **beside)
+    kept = torch.tensor([4, 5, 6, 7, 12, 13, 14, 15])
+    torch.testing.assert_close(part.advantages, whole.advantages[kept])
+    assert torch.equal(part.batch.ids, whole.batch.ids[kept])
+    assert part.scores == [whole.scores[row] for row in kept]
+    assert part.metrics["reward/failed_frac"] == 3 / 16
+    assert part.metrics["reward/dropped_frac"] == 8 / 16
+    assert "reward/dropped_frac" not in whole.metrics
+    assert [row["score"] for row in sample_rows(part.scored, config(GRPOConfig))] == [part.scores[0], part.scores[4]]
 
 
-def test_pairs_are_of_those_that_have_a_score():
-    """Rows count only responses with a score; a prompt with fewer than two makes no pair."""
-    valid = torch.tensor([1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1]).bool()
-    scores = torch.tensor([1.0, 2.0, 9.0, 3.0, -5.0, 0.0])
-    assert best_and_worst(scores, 3, valid) == [(1, 0), (3, 4)]
+def test_a_failed_response_costs_no_other_where_the_batch_is_compared(config, make_learner, experience_of):
+    beside = {"advantage": "batch-mean", "kl_in": "reward"}
+    part = learned_from(config, make_learner, experience_of, (1, 8, 11), GRPOConfig, **beside)
+    scores = torch.tensor(part.scores)
+    assert len(scores) == 13
+    torch.testing.assert_close(part.advantages[:, 0], scores - scores.mean())
+    assert "reward/dropped_frac" not in part.metrics
+
+
+def test_with_no_whole_prompt_left_the_run_stops(config, make_learner, experience_of):
+    with pytest.raises(
+        RewardError, match="4 of 16 responses have no score, and what is left is too little to learn from"
+    ):
+        learned_from(config, make_learner, experience_of, (0, 5, 10, 15), GRPOConfig)
 
 
 def test_evaluations_leave_them_out_and_count_them(config):

@@ -16,6 +16,7 @@ from heedful.errors import ConfigError, RewardError
 from heedful.models.load import load_causal_lm
 from heedful.rewards import Reward
 from heedful.rewards.scoring import Scores
+from heedful.train.online.dynamic_sampling import Drawn
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import Scored
@@ -82,7 +83,9 @@ def test_running_norm_in_training(settings, length):
 def test_metrics_of_clipping(settings):
     def metrics(scores, norm, clip):
         nothing = torch.zeros(len(scores))
-        scored = Scored(None, [], Scores(scores, None, {"one": 0.0}), norm, nothing, None, nothing, nothing, {}, None)
+        given = Scores(scores, None, {"one": 0.0})
+        drawn = Drawn(None, [], given, 0.0, 0)
+        scored = Scored(None, [], given, norm, nothing, None, nothing, nothing, {}, drawn)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 
     assert metrics([-3.0, -1.0, 0.5, 2.0], ScoreNorm(), 1.0) == {"reward/clip_frac": 2 / 4}

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import OnlineConfig
-from heedful.core.groups import in_groups
 
 
 class Rewards(NamedTuple):
-    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive; none is without a score."""
+    """What an estimator sees of a rollout batch. Rows that share a prompt are consecutive; none is without a score.
+
+    If responses to a prompt are compared, all ``samples_per_prompt`` of each are there."""
 
     per_token: Float[Tensor, "batch time"]
     """Score, penalties and KL where they fall."""
@@ -26,8 +27,6 @@ class Rewards(NamedTuple):
     values: Float[Tensor, "batch time"] | None
     """The critic's values of the states before each token; None without a critic."""
     response_mask: Bool[Tensor, "batch time"]
-    valid: Bool[Tensor, " sampled"] | None = None
-    """Which of the responses that were sampled are the rows; None if all are."""
 
 
 class Estimate(NamedTuple):
@@ -51,20 +50,20 @@ def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
 
 def group(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's responses, over their standard deviation (`core.group_advantages`)."""
-    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
-    return _spread(core.group_advantages(scores, group_size=size, valid=rewards.valid), rewards)
+    size = group_size(rewards, config)
+    return _spread(core.group_advantages(rewards.per_response, group_size=size), rewards)
 
 
 def group_mean(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its group: the responses to its prompt, or with batch-mean the whole rollout batch."""
-    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
-    return _spread(core.group_advantages(scores, group_size=size, scale="none", valid=rewards.valid), rewards)
+    size = group_size(rewards, config)
+    return _spread(core.group_advantages(rewards.per_response, group_size=size, scale="none"), rewards)
 
 
 def leave_one_out(rewards: Rewards, config: OnlineConfig) -> Estimate:
     """Score minus the mean of its prompt's other responses (`core.rloo_advantages`)."""
-    size, scores = group_size(rewards, config), in_groups(rewards.per_response, rewards.valid)
-    return _spread(core.rloo_advantages(scores, group_size=size, valid=rewards.valid), rewards)
+    size = group_size(rewards, config)
+    return _spread(core.rloo_advantages(rewards.per_response, group_size=size), rewards)
 
 
 def reinforce_plus_plus(rewards: Rewards, config: OnlineConfig) -> Estimate:
@@ -95,9 +94,8 @@ ADVANTAGES: dict[str, Callable[[Rewards, OnlineConfig], Estimate]] = {
 
 
 def group_size(rewards: Rewards, config: OnlineConfig) -> int:
-    """How many consecutive responses are compared with each other, those without a score included."""
-    sampled = rewards.per_response if rewards.valid is None else rewards.valid
-    return len(sampled) if config.estimator.compares == "batch" else config.samples_per_prompt
+    """How many consecutive responses are compared with each other."""
+    return len(rewards.per_response) if config.estimator.compares == "batch" else config.samples_per_prompt
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
@@ -105,8 +103,6 @@ def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
     return response_mask if config.action == "token" else core.first_in_mask(response_mask)
 
 
-def _spread(advantages: Float[Tensor, " sampled"], rewards: Rewards) -> Estimate:
-    """A response's advantage at each of its tokens, of advantages of all responses that were sampled."""
-    if rewards.valid is not None:
-        advantages = advantages[rewards.valid]
+def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
+    """A response's advantage at each of its tokens."""
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))

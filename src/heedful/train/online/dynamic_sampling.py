@@ -1,7 +1,7 @@
 """Sampled responses with their scores, and new prompts in place of those whose responses all score the same.
 
 Dynamic sampling (Yu et al. 2025, DAPO, eq. 11): a group of equal scores has advantages of 0, so its place in the rollout
-batch is given to a prompt that teaches something.
+batch is given to a prompt that teaches something. So is that of a group with a response that has no score.
 """
 
 import time
@@ -37,15 +37,6 @@ class Drawn:
     """Of all rounds, those of dropped prompts included."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What became of groups that tied (`draw_untied`), and of servers that sampled (`of_servers`)."""
-
-    @property
-    def valid(self) -> torch.Tensor | None:
-        """Marks the responses that have a score; None if all have."""
-        if not self.given.failed:
-            return None
-        device = self.rollouts.lengths.device
-        rows = torch.tensor(self.given.scored, device=device, dtype=torch.long)
-        return torch.zeros(len(self.completions), dtype=torch.bool, device=device).index_fill(0, rows, True)
 
 
 def draw(
@@ -85,8 +76,7 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
 
     A round samples one new prompt for each place that is still open; what ties of these is dropped. A place that stays open
     keeps the prompt that it had. Each round takes its prompts and random numbers from the run's own, in order, so the run
-    goes on from a checkpoint bit for bit. A reward that fails on new responses ends nothing: what fails costs its place in a
-    round, and so does a prompt with which more of the batch would have no score than may.
+    goes on from a checkpoint bit for bit. A reward that fails on new responses ends nothing: it costs their prompt its place.
 
     Raises RewardError if too many of the first responses have no score.
     """
@@ -95,7 +85,6 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
         return first
     rewards = _lenient(learner.rewards)
     drawn, tied = [first], _tied(learner, first)
-    most_failed = learner.rewards.max_failed if isinstance(learner.rewards, Ensemble) else 0.0
     place = [(0, group) for group in range(len(tied))]
     places = open_places = [group for group, is_tied in enumerate(tied) if is_tied]
     for _ in range(config.dynamic_sampling_rounds):
@@ -103,10 +92,9 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
             break
         drawn.append(draw(learner, learner.prompts.take(len(open_places)), rewards))
         found = [(len(drawn) - 1, group) for group, is_tied in enumerate(_tied(learner, drawn[-1])) if not is_tied]
-        for new in found:
-            filled = [new if at == open_places[0] else old for at, old in enumerate(place)]
-            if _failed_frac(drawn, filled, config.samples_per_prompt) <= most_failed:
-                place, open_places = filled, open_places[1:]
+        for at, new in zip(open_places, found, strict=False):
+            place[at] = new
+        open_places = open_places[len(found) :]
     metrics = first.metrics | {
         "rollout/refilled_frac": (len(places) - len(open_places)) / len(place),
         "rollout/unfilled_frac": len(open_places) / len(place),
@@ -128,21 +116,17 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
 
 
 def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
-    """Which groups teach nothing: their shaped scores are all equal, or fewer than two responses have one.
+    """Which groups teach nothing: their shaped scores are all equal, or a response has none.
 
     A running norm is taken as it was before this step.
     """
     config, rollouts = learner.config, drawn.rollouts
     scores = torch.tensor(drawn.given.totals, device=rollouts.lengths.device)
     shaped = shape(scores, rollouts, learner.score_norm.current, config)
-    tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt, valid=drawn.valid).tolist()
+    tied: list[bool] = core.tied_groups(shaped, group_size=config.samples_per_prompt).tolist()
+    for row in drawn.given.failed:
+        tied[row // config.samples_per_prompt] = True
     return tied
-
-
-def _failed_frac(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], size: int) -> float:
-    """Share of the responses without a score, in a batch of the groups that ``place`` names."""
-    failed = sum(row // size == group for part, group in place for row in drawn[part].given.failed)
-    return failed / (len(place) * size)
 
 
 def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]) -> Drawn:

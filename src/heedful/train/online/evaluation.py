@@ -77,10 +77,11 @@ def evaluate(learner: Learner[RolloutConfig], held_out: Sequence[EncodedPrompt])
 
 def sample_rows(scored: Scored, config: RolloutConfig) -> list[dict[str, Any]]:
     """Rows for the table of samples: the first response that has a score to each of the first prompts of a rollout batch."""
-    places = range(len(scored.completions)) if scored.valid is None else scored.valid.nonzero().squeeze(1).tolist()
+    row_of = {id(completion): row for row, completion in enumerate(scored.completions)}
     firsts: dict[int, int] = {}
-    for row, place in enumerate(places):
-        firsts.setdefault(place // config.samples_per_prompt, row)
+    for place, completion in enumerate(scored.drawn.completions):
+        if id(completion) in row_of:
+            firsts.setdefault(place // config.samples_per_prompt, row_of[id(completion)])
     return [
         {
             "prompt": plain_text(scored.completions[row].prompt.prompt),

@@ -126,7 +126,6 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
         per_response=scored.shaped - kl_coef * penalty,
         values=values,
         response_mask=mask,
-        valid=scored.valid,
     )
     advantages, returns = ADVANTAGES[config.advantage](rewards, config)
     if config.whiten_advantages:
@@ -138,7 +137,7 @@ def collect(learner: Learner[OnlineConfig], prompts: Sequence[EncodedPrompt]) ->
     if values is not None and returns is not None:
         metrics |= critic_metrics(values, returns, actions)
     if config.estimator.compares:
-        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config), rewards.valid)
+        metrics["reward/tied_frac"] = tied_frac(rewards.per_response, group_size(rewards, config))
     if config.mask_truncated:
         metrics["rollout/masked_frac"] = float(scored.rollouts.truncated.float().mean())
     metrics["time/score"] = time.perf_counter() - started - metrics["time/rollout"]

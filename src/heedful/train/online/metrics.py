@@ -7,7 +7,6 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
-from heedful.core.groups import in_groups
 from heedful.core.policy_losses import Metrics
 from heedful.models.policy import TokenOutputs
 from heedful.train.online.respond import Scored
@@ -131,8 +130,11 @@ def score_metrics(scored: Scored, config: RolloutConfig) -> dict[str, float]:
     metrics = {f"reward/{name}": mean for name, mean in given.means.items() if len(given.means) > 1}
     if given.unread:
         metrics["reward/unread_frac"] = len(given.unread) / len(given.totals)
-    if scored.valid is not None:
-        metrics["reward/failed_frac"] = 1 - len(given.totals) / len(scored.valid)
+    failed, sampled = len(scored.drawn.given.failed), len(scored.drawn.completions)
+    if failed:
+        metrics["reward/failed_frac"] = failed / sampled
+    if failed and config.compares == "prompt":
+        metrics["reward/dropped_frac"] = 1 - len(scored.completions) / sampled
     metrics |= given.measured
     if config.score_norm_running:
         metrics |= {"reward/norm_mean": norm.mean, "reward/norm_std": norm.std}
@@ -156,9 +158,6 @@ def critic_metrics(values: Tensor, returns: Tensor, actions: Tensor) -> dict[str
     return metrics
 
 
-def tied_frac(scores: Tensor, group_size: int, valid: Tensor | None = None) -> float:
-    """Share of groups of ``group_size`` consecutive responses that tie, or of which fewer than two have a score.
-
-    ``scores`` are those of the responses that have one; ``valid`` says which of all they are (None: all).
-    """
-    return float(core.tied_groups(in_groups(scores, valid), group_size=group_size, valid=valid).float().mean())
+def tied_frac(scores: Tensor, group_size: int) -> float:
+    """Share of groups of ``group_size`` consecutive responses that tie."""
+    return float(core.tied_groups(scores, group_size=group_size).float().mean())

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.core.groups import in_groups
 from heedful.core.policy_losses import Metrics
 from heedful.data.micro_batches import own_micro_batches
 from heedful.models.policy import TokenOutputs
@@ -74,23 +73,14 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
     return run.summary
 
 
-def best_and_worst(scores: Tensor, group_size: int, valid: Tensor | None = None) -> list[tuple[int, int]]:
-    """Rows of the best and the worst response of each group of consecutive scores; of equal ones the first.
+def best_and_worst(scores: Tensor, group_size: int) -> list[tuple[int, int]]:
+    """Rows of the best and the worst response of each group of ``group_size`` consecutive scores; of equal ones the first.
 
-    A group whose scores all tie prefers nothing and makes no pair; nor does one with fewer than two scores.
-
-    Args:
-        scores: of the responses that have one, in order.
-        group_size: how many responses a group has, those without a score included.
-        valid: which responses of all groups have a score; None if all do.
+    A group whose scores all tie prefers nothing and makes no pair.
     """
-    if valid is None:
-        valid = torch.ones_like(scores, dtype=torch.bool)
-    kept, groups = valid.view(-1, group_size), in_groups(scores, valid).view(-1, group_size)
-    best = torch.where(kept, groups, -torch.inf).argmax(dim=1).tolist()
-    worst = torch.where(kept, groups, torch.inf).argmin(dim=1).tolist()
-    row = (valid.cumsum(dim=0) - 1).view(-1, group_size).tolist()  # among those that have a score
-    return [(row[i][b], row[i][w]) for i, (b, w) in enumerate(zip(best, worst, strict=True)) if b != w]
+    groups = scores.view(-1, group_size)
+    chosen = zip(groups.argmax(dim=1).tolist(), groups.argmin(dim=1).tolist(), strict=True)
+    return [(i * group_size + best, i * group_size + worst) for i, (best, worst) in enumerate(chosen) if best != worst]
 
 
 def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]:
@@ -100,7 +90,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     """
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
-    pairs = best_and_worst(scored.shaped, config.samples_per_prompt, scored.valid)
+    pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
     sums, taken = MetricSums(), list[Taken]()
     if scored.old is None:
         _read_the_rest(learner, scored, pairs, sums)
@@ -116,7 +106,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     metrics = rollout_metrics(scored, shaped=scored.shaped) | score_metrics(scored, config)
     metrics |= sums.means(max(1, sum(not step.is_left_out for step in taken)))
     metrics |= step_metrics([step.norm for step in taken])
-    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt, scored.valid)
+    metrics["reward/tied_frac"] = tied_frac(scored.shaped, config.samples_per_prompt)
     metrics |= {"optimizer/learning_rate": learning_rate, "time/update": time.perf_counter() - started}
     learned, sampled = float(scored.rollouts.lengths.sum()), scored.drawn.sampled_tokens
     return metrics | performance(metrics, learned, learner.policy.device, sampled_tokens=sampled)

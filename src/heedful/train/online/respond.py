@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
 from heedful.data.loading import EncodedPrompt
+from heedful.errors import RewardError
 from heedful.faults import hit
 from heedful.models.policy import TokenOutputs
 from heedful.rewards.scoring import Scores
@@ -24,7 +25,10 @@ from heedful.types import Completion
 
 @dataclass(frozen=True)
 class Scored:
-    """A rollout batch with its scores, before advantages are estimated. Responses without a score are not in it."""
+    """A rollout batch with its scores, before advantages are estimated.
+
+    Responses without a score are not in it; if responses to a prompt are compared, nor are the others to the same prompt.
+    """
 
     rollouts: Rollouts
     completions: list[Completion]
@@ -42,8 +46,6 @@ class Scored:
     seconds: dict[str, float]
     drawn: Drawn
     """All that was sampled, those without a score included, to be written down."""
-    valid: Bool[Tensor, " sampled"] | None = None
-    """Which of the responses that were sampled have a score, and so are here; None if all do."""
     refilled: dict[str, float] = field(default_factory=dict)
     """Metrics of dynamic sampling, and of servers that sampled."""
 
@@ -57,14 +59,16 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     """Sample, score and read what was sampled: prompts -> responses -> scores -> log-probs of policy and reference.
 
     If the reference has no part in what is learned, its pass is left out. So is the policy's, if nothing needs it before the
-    update (``needs_old_pass``). Responses on which a reward failed are left out of all that follows. Raises RewardError.
+    update (``needs_old_pass``). Responses on which a reward failed are left out of all that follows (`_kept`). Raises
+    RewardError.
     """
     config, started = learner.config, time.perf_counter()
     drawn = draw_untied(learner, prompts)
-    rollouts, completions, given, valid = drawn.rollouts, drawn.completions, drawn.given, drawn.valid
-    if valid is not None:
-        rollouts, completions = rollouts.select(valid.nonzero().squeeze(1)), [completions[row] for row in given.scored]
-        given = given.without_failed()
+    rollouts, completions, given = drawn.rollouts, drawn.completions, drawn.given
+    if given.failed:
+        rows = _kept(drawn, config)
+        rollouts = rollouts.select(torch.tensor(rows, device=rollouts.lengths.device))
+        completions, given = [completions[row] for row in rows], given.select(rows)
     norm = learner.score_norm.including(given.totals)
     batch, mask = rollouts.batch, rollouts.batch.response_mask
     old = ref_logprobs = None
@@ -93,9 +97,24 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
         kl = response_kl(old.logprobs, ref_logprobs, mask)
     hit("pass")
     seconds = {"time/rollout": drawn.seconds, "time/score": time.perf_counter() - started - drawn.seconds}
-    return Scored(
-        rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds, drawn, valid, drawn.metrics
-    )
+    return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds, drawn, drawn.metrics)
+
+
+def _kept(drawn: Drawn, config: RolloutConfig) -> list[int]:
+    """The rows to learn from: those with a score, and if responses to a prompt are compared, those of whole groups.
+
+    Raises RewardError if there is nothing left.
+    """
+    rows, size = drawn.given.scored, config.samples_per_prompt
+    if config.compares == "prompt":
+        broken = {row // size for row in drawn.given.failed}
+        rows = [row for row in rows if row // size not in broken]
+    if len(rows) < (2 if config.compares else 1):
+        raise RewardError(
+            f"{len(drawn.given.failed)} of {len(drawn.completions)} responses have no score, and what is left is too little "
+            "to learn from: a prompt's responses are compared only if all of them have a score; correct the reward"
+        )
+    return rows
 
 
 def response_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:

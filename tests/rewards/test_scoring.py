@@ -1,4 +1,4 @@
-"""What a reward function is given, what it may give back, and what is said of everything else."""
+"""What a reward function is given and may return, one score or one per token; several rewards and one score."""
 
 import functools
 import json
@@ -9,10 +9,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from heedful.errors import RewardError
-from heedful.rewards import Completion, Reward, score
-from heedful.types import Message, Prompt, ToolCall
+from heedful.configs.scoring import RewardOptions
+from heedful.errors import ConfigError, RewardError
+from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards.resolve import load_rewards
+from heedful.rewards.scoring import combine_scores, shares
+from heedful.types import Message, MicroBatch, Prompt, ToolCall
 
 
 def totals(function, completions):
@@ -307,3 +312,222 @@ def test_a_failure_where_only_some_records_have_the_column(completions):
         assert message.count("reward f") == 1
         assert "needs the column" not in message
         assert not isinstance(error.value.__cause__, RewardError)
+
+
+SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
+WAYS = ("sum", "mean", "min", "mean-std")
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("sum", 1.0 + 2.0 + 6.0),
+        ("mean", (1.0 + 2.0 + 6.0) / 3),
+        ("min", 1.0),
+        ("mean-std", 3.0 - 0.5 * math.sqrt(((1 - 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2) / 3)),
+    ],
+)
+def test_golden_combinations(how, expected):
+    assert combine_scores([1.0, 2.0, 6.0], how, std_coef=0.5) == pytest.approx(expected, rel=1e-12)
+
+
+@given(scores=SCORES)
+def test_identities_of_combinations(scores):
+    """mean-std with no price is the mean; the smallest is below the mean; the order of rewards does not matter."""
+    mean, smallest = combine_scores(scores, "mean"), combine_scores(scores, "min")
+    assert combine_scores(scores, "mean-std", std_coef=0.0) == mean
+    assert combine_scores(scores, "sum") == pytest.approx(len(scores) * mean, rel=1e-9, abs=1e-6)
+    assert smallest <= mean + 1e-6
+    assert combine_scores(scores, "mean-std") <= mean
+    for how in WAYS:
+        assert combine_scores(scores[::-1], how) == pytest.approx(combine_scores(scores, how), rel=1e-6, abs=1e-6)
+
+
+@given(value=st.floats(-1e6, 1e6), n=st.integers(1, 6))
+def test_rewards_that_agree_are_taken_at_their_word(value, n):
+    for how in ("mean", "min", "mean-std"):
+        assert combine_scores([value] * n, how) == pytest.approx(value, rel=1e-9, abs=1e-9)
+
+
+@given(scores=SCORES)
+def test_shares_give_back_the_combination(scores):
+    """What the shares leave out (the deviation) is no part of any reward."""
+    for how in ("sum", "mean", "min"):
+        total = sum(share * s for share, s in zip(shares(scores, how), scores, strict=True))
+        assert total == pytest.approx(combine_scores(scores, how), rel=1e-9, abs=1e-6)
+    assert shares(scores, "mean-std") == shares(scores, "mean")
+
+
+def first(completions):
+    return [1.0, 2.0, None]
+
+
+def second(completions):
+    return [3.0, None, -4.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1.0 + 3.0, 2.0, -4.0]),
+        ({"reward_weights": (2.0, -0.5)}, [2 * 1.0 - 0.5 * 3.0, 2 * 2.0, -0.5 * -4.0]),
+        ({"reward_weights": (0.0, 1.0)}, [3.0, 0.0, -4.0]),
+        ({"reward_combine": "mean"}, [2.0, 2.0, -4.0]),
+        ({"reward_combine": "mean", "reward_weights": (3.0, 1.0)}, [3.0, 6.0, -4.0]),
+        ({"reward_combine": "min", "reward_weights": (4.0, 1.0)}, [3.0, 8.0, -4.0]),
+        ({"reward_combine": "mean-std"}, [2.0 - 1.0, 2.0, -4.0]),
+        ({"reward_combine": "mean-std", "reward_std_coef": 3.0}, [2.0 - 3.0, 2.0, -4.0]),
+    ],
+    ids=str,
+)
+def test_scores_by_hand(completions, cpu, options, expected):
+    """None is left out of every combination; the mean of each reward is told as the reward gave it, without its weight."""
+    rewards = load_rewards([first, second], RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
+    scores, means = score(rewards, completions)
+    assert scores == pytest.approx(expected, abs=1e-12)
+    assert means == {"first": 1.5, "second": -0.5}
+
+
+def test_a_reward_may_bring_its_weight(completions, cpu):
+    rewards = load_rewards([Reward("a", first, 2.0), second], RewardOptions(), micro_batch=MicroBatch(8), **cpu)
+    assert score(rewards, completions)[0] == [2 * 1.0 + 3.0, 4.0, -4.0]
+    twice = load_rewards([Reward("a", first, 2.0)] * 2, RewardOptions(), micro_batch=MicroBatch(8), **cpu)
+    assert [(reward.name, reward.weight) for reward in twice] == [("a", 2.0), ("a#2", 2.0)]
+
+
+def test_a_plain_list_of_rewards_is_summed(completions):
+    rewards = [Reward("a", first), Reward("b", second)]
+    assert score(rewards, completions) == score(Ensemble(tuple(rewards)), completions)
+    assert list(Ensemble(tuple(rewards))) == rewards
+    assert Ensemble(tuple(rewards))[:1] == (rewards[0],)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "message"),
+    [
+        ([], {"reward_weights": (1.0,)}, "--rewards is missing: model:PATH.* python:FILE.py:FUNCTION.* rule:NAME.* http://"),
+        ([first], {"reward_weights": (1.0, 2.0)}, "--reward-weights has 2 numbers for 1 reward; give one for each"),
+        ([first, "rule:digits"], {"reward_weights": (1.0,)}, "--reward-weights has 1 number for 2 rewards"),
+        ([first, Reward("我的", second, 3.0)], {"reward_weights": (1.0, 2.0)}, "--reward-weights gives a weight to 我的"),
+        ([Reward("我的", first, math.nan)], {}, "weight of reward 我的 must be a finite number, got nan"),
+        *(([first], {"reward_combine": how}, f"--reward-combine {how} .*there is only one; add more") for how in WAYS[1:]),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_rewards(cpu, wanted, options, message):
+    with pytest.raises(ConfigError, match=message):
+        load_rewards(wanted, RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
+
+
+def test_columns_reach_every_reward(completions, cpu):
+    """Each of several rewards is given the columns that it names, whatever the others name."""
+    seen = {}
+
+    def one(expected):
+        seen["one"] = expected
+        return [0.0] * len(expected)
+
+    def two(completions, hint=None, weights=()):
+        seen["two"] = (hint, weights)
+        return [0.0] * len(completions)
+
+    def three(**columns):
+        seen["three"] = columns["weights"]
+        return [0.0] * len(columns["weights"])
+
+    score(
+        load_rewards([one, two, three, "rule:contains_expected"], RewardOptions(), micro_batch=MicroBatch(8), **cpu),
+        completions,
+    )
+    assert seen == {"one": ["2。", "红色", "你好"], "two": (None, [1, 2, 3]), "three": [1, 2, 3]}
+
+
+COMPLETIONS = [
+    Completion(Prompt("问", "d:1"), "二个", ids=(7, 8)),
+    Completion(Prompt("问", "d:2"), "一个长的", ids=(7, 8, 9)),
+    Completion(Prompt("问", "d:3"), ""),
+]
+DENSE = [[1.0, 2.0], [0.5, -0.5, 3.0], []]
+
+
+def dense(completion_ids):
+    return DENSE
+
+
+def scalar(completions):
+    return [10.0, None, 30.0]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        DENSE,
+        [tuple(row) for row in DENSE],
+        [np.array(row) for row in DENSE],
+        [torch.tensor(row) for row in DENSE],
+        [torch.tensor(row, dtype=torch.bfloat16) for row in DENSE],
+        [[np.float32(x) for x in row] for row in DENSE],
+        [[torch.tensor(x) for x in row] for row in DENSE],
+    ],
+    ids=["lists", "tuples", "arrays", "tensors", "bfloat16", "numpy scalars", "tensors of one"],
+)
+def test_lists_of_every_kind(result):
+    scores = score_tokens([Reward("密", lambda completions: result)], COMPLETIONS)
+    assert scores.tokens == DENSE
+    assert scores.totals == [3.0, 3.0, 0.0]
+    assert scores.means == {"密": 2.0}
+    assert all(type(x) is float for row in scores.tokens for x in row)
+
+
+def test_without_a_dense_reward_there_are_no_places():
+    assert score_tokens([Reward("s", lambda completions: [1, 2, 3])], COMPLETIONS).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("combine", "totals", "tokens"),
+    [
+        ("sum", [2 * 3.0 + 10, 6.0, 30.0], [[2.0, 4.0], [1.0, -1.0, 6.0], []]),
+        ("mean", [(6.0 + 10) / 2, 6.0, (0 + 30) / 2], [[1.0, 2.0], [1.0, -1.0, 6.0], []]),
+        ("min", [6.0, 6.0, 0.0], [[2.0, 4.0], [1.0, -1.0, 6.0], []]),
+        ("mean-std", [8.0 - 2.0, 6.0, 15.0 - 15.0], [[1.0, 2.0], [1.0, -1.0, 6.0], []]),
+    ],
+)
+def test_mixed_with_a_scalar(combine, totals, tokens):
+    """The scalar has no place, so it is in the total alone; the dense reward's weight is 2."""
+    rewards = Ensemble((Reward("密", dense, 2.0), Reward("s", scalar)), combine)
+    scores = score_tokens(rewards, COMPLETIONS)
+    assert scores.totals == pytest.approx(totals)
+    assert scores.tokens == [pytest.approx(row) for row in tokens]
+    assert score(rewards, COMPLETIONS) == (scores.totals, scores.means)
+
+
+def test_the_smallest_scalar_leaves_no_place():
+    rewards = Ensemble((Reward("密", dense), Reward("s", lambda completions: [-1.0, 99.0, -1.0])), "min")
+    assert score_tokens(rewards, COMPLETIONS).tokens == [[0.0, 0.0], DENSE[1], []]
+
+
+def test_two_dense_rewards_are_added_token_by_token():
+    def other(completions):
+        return [[1.0, 1.0], None, []]
+
+    scores = score_tokens([Reward("a", dense), Reward("b", other)], COMPLETIONS)
+    assert scores.tokens == [[2.0, 3.0], DENSE[1], []]
+    assert scores.totals == [5.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "fragments"),
+    [
+        ([1.0], ["returned 1 scores for a response of 2 tokens", "completion_ids"]),
+        ([1.0, 2.0, 3.0], ["returned 3 scores for a response of 2 tokens", "the token that ended the response is not"]),
+        ([], ["returned 0 scores for a response of 2 tokens"]),
+        (torch.ones(3), ["returned 3 scores for a response of 2 tokens"]),
+        ([1.0, float("nan")], ["nan (float)", "one finite number"]),
+        ([1.0, None], ["None (NoneType)"]),
+        (["1", "2"], ["'1' (str)"]),
+    ],
+)
+def test_what_does_not_fit_the_tokens(row, fragments):
+    with pytest.raises(RewardError) as error:
+        score([Reward("密", lambda completions: [row, *DENSE[1:]])], COMPLETIONS)
+    for fragment in ("reward 密", "d:1", "二个", *fragments):
+        assert fragment in str(error.value)
