@@ -226,6 +226,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         return 0
     name = words.pop(0)
     if name in GROUPS:
+        from heedful.configs.names import GONE
+
         kind, does = GROUPS[name]
         measures = [c.split()[1] for c in COMMANDS if c.startswith(f"{name} ")]
         if not words or words[0] in ("-h", "--help") or words[0] not in measures:
@@ -234,6 +236,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
             )
             asked = bool(words) and words[0] in ("-h", "--help")
             wrong = "" if not words or asked else f"heedful: {name} has no {kind} {words[0]!r}\n"
+            if words and (instead := GONE.get(f"{name} {words[0]}")):
+                wrong = f"heedful: {name} {words[0]} is gone: {instead}\n"
             print(
                 f"{wrong}heedful {name}: {does}\n{listing}",
                 file=sys.stdout if asked else sys.stderr,

@@ -173,10 +173,13 @@ COMMANDS = {
         "commands:simulate_labels",
         "label in the place of people, to try a project out",
     ),
-    "label rebuild": Command(
-        "configs.label:RebuildConfig",
-        "label.projects:rebuild_project",
-        "make a project's database anew from its journal",
+    "label backup": Command(
+        "configs.label:BackupConfig", "label.backups:back_up", "back a project up, also while people label"
+    ),
+    "label restore": Command(
+        "configs.label:RestoreConfig",
+        "label.backups:restore",
+        "put a damaged project right, from a backup and all that can be read",
     ),
     "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
     "track": Command(

@@ -43,11 +43,8 @@ POINTS = {
 }
 """Where each point of a run is."""
 LABEL_POINTS = {
-    "label.began": "events are in an open transaction of labels.sqlite",
-    "label.committed": "events are in labels.sqlite, not in journal.jsonl",
-    "label.half": "half of their bytes are in journal.jsonl",
-    "label.written": "events are in journal.jsonl, maybe not on the disk",
-    "label.synced": "events are on the disk in both, and nobody was told",
+    "label.began": "events are in an open transaction of events.sqlite",
+    "label.committed": "events are on the disk, and nobody was told",
 }
 """Where each point of a labelling project's store is."""
 ROUND_POINTS = {

@@ -1,4 +1,4 @@
-"""Settings of a labelling project, and of the commands that make and rebuild one."""
+"""Settings of a labelling project, and of the commands that make, back up and restore one."""
 
 import json
 from dataclasses import dataclass
@@ -174,11 +174,14 @@ class NewProjectConfig(ProjectSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RebuildConfig(Settings):
-    """Make a project's database anew from its journal and compare them: heedful label rebuild PROJECT."""
+class BackupConfig(Settings):
+    """Back a project up, also while people label: heedful label backup PROJECT."""
 
     project: Path
     """Folder of the project."""
+    output: Path | None = None
+    """Folder to make: a copy that is a project of its own, such as on another disk. By default the backup is a file in
+    PROJECT/backups, where the last five are kept."""
 
     POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
     """Settings whose values may stand first, without their flags."""
@@ -186,3 +189,25 @@ class RebuildConfig(Settings):
     def check(self) -> None:
         super().check()
         object.__setattr__(self, "project", Path(self.project))
+        if self.output is not None:
+            object.__setattr__(self, "output", Path(self.output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreConfig(Settings):
+    """Put a damaged project right, and say what is lost: heedful label restore PROJECT."""
+
+    project: Path
+    """Folder of the project."""
+    backup: Path | None = None
+    """Backup to begin with: a file, or a folder that heedful label backup --output made. By default the newest one in
+    PROJECT/backups. What can still be read of the damaged database is added to it."""
+
+    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    """Settings whose values may stand first, without their flags."""
+
+    def check(self) -> None:
+        super().check()
+        object.__setattr__(self, "project", Path(self.project))
+        if self.backup is not None:
+            object.__setattr__(self, "backup", Path(self.backup))

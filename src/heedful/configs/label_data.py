@@ -169,7 +169,7 @@ class WithdrawConfig(Settings):
     back: bool = False
     """Put the items back instead."""
     reason: str = ""
-    """Why. It is kept in the journal."""
+    """Why. It is kept with the event."""
 
     POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
     """Settings whose values may stand first, without their flags."""

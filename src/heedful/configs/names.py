@@ -277,6 +277,7 @@ PEERS = {
 behind a bar."""
 
 GONE = {
+    "label rebuild": "use `heedful label restore`, which puts a damaged project right (docs/labelling-store.md)",
     "report --runs": "write the folders without it: heedful report RUN ...",
     "runs --folder": "write the folder without it: heedful runs FOLDER",
     "gradient_accumulation": "gradients are accumulated to the whole batch; --micro-batch-size bounds the memory",

@@ -7,6 +7,7 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import JUDGED, from_screen, may_overlap, to_screen
 from heedful.label.identity import draw, order_of
+from heedful.label.leases import Lease
 from heedful.label.records import Assignment, Item, Person
 from heedful.label.state import State
 
@@ -26,18 +27,6 @@ class NotHeldError(DataError):
     def __init__(self, message: str, code: str = "not_held") -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True)
-class Lease:
-    """An item that a person holds."""
-
-    item_id: str
-    repeat: bool
-    until: float
-    """Seconds since 1970. Afterwards the item is still theirs if nobody else has taken it."""
-    token: str = ""
-    """Drawn when the item is given, so that a page that shows the item as it was given before can be told."""
 
 
 @dataclass(frozen=True)

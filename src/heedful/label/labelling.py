@@ -24,7 +24,6 @@ from heedful.label.answers import (
 )
 from heedful.label.assignment import (
     Choice,
-    Lease,
     NotHeldError,
     can_return,
     choose,
@@ -33,8 +32,8 @@ from heedful.label.assignment import (
     screen_order,
     superseded,
 )
-from heedful.label.desk import Desk, Row, draft_key, drafts_of
 from heedful.label.identity import to_line
+from heedful.label.leases import Lease, Leases, Row, draft_key, drafts_of
 from heedful.label.people import find_person, screen
 from heedful.label.records import Assignment, Event, Item, Person
 from heedful.label.state import State, item_content
@@ -104,36 +103,36 @@ def next_item(
     transaction: Transaction, settings: ProjectSettings, person_id: str, *, chats: bool = True
 ) -> Assignment | None:
     """Give a person the item that they hold, for some more minutes, else the next one; no new chat without ``chats``."""
-    state, desk = transaction.state, transaction.desk
+    state, leases = transaction.state, transaction.leases
     person = find_person(state, person_id)
     if not may_label(person):
         return None
-    lease = desk.lease(person_id)
+    lease = leases.of(person_id)
     if lease is None:
-        leases = desk.leases()
-        choice = choose(state, leases, person, settings, transaction.now, chats=chats)
+        held_now = leases.by_person()
+        choice = choose(state, held_now, person, settings, transaction.now, chats=chats)
         if choice is None:
             return None
-        for other in superseded(state, leases, person, choice, transaction.now):
-            desk.drop("lease", other)
+        for other in superseded(state, held_now, person, choice, transaction.now):
+            leases.drop("lease", other)
         lease = Lease(choice.item.item_id, choice.repeat, 0)
     lease = dataclasses.replace(
         lease, until=_until(transaction, settings), token=lease.token or secrets.token_urlsafe(12)
     )
-    desk.hold(person_id, lease)
-    return assignment_of(state, desk, settings, person_id, lease)
+    leases.hold(person_id, lease)
+    return assignment_of(state, leases, settings, person_id, lease)
 
 
-def held(state: State, desk: Desk, settings: ProjectSettings, person_id: str) -> Assignment | None:
+def held(state: State, leases: Leases, settings: ProjectSettings, person_id: str) -> Assignment | None:
     """Return the item that a person holds, without changing anything."""
-    lease = desk.lease(person_id)
-    return None if lease is None else assignment_of(state, desk, settings, person_id, lease)
+    lease = leases.of(person_id)
+    return None if lease is None else assignment_of(state, leases, settings, person_id, lease)
 
 
-def assignment_of(state: State, desk: Desk, settings: ProjectSettings, person_id: str, lease: Lease) -> Assignment:
+def assignment_of(state: State, leases: Leases, settings: ProjectSettings, person_id: str, lease: Lease) -> Assignment:
     """Return a lease as a page sees it."""
     item = state.items[lease.item_id]
-    drafts = drafts_of(desk.get("draft", draft_key(person_id, item.item_id)))
+    drafts = drafts_of(leases.get("draft", draft_key(person_id, item.item_id)))
     last = drafts[-1] if drafts else None
     return Assignment(
         item,
@@ -179,11 +178,11 @@ def label(transaction: Transaction, settings: ProjectSettings, person_id: str, i
     if sent.token is not None and item.suggestion is not None:  # a page has shown it
         content["suggestion_followed"] = follows(answer, item.suggestion)
     event = transaction.add("label", person_id, content, sent.nonce)
-    transaction.desk.drop("draft", draft_key(person_id, item_id))
+    transaction.leases.drop("draft", draft_key(person_id, item_id))
     if item.task == "chat" and not answer["last"]:
-        transaction.desk.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+        transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
     else:
-        transaction.desk.drop("lease", person_id)
+        transaction.leases.drop("lease", person_id)
     if item.screening:
         screen(transaction, settings)
     return event
@@ -251,8 +250,8 @@ def skip(
     words = check_words("reason", reason)
     content = {"item": item_id, "reason": words, "flags": check_flags(flags), "repeat": lease.repeat}
     event = transaction.add("skip", person_id, content, nonce)
-    transaction.desk.drop("draft", draft_key(person_id, item_id))
-    transaction.desk.drop("lease", person_id)
+    transaction.leases.drop("draft", draft_key(person_id, item_id))
+    transaction.leases.drop("lease", person_id)
     if transaction.state.items[item_id].screening:
         screen(transaction, settings)
     return event
@@ -314,14 +313,16 @@ def undo(
     limits.check(last, item)
     event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
     choice = Choice(item, last.content["repeat"])
-    leases = transaction.desk.leases()
+    held_now = transaction.leases.by_person()
     is_there = item.item_id not in state.withdrawn
-    if is_there and (last.kind == "label" or choice.repeat or can_return(state, leases, person, item, transaction.now)):
-        for other in superseded(state, leases, person, choice, transaction.now):
-            transaction.desk.drop("lease", other)
-        transaction.desk.hold(person_id, Lease(item.item_id, choice.repeat, 0))
+    if is_there and (
+        last.kind == "label" or choice.repeat or can_return(state, held_now, person, item, transaction.now)
+    ):
+        for other in superseded(state, held_now, person, choice, transaction.now):
+            transaction.leases.drop("lease", other)
+        transaction.leases.hold(person_id, Lease(item.item_id, choice.repeat, 0))
     if last.kind == "label":
-        transaction.desk.put(
+        transaction.leases.put(
             "draft",
             draft_key(person_id, item.item_id),
             Row({"tabs": [{"tab": "", "save": 0, "draft": _as_draft(last)}]}),
@@ -336,7 +337,7 @@ def redo(
 
     What they label or skip anew ends it. Raises NotHeldError if others have the item by now.
     """
-    state, desk = transaction.state, transaction.desk
+    state, leases = transaction.state, transaction.leases
     before = _sent_before(
         state, person_id, nonce, ("label", "skip"), lambda event: {"again": event.content.get("again", "")}
     )
@@ -350,18 +351,18 @@ def redo(
     item = state.items[old.content["item"]]
     if item.item_id in state.withdrawn:
         raise NotHeldError("this label cannot be put back: the owner has withdrawn its item", "withdrawn")
-    held = desk.lease(person_id)
+    held = leases.of(person_id)
     is_held = held is not None and (held.item_id, held.repeat) == (item.item_id, old.content["repeat"])
     if old.kind == "label" and not (
-        is_held or old.content["repeat"] or can_return(state, desk.leases(), person, item, transaction.now)
+        is_held or old.content["repeat"] or can_return(state, leases.by_person(), person, item, transaction.now)
     ):
         raise NotHeldError("this label cannot be put back: others have its item by now", "redo_gone")
     event = transaction.add(old.kind, person_id, {**old.content, "again": old.event_id}, nonce)
-    desk.drop("draft", draft_key(person_id, item.item_id))
+    leases.drop("draft", draft_key(person_id, item.item_id))
     if old.kind == "label" and item.task == "chat" and not old.content["answer"]["last"]:
-        desk.hold(person_id, Lease(item.item_id, repeat=False, until=_until(transaction, settings)))
+        leases.hold(person_id, Lease(item.item_id, repeat=False, until=_until(transaction, settings)))
     elif old.kind == "label" or is_held:
-        desk.drop("lease", person_id)
+        leases.drop("lease", person_id)
     if item.screening:
         screen(transaction, settings)
     _hold_undone(transaction, person)
@@ -370,17 +371,17 @@ def redo(
 
 def _hold_undone(transaction: Transaction, person: Person) -> None:
     """Give a person the item that redo would put back next, if they hold none and others have not got it."""
-    state, desk = transaction.state, transaction.desk
+    state, leases = transaction.state, transaction.leases
     undone = state.undone.get(person.person_id)
-    if not undone or desk.lease(person.person_id) is not None:
+    if not undone or leases.of(person.person_id) is not None:
         return
     item, repeat = state.items[undone[-1].content["item"]], undone[-1].content["repeat"]
     if item.item_id in state.withdrawn:
         return
-    if repeat or can_return(state, desk.leases(), person, item, transaction.now):
-        for other in superseded(state, desk.leases(), person, Choice(item, repeat), transaction.now):
-            desk.drop("lease", other)
-        desk.hold(person.person_id, Lease(item.item_id, repeat, 0))
+    if repeat or can_return(state, leases.by_person(), person, item, transaction.now):
+        for other in superseded(state, leases.by_person(), person, Choice(item, repeat), transaction.now):
+            leases.drop("lease", other)
+        leases.hold(person.person_id, Lease(item.item_id, repeat, 0))
 
 
 def begin_batch(transaction: Transaction, file: str) -> str:
@@ -409,9 +410,9 @@ def withdraw(
         return 0
     content = {"batch": known[0] if known else "", "items": [] if known else changed, "withdrawn": not back}
     transaction.add("withdraw", person_id, content | {"reason": check_words("reason", reason)})
-    for person, lease in transaction.desk.leases().items():
+    for person, lease in transaction.leases.by_person().items():
         if lease.item_id in state.withdrawn:
-            transaction.desk.drop("lease", person)
+            transaction.leases.drop("lease", person)
     return len(changed)
 
 
@@ -470,7 +471,7 @@ def save_draft(
     """
     lease = _held_lease(transaction, person_id, item_id, token)
     key = draft_key(person_id, item_id)
-    drafts = drafts_of(transaction.desk.get("draft", key))
+    drafts = drafts_of(transaction.leases.get("draft", key))
     others = [one for one in drafts if one["tab"] != saved.tab]
     is_late = any(one["tab"] == saved.tab and one["save"] > saved.save for one in drafts)
     if draft is not None and not is_late:
@@ -478,8 +479,8 @@ def save_draft(
         if len(others) >= MOST_TABS:
             raise NotHeldError(f"{MOST_TABS} tabs have a draft of this item already; go on in one of them", "many_tabs")
         own = {"tab": saved.tab, "save": saved.save, "draft": draft}
-        transaction.desk.put("draft", key, Row({"tabs": [*others, own]}))
-    transaction.desk.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
+        transaction.leases.put("draft", key, Row({"tabs": [*others, own]}))
+    transaction.leases.hold(person_id, dataclasses.replace(lease, until=_until(transaction, settings)))
     return _words(others)
 
 
@@ -561,7 +562,7 @@ def _held_lease(transaction: Transaction, person_id: str, item_id: str, token: s
     _find_item(transaction.state.items, item_id)
     if item_id in transaction.state.withdrawn:
         raise NotHeldError("the owner has withdrawn this item; go on with the next one", "withdrawn")
-    lease = transaction.desk.lease(person_id)
+    lease = transaction.leases.of(person_id)
     if lease is None or lease.item_id != item_id or token not in (None, lease.token):
         raise NotHeldError(
             f"{person.name} does not hold the item {item_id} as it was shown: it was answered already, or it was left for "

@@ -11,8 +11,8 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.answers import check_words
 from heedful.label.assignment import owner_has, screening_set
-from heedful.label.desk import Desk, Row
 from heedful.label.identity import token_hash
+from heedful.label.leases import Leases, Row
 from heedful.label.records import Event, Person, Role, Standing
 from heedful.label.state import State
 from heedful.label.store import Transaction
@@ -56,10 +56,10 @@ def change_person(transaction: Transaction, person_id: str, changes: Mapping[str
     if person != old:
         transaction.add("person", None, dataclasses.asdict(person))
     if person.standing == "removed":
-        _drop_tokens(transaction.desk, "session", person_id)
-        _drop_tokens(transaction.desk, "invitation", person_id)
+        _drop_tokens(transaction.leases, "session", person_id)
+        _drop_tokens(transaction.leases, "invitation", person_id)
     if (person.role, person.standing) != (old.role, old.standing):
-        transaction.desk.drop("lease", person_id)
+        transaction.leases.drop("lease", person_id)
     return person
 
 
@@ -106,8 +106,8 @@ def invite(transaction: Transaction, person_id: str, hours: float, session: str 
     person = find_person(transaction.state, person_id)
     if person.standing == "removed":
         raise DataError(f"{person.name} was removed; set their standing to active to invite them again")
-    _drop_tokens(transaction.desk, "invitation", person_id)
-    _drop_tokens(transaction.desk, "session", person_id, keep=None if session is None else token_hash(session))
+    _drop_tokens(transaction.leases, "invitation", person_id)
+    _drop_tokens(transaction.leases, "session", person_id, keep=None if session is None else token_hash(session))
     return _new_token(transaction, "invitation", person_id, hours)
 
 
@@ -116,16 +116,16 @@ def redeem(transaction: Transaction, token: str, hours: float) -> str | None:
 
     Other sessions of the same person end.
     """
-    person = holder(transaction.state, transaction.desk, "invitation", token, transaction.now)
+    person = holder(transaction.state, transaction.leases, "invitation", token, transaction.now)
     if person is None:
         return None
-    transaction.desk.drop("invitation", token_hash(token))
+    transaction.leases.drop("invitation", token_hash(token))
     return sign_in(transaction, person.person_id, hours)
 
 
 def sign_in(transaction: Transaction, person_id: str, hours: float) -> str:
     """Return the token of a new session of a person, whose others end."""
-    _drop_tokens(transaction.desk, "session", person_id)
+    _drop_tokens(transaction.leases, "session", person_id)
     return _new_token(transaction, "session", person_id, hours)
 
 
@@ -135,14 +135,14 @@ def first_owner(transaction: Transaction, settings: ProjectSettings) -> Person:
     return owners[0] if owners else add_person(transaction, settings, "owner", "owner", None)
 
 
-def holder(state: State, desk: Desk, kind: str, token: str, now: float) -> Person | None:
+def holder(state: State, leases: Leases, kind: str, token: str, now: float) -> Person | None:
     """Return whose token it is; None for one that does not exist, has ended, or is of somebody who was removed.
 
     A token is looked for by its hash, so the time of the search says nothing about the token; the comparison takes the same
     time for every hash.
     """
     given = token_hash(token)
-    row = desk.get(kind, given)
+    row = leases.get(kind, given)
     if row is None or not hmac.compare_digest(given, row.value["hash"]) or (row.until or 0) <= now:
         return None
     person = state.people.get(row.value["person"])
@@ -152,18 +152,18 @@ def holder(state: State, desk: Desk, kind: str, token: str, now: float) -> Perso
 def _new_token(transaction: Transaction, kind: str, person_id: str, hours: float) -> str:
     token = secrets.token_urlsafe(32)
     key = token_hash(token)
-    for other, row in list(transaction.desk.rows(kind).items()):
+    for other, row in list(transaction.leases.rows(kind).items()):
         if (row.until or 0) + FORGOTTEN_HOURS * 3600 <= transaction.now:
-            transaction.desk.drop(kind, other)
+            transaction.leases.drop(kind, other)
     value = {"hash": key, "person": person_id, "since": transaction.state.seq}
-    transaction.desk.put(kind, key, Row(value, transaction.now + hours * 3600))
+    transaction.leases.put(kind, key, Row(value, transaction.now + hours * 3600))
     return token
 
 
-def _drop_tokens(desk: Desk, kind: str, person_id: str, keep: str | None = None) -> None:
-    for key, row in list(desk.rows(kind).items()):
+def _drop_tokens(leases: Leases, kind: str, person_id: str, keep: str | None = None) -> None:
+    for key, row in list(leases.rows(kind).items()):
         if row.value["person"] == person_id and key != keep:
-            desk.drop(kind, key)
+            leases.drop(kind, key)
 
 
 def screen(transaction: Transaction, settings: ProjectSettings) -> None:
@@ -178,7 +178,7 @@ def screen(transaction: Transaction, settings: ProjectSettings) -> None:
             standing: Standing = "active" if agreement >= settings.screening_agreement else "refused"
             transaction.add("person", None, dataclasses.asdict(dataclasses.replace(person, standing=standing)))
             if standing == "refused":
-                transaction.desk.drop("lease", person.person_id)
+                transaction.leases.drop("lease", person.person_id)
 
 
 def screening_agreement(state: State, person: Person, settings: ProjectSettings) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from heedful.configs.label import ProjectSettings
 from heedful.label.assignment import may_label, screening_set, touched_by
-from heedful.label.desk import Desk
+from heedful.label.leases import Leases
 from heedful.label.people import find_person
 from heedful.label.records import Item, Person
 from heedful.label.state import State
@@ -52,10 +52,10 @@ def _untouched(state: State, person: Person) -> int:
     return sum(state.at(position).item_id not in touched for position in state.left)
 
 
-def is_over(state: State, desk: Desk, now: float) -> bool:
+def is_over(state: State, leases: Leases, now: float) -> bool:
     """True if somebody has labelled or skipped every item that is not for screening, and nobody is at work on one."""
     touched = {event.content["item"] for event in state.counting.values()}
-    at_work = any(lease.until > now and not lease.repeat for lease in desk.leases().values())
+    at_work = any(lease.until > now and not lease.repeat for lease in leases.by_person().values())
     return bool(state.work) and not at_work and state.work <= touched
 
 

@@ -4,6 +4,7 @@ All methods are synchronous and may be called from any thread; those that change
 """
 
 import hashlib
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,21 +16,20 @@ from heedful.configs.label import ProjectSettings
 from heedful.display import say
 from heedful.errors import ConfigError
 from heedful.files import make_private
-from heedful.label import labelling
+from heedful.label import backups, labelling
 from heedful.label import people as persons
 from heedful.label.answers import check_words
 from heedful.label.assignment import NotHeldError
 from heedful.label.identity import token_hash
-from heedful.label.journal import JOURNAL, read_lines
 from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
+from heedful.label.migration import is_old, migrate, read_old
 from heedful.label.owner_link import take_owner_link
 from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
-from heedful.label.reader import Reader
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
-from heedful.label.store import Store, Transaction, iso
+from heedful.label.store import DATABASE, Reader, Store, Transaction, damaged, iso, row_of
 from heedful.lock import FolderLock
 
 __all__ = ["Assignment", "Labelled", "NotHeldError", "Project"]
@@ -41,6 +41,20 @@ T = TypeVar("T")
 
 def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
     return (values[at : at + AT_A_TIME] for at in range(0, max(1, len(values)), AT_A_TIME))
+
+
+def _reader(folder: Path, clock: Callable[[], float]) -> Reader:
+    """What reads a project: its database, the files of an older heedful, or nothing if it has no events yet."""
+    _refuse_missing(folder)
+    if (folder / DATABASE).exists():
+        return Reader(folder, clock)
+    return Reader(folder, clock, read_old(folder)[0] if is_old(folder) else State())
+
+
+def _refuse_missing(folder: Path) -> None:
+    """Raise DataError if a project's database is gone."""
+    if backups.is_missing(folder):
+        raise damaged(folder / DATABASE, "it is gone or empty, and was not before")
 
 
 class Project:
@@ -74,20 +88,23 @@ class Project:
     def open(cls, folder: Path | str, read_only: bool = False, *, clock: Callable[[], float] = time.time) -> "Project":
         """Open a project. One process at a time may do so to write; with ``read_only`` any number may, at any time.
 
-        Opened to write, the folder and its files become readable for their owner only.
+        Opened to write, all of it is checked, the folder and its files become readable for their owner only, a backup is
+        kept, and a project of an older heedful gets the files of this one.
 
         Raises ConfigError if it is no project, or if another process has it open to write; DataError if it is damaged.
         """
         folder = Path(folder)
         settings = read_settings(folder)
         if read_only:
-            return cls(folder, settings, Reader(folder, clock), None)
+            return cls(folder, settings, _reader(folder, clock), None)
         lock = FolderLock(
             folder,
             f"the project {folder} is open in another process ({{owner}}), which is the only one to write to it; end that "
             "process first, or do this on its pages",
         )
         try:
+            migrate(folder)
+            _refuse_missing(folder)
             store = Store(folder, clock)
             raise_format(folder)
             if refused := make_private(folder):
@@ -100,7 +117,15 @@ class Project:
         project = cls(folder, settings, store, lock)
         if not any(map(persons.is_owner, project.people())):  # also if the one who made it was killed in between
             project.add_person("owner", "owner")
+        project.keep_backup()
         return project
+
+    def keep_backup(self) -> None:
+        """Keep a backup in the project's folder, unless the newest one has the same events. A failure is only said."""
+        try:
+            backups.keep_backup(self.folder)
+        except (OSError, sqlite3.DatabaseError) as error:
+            say(f"warning: no backup of {self.folder} was made ({error})")
 
     def close(self) -> None:
         """Finish what is being written and let others open the project. A second time does nothing."""
@@ -226,11 +251,11 @@ class Project:
 
     def session(self, token: str) -> Person | None:
         """Return whose session a token is; None if it is none, has ended, or its person was removed."""
-        return self._store.look(lambda state, desk, now: persons.holder(state, desk, "session", token, now))
+        return self._store.look(lambda state, leases, now: persons.holder(state, leases, "session", token, now))
 
     def end_session(self, token: str) -> None:
         """Sign out."""
-        self._store.do(lambda t: t.desk.drop("session", token_hash(token)))
+        self._store.do(lambda t: t.leases.drop("session", token_hash(token)))
 
     # Labelling
 
@@ -243,7 +268,7 @@ class Project:
 
     def held(self, person_id: str) -> Assignment | None:
         """Return the item that a person holds; None if they hold none. Nothing changes."""
-        return self._store.look(lambda state, desk, _: labelling.held(state, desk, self.settings, person_id))
+        return self._store.look(lambda state, leases, _: labelling.held(state, leases, self.settings, person_id))
 
     def label(
         self,
@@ -315,7 +340,7 @@ class Project:
         trained, rounds = trained_on(self.folder)
 
         def work(transaction: Transaction) -> tuple[Event, Assignment | None] | None:
-            row = None if session is None else transaction.desk.get("session", token_hash(session))
+            row = None if session is None else transaction.leases.get("session", token_hash(session))
             limits = UndoLimits(0 if row is None else row.value.get("since", 0), trained, rounds)
             return labelling.undo(transaction, self.settings, person_id, nonce, limits)
 
@@ -336,7 +361,7 @@ class Project:
     def correct(
         self, person_id: str, event_id: str, answer: Mapping[str, Any], *, nonce: str, reason: str = ""
     ) -> Event:
-        """Put another answer in place of a label's, as an owner. The label counts with it; both stay in the journal.
+        """Put another answer in place of a label's, as an owner. The label counts with it; both stay among the events.
 
         Args:
             event_id: the label's event id.
@@ -431,9 +456,9 @@ class Project:
         return self._store.look(lambda state, *_: state.events[max(0, since) :])
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of all events, as 64 hexadecimal digits: that of journal.jsonl."""
-        lines = self._store.look(lambda *_: read_lines(self.folder / JOURNAL)[0])
-        return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+        """Return the SHA-256 of the checksums of all events, as 64 hexadecimal digits."""
+        checksums = self._store.look(lambda state, *_: [row_of(event)[-1] for event in state.events])
+        return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
     def event(self, event_id: str) -> Event | None:
         """Return an event, also one that was retracted; None if there is none with that id."""

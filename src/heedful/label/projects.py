@@ -1,9 +1,9 @@
-"""The functions behind `heedful label new` and `heedful label rebuild`."""
+"""The function behind `heedful label new`."""
 
 import dataclasses
 import secrets
 
-from heedful.configs.label import NewProjectConfig, ProjectSettings, RebuildConfig
+from heedful.configs.label import NewProjectConfig, ProjectSettings
 from heedful.display import Screen, harmless
 from heedful.label.project import Project
 
@@ -17,14 +17,6 @@ def new_project(config: NewProjectConfig) -> None:
     say(f"the project {settings.name!r} is in {config.project}; its settings are in {config.project}/project.yaml")
     say(f"put in what is to be labelled:  heedful label import {config.project} --data FILE.jsonl")
     say(f"open its pages:                 heedful label serve {config.project}")
-
-
-def rebuild_project(config: RebuildConfig) -> None:
-    """Make a project's database anew from its journal, and print how it compares with the old one."""
-    from heedful.label.rebuild import rebuild
-
-    for line in rebuild(config.project):
-        say(line)
 
 
 def say(text: str) -> None:

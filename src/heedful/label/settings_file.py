@@ -13,8 +13,8 @@ from heedful.files import write_text
 from heedful.label.state import NewerError
 
 SETTINGS = "project.yaml"
-FORMAT = 2
-"""The format of project.yaml and journal.jsonl. Raise it with any change that an older heedful would misread."""
+FORMAT = 3
+"""The format of project.yaml and events.sqlite. Raise it with any change that an older heedful would misread."""
 
 
 def write_settings(folder: Path, settings: ProjectSettings) -> None:

@@ -1,42 +1,60 @@
-"""The store of a project: a SQLite database and a journal with the same events, written by one thread of one process.
+"""The store of a project: one SQLite database, events.sqlite, with a row for each event and for each lease.
 
-Every operation is done by the writer thread. Operations that wait at the same time share one transaction and one append to
-the journal; each caller goes on when both are on the disk. If that fails, all of them get the error; whoever
-sends the same thing again, with the same nonce, has it recorded once.
+Rows of events are only ever added, each with a SHA-256 of all that it says. What they add up to (`State`) is kept in memory,
+and is read from the database when a project is opened. One process writes (`Store`), any number read (`Reader`) meanwhile.
+
+Operations that wait at the same time share one transaction. Each caller goes on when it is on the disk (WAL,
+synchronous=FULL). If the disk does not take it, all of them get the error; the same thing sent again, with the same nonce, is
+recorded once.
 """
 
-import queue
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
 import sqlite3
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from heedful.errors import ConfigError, DataError, HeedfulError, MachineError
 from heedful.faults import hit
-from heedful.label.desk import Desk
-from heedful.label.journal import JOURNAL, Journal, advance, event_line, read_event, remedy
+from heedful.files import sync
+from heedful.label.identity import to_line
+from heedful.label.leases import SCHEMA as LEASES
+from heedful.label.leases import Leases
 from heedful.label.records import Event
-from heedful.label.state import State
+from heedful.label.state import NewerError, State
 
 T = TypeVar("T")
-DATABASE = "labels.sqlite"
+Row = tuple[int, str, str, str | None, str, str | None, str, str]
+"""An event in the database: seq, event_id, at, person, kind, nonce, content (JSON), checksum."""
+Operation = Callable[["Transaction"], Any]
+Outcome = tuple[Any, Exception | None]
+"""What an operation returned, or what it raised."""
+DATABASE = "events.sqlite"
 MOST_AT_ONCE = 256
 """Most operations of one transaction."""
 BUSY_SECONDS = 5.0
-"""How long to wait for another program, such as a backup, that has locked the database."""
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, line TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS desk (
-    kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, until REAL, PRIMARY KEY (kind, key)
+"""How long to wait for another program that has locked the database."""
+SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, event_id TEXT NOT NULL, at TEXT NOT NULL, person TEXT, kind TEXT NOT NULL,
+    nonce TEXT, content TEXT NOT NULL, checksum TEXT NOT NULL
 ) STRICT;
+CREATE TRIGGER IF NOT EXISTS events_never_change BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
+CREATE TRIGGER IF NOT EXISTS events_are_never_deleted BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
+{LEASES}
 """
-"""``events`` has what the journal has. ``desk`` has what is not kept for ever: leases, drafts, invitations, sessions."""
 
 
 def iso(seconds: float) -> str:
@@ -57,268 +75,351 @@ def _ticks() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class Transaction:
-    """What an operation sees and changes. An operation checks first and changes last.
-
-    ``now`` is what leases, sessions and invitations end by; ``at`` is the time of day for events, None for that of ``now``.
-    """
-
-    def __init__(self, state: State, desk: Desk, now: float, at: str | None = None) -> None:
-        self.state = state
-        self.desk = desk
-        self.now = now
-        self.at = at
-        self.lines: list[tuple[int, str]] = []
-
-    def add(self, kind: Any, person: str | None, content: Mapping[str, Any], nonce: str | None = None) -> Event:
-        """Append an event and return it as it will be read back."""
-        seq = self.state.seq + 1
-        line = event_line(Event(seq, uuid.uuid4().hex, self.at or iso(self.now), person, kind, content, nonce))
-        event = read_event(line)
-        self.state.apply(event)
-        self.lines.append((seq, line))
-        return event
+# Events as rows
 
 
-@dataclass
-class _Waiting:
-    work: Callable[[Transaction], Any]
-    done: "Future[Any]"
+def row_of(event: Event) -> Row:
+    """Return an event as the database keeps it. Raises DataError for what JSON cannot hold."""
+    fields = (event.seq, event.event_id, event.at, event.person, event.kind, event.nonce)
+    content = to_line(event.content)
+    return (*fields, content, checksum_of(fields, content))
 
 
-class Store:
-    """An open store. `do` runs operations in the writer thread, `look` reads. Raises what `open_database` raises."""
+def checksum_of(fields: Sequence[Any], content: str) -> str:
+    """Return the SHA-256, as 64 hexadecimal digits, of the other columns of an event: one line of JSON, and the content."""
+    return hashlib.sha256(f"{to_line(fields)}\n{content}".encode()).hexdigest()
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
-        self.time_of_day = clock
-        self._clock = steady() if clock is time.time else clock
-        self._lock = threading.Lock()
-        """Held while the state changes and until that is on the disk."""
-        self._gate = threading.Lock()
-        """Held for a moment to join the queue, so that nobody joins it after its end."""
-        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._journal = Journal(folder / JOURNAL)
+
+def event_of(row: Sequence[Any]) -> Event:
+    """Return the event of a row. Raises DataError if its checksum is not that of what it says."""
+    *fields, content, checksum = row
+    if checksum_of(fields, content) != checksum:
+        raise DataError(f"event {row[0]} does not have the checksum that it was written with")
+    seq, event_id, at, person, kind, nonce = fields
+    return Event(seq, event_id, at, person, kind, json.loads(content), nonce)
+
+
+def advance(state: State, database: sqlite3.Connection, path: Path) -> None:
+    """Add to a state the events that come next in a database. Raises DataError if one is damaged or missing."""
+    try:
+        for row in database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (state.seq,)):
+            state.apply(event_of(row))
+    except NewerError as error:
+        raise NewerError(f"{path}: {error}") from error
+    except DataError as error:
+        raise damaged(path, str(error)) from error
+    except sqlite3.DatabaseError as error:
+        raise in_our_words(error, path) from error
+
+
+# The database
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open a database to write, made if there is none. Raises DataError if it is damaged, else MachineError."""
+    try:
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            sync(path.parent)
+        database = _connect(path)
         try:
-            self._database = open_database(folder / DATABASE)
-            try:
-                _make_equal(self._database, self._journal, folder)
-                self._reload()
-            except sqlite3.DatabaseError as error:
-                self._database.close()
-                raise database_error(error, folder / DATABASE) from error
-            except BaseException:
-                self._database.close()
-                raise
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.executescript(SCHEMA)
+            check_integrity(database, path)
+            database.execute("DELETE FROM leases WHERE NOT json_valid(value)")  # they have no checksums
         except BaseException:
-            self._journal.close()
+            database.close()
             raise
-        self._journal.lines = []
-        self._closed = False
-        self._thread = threading.Thread(target=self._write_for_ever, name="label-store", daemon=True)
-        self._thread.start()
-
-    def do(self, work: Callable[[Transaction], T]) -> T:
-        """Run an operation and return what it returns, once all that it changed is on the disk.
-
-        Raises what the operation raises, and MachineError if the disk does not take it.
-        """
-        waiting = _Waiting(work, Future())
-        with self._gate:
-            if self._closed:
-                raise ConfigError(f"the project {self.folder} is closed")
-            self._queue.put(waiting)
-        result: T = waiting.done.result()
-        return result
-
-    def look(self, work: Callable[[State, Desk, float], T]) -> T:
-        """Return what a function finds in the state. It sees no operation half done, and changes nothing."""
-        with self._lock:
-            if not self._is_sound:
-                try:
-                    self._reload()
-                except (sqlite3.DatabaseError, OSError) as error:
-                    raise _as_ours(error, self.folder) from error
-            return work(self._state, self._desk, self._clock())
-
-    def close(self) -> None:
-        """Finish what is waiting and close the files. A second time does nothing."""
-        with self._gate:
-            if self._closed:
-                return
-            self._closed = True
-            self._queue.put(None)
-        self._thread.join()
-        self._database.close()
-        self._journal.close()
-
-    def _reload(self) -> None:
-        """Read everything from the database."""
-        self._is_sound = False
-        state, desk = State(), Desk()
-        lines = [line for (line,) in self._database.execute("SELECT line FROM events ORDER BY seq")]
-        advance(state, lines, self.folder / JOURNAL)  # which has the same lines, or is about to get them
-        for kind, key, value, until in self._database.execute("SELECT kind, key, value, until FROM desk"):
-            desk.load(kind, key, value, until)
-        self._state, self._desk = state, desk
-        self._behind = lines[self._journal.count :]
-        """Lines that are in the database and not yet in the journal, because it could not be written."""
-        self._is_sound = True
-
-    def _write_for_ever(self) -> None:
-        while True:
-            batch: list[_Waiting] = []
-            first = self._queue.get()
-            if first is None:
-                return
-            batch.append(first)
-            ends = False
-            while len(batch) < MOST_AT_ONCE and not self._queue.empty():
-                one = self._queue.get()
-                if one is None:
-                    ends = True
-                    break
-                batch.append(one)
-            with self._lock:
-                answers = self._write(batch)
-            for tell in answers:
-                tell()
-            if ends:
-                return
-
-    def _write(self, batch: list[_Waiting]) -> list[Callable[[], None]]:
-        """Do a batch of operations; return what tells their callers."""
-        while True:
-            answers: list[Callable[[], None]] = []
-            try:
-                if not self._is_sound:
-                    self._reload()
-                transaction = Transaction(self._state, self._desk, self._clock(), iso(self.time_of_day()))
-                self._desk.tell_time(transaction.now)
-                for waiting in batch:
-                    changes = (len(transaction.lines), len(self._desk.changes))
-                    try:
-                        result = waiting.work(transaction)
-                    except Exception as error:
-                        if changes != (len(transaction.lines), len(self._desk.changes)):
-                            raise _HalfDoneError(waiting, error) from error
-                        answers.append(_failing(waiting, error))
-                    else:
-                        answers.append(_succeeding(waiting, result))
-                self._commit(transaction)
-                return answers
-            except _HalfDoneError as half:
-                self._is_sound = False
-                half.waiting.done.set_exception(half.error)
-                batch = [waiting for waiting in batch if waiting is not half.waiting]
-            except Exception as error:
-                failure = _as_ours(error, self.folder)
-                self._is_sound = False
-                return [_failing(waiting, failure) for waiting in batch]
-
-    def _commit(self, transaction: Transaction) -> None:
-        desk = self._desk.take_changes()
-        if transaction.lines or desk:
-            with self._database:
-                self._database.execute("BEGIN IMMEDIATE")
-                self._database.executemany("INSERT INTO events VALUES (?, ?)", transaction.lines)
-                for (kind, key), row in desk.items():
-                    self._database.execute("DELETE FROM desk WHERE kind = ? AND key = ?", (kind, key))
-                    if row is not None:
-                        self._database.execute("INSERT INTO desk VALUES (?, ?, ?, ?)", (kind, key, *row.columns()))
-                hit("label.began")
-            self._behind += [line for _, line in transaction.lines]
-            hit("label.committed")
-        if self._behind:
-            self._journal.append(self._behind)
-            self._behind = []
-            hit("label.synced")
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise in_our_words(error, path) from error
+    return database
 
 
-class _HalfDoneError(Exception):
-    """An operation failed after it had changed something."""
-
-    def __init__(self, waiting: _Waiting, error: Exception) -> None:
-        super().__init__()
-        self.waiting = waiting
-        self.error = error
-
-
-def _failing(waiting: _Waiting, error: Exception) -> Callable[[], None]:
-    return lambda: waiting.done.set_exception(error)
-
-
-def _succeeding(waiting: _Waiting, result: Any) -> Callable[[], None]:
-    return lambda: waiting.done.set_result(result)
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """Open a database that is there, without changing anything. Raises as `open_database`."""
+    try:
+        database = _connect(f"{path.absolute().as_uri()}?mode=ro")
+        try:
+            database.execute("SELECT count(*) FROM sqlite_schema")
+        except BaseException:
+            database.close()
+            raise
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise in_our_words(error, path) from error
+    return database
 
 
-def _as_ours(error: Exception, folder: Path) -> Exception:
-    """Return the error that a caller gets for one of the disk or the database."""
-    if isinstance(error, sqlite3.DatabaseError):
-        return database_error(error, folder / DATABASE)
-    if isinstance(error, OSError) and not isinstance(error, HeedfulError):
-        return MachineError(f"{folder}: {error.strerror or error}; what was sent is not confirmed, send it again later")
-    return error
+def _connect(path: Path | str) -> sqlite3.Connection:
+    database = sqlite3.connect(
+        path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
+    )
+    database.text_factory = lambda text: text.decode(
+        errors="replace"
+    )  # so that the checksum finds bytes that are no text
+    return database
 
 
-def database_error(error: sqlite3.DatabaseError, path: Path) -> HeedfulError:
-    """Return what SQLite says, as an error that says what to do."""
+def check_integrity(database: sqlite3.Connection, path: Path) -> None:
+    """Raise DataError if SQLite finds a file damaged."""
+    (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise damaged(path, " ".join(found.split()))
+
+
+def read_checked(path: Path) -> State:
+    """Return the state of a database, all of which is checked. Raises DataError if it is damaged, or of no project."""
+    with contextlib.closing(open_to_read(path)) as database:
+        try:
+            check_integrity(database, path)
+        except sqlite3.DatabaseError as error:
+            raise in_our_words(error, path) from error
+        state = State()
+        advance(state, database, path)
+    return state
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """Return the error for a database that is damaged."""
+    return DataError(
+        f"{path} is damaged: {what}; run `heedful label restore {path.parent}`: it puts the newest backup and all that can "
+        "still be read together, and says what is lost"
+    )
+
+
+def in_our_words(error: Exception, path: Path) -> Exception:
+    """Return what a caller gets for an error of SQLite or of the system: what is wrong, and what to do."""
+    if isinstance(error, HeedfulError) or not isinstance(error, sqlite3.DatabaseError | OSError):
+        return error
+    again = "what was sent is not confirmed, send it again later"
+    if isinstance(error, OSError):
+        return MachineError(f"{path}: {error.strerror or error}; {again}")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return DataError(
-            f"{path} is damaged ({error}); `heedful label rebuild {path.parent}` makes it anew from {JOURNAL}"
-        )
+        return damaged(path, str(error))
     reasons = {
         sqlite3.SQLITE_FULL: "the disk is full; make room",
         sqlite3.SQLITE_BUSY: f"another program has kept it locked for {BUSY_SECONDS:g} seconds; wait for it or end it",
         sqlite3.SQLITE_READONLY: "it cannot be written to; look at the permissions of the file and its folder",
         sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
     }
-    return MachineError(
-        f"{path}: {reasons.get(code, error)} ({error}); what was sent is not confirmed, send it again later"
-    )
+    return MachineError(f"{path}: {reasons.get(code, error)} ({error}); {again}")
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """Open a database, made if there is none. Raises DataError if it is damaged, MachineError if it cannot be used."""
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
+def copy_database(source: sqlite3.Connection, path: Path) -> None:
+    """Copy a database, also while it is written to, into a file that is complete or absent."""
+    partial = path.with_name(f".{path.name}.heedful-partial")
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_RDWR | os.O_CREAT, 0o600))
+    with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy:
+        source.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a -wal beside it
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def write_database(path: Path, rows: Sequence[Row], leases_rows: Sequence[Sequence[Any]]) -> None:
+    """Make a database of rows of events and of leases, in a file that is complete or absent."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.executescript(SCHEMA)
-    except sqlite3.DatabaseError as error:
-        database.close()
-        raise database_error(error, path) from error
-    return database
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?)", leases_rows)
+        database.execute("COMMIT")
+        copy_database(database, path)
 
 
-def _make_equal(database: sqlite3.Connection, journal: Journal, folder: Path) -> None:
-    """Give the journal what only the database has, and the database what only the journal has.
+# Writing
 
-    Raises DataError if they contradict each other, or if an event of the journal is none.
+
+class Transaction:
+    """What an operation sees and changes. An operation checks first and changes last.
+
+    ``now`` is what leases, sessions and invitations end by; ``at`` is the time of day for events, None for that of ``now``.
     """
-    stored = [line for (line,) in database.execute("SELECT line FROM events ORDER BY seq")]
-    for number, (one, other) in enumerate(zip(stored, journal.lines, strict=False), 1):
-        if one != other:
+
+    def __init__(
+        self, database: sqlite3.Connection, state: State, leases: Leases, now: float, at: str | None = None
+    ) -> None:
+        self.state = state
+        self.leases = leases
+        self.now = now
+        self.at = at
+        self._database = database
+
+    def add(self, kind: Any, person: str | None, content: Mapping[str, Any], nonce: str | None = None) -> Event:
+        """Append an event and return it as it will be read back."""
+        event = Event(self.state.seq + 1, uuid.uuid4().hex, self.at or iso(self.now), person, kind, content, nonce)
+        row = row_of(event)
+        self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        event = dataclasses.replace(event, content=json.loads(row[6]))
+        self.state.apply(event)
+        return event
+
+
+class _HalfDoneError(Exception):
+    """An operation failed after it had added an event."""
+
+
+class Store:
+    """An open store. `do` runs operations in one thread, `look` reads. Raises what `open_database` and `advance` raise."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = folder / DATABASE
+        self.time_of_day = clock
+        self._clock = steady() if clock is time.time else clock
+        self._lock = threading.Lock()
+        """Held while the state changes and until that is on the disk."""
+        self._gate = threading.Lock()
+        """Held for a moment to join or to empty the queue."""
+        self._queue: deque[tuple[Operation, Future[Any]]] = deque()
+        self._database = open_database(self.path)
+        self._state: State | None = None
+        """None if it has to be read from the database."""
+        try:
+            self._sound_state()
+        except BaseException:
+            self._database.close()
+            raise
+        self._leases = Leases(self._database)
+        self._writer = ThreadPoolExecutor(1, "label-store")
+
+    def do(self, work: Callable[[Transaction], T]) -> T:
+        """Run an operation and return what it returns, once all that it changed is on the disk.
+
+        Raises what the operation raises, and MachineError if the disk does not take it.
+        """
+        done: Future[T] = Future()
+        with self._gate:
             try:
-                read_event(other)
-            except DataError as error:
-                raise DataError(f"{journal.path}:{number}: {error}; {remedy(journal.path)}") from error
-            raise DataError(
-                f"{folder}: event {number} differs between {DATABASE} and line {number} of {JOURNAL}; "
-                f"`heedful label rebuild {folder}` makes the database anew from the journal and keeps the old one"
-            )
-    shared = min(len(stored), len(journal.lines))
-    if len(stored) > shared:
-        journal.append(stored[shared:])
-    if len(journal.lines) > shared:
-        advance(State(), journal.lines, journal.path)
-        fill(database, journal.lines, [], begin=shared)
+                self._writer.submit(self._write_what_waits)
+            except RuntimeError as error:
+                raise ConfigError(f"the project {self.path.parent} is closed") from error
+            self._queue.append((work, done))
+        return done.result()
 
+    def look(self, work: Callable[[State, Leases, float], T]) -> T:
+        """Return what a function finds in the state. It sees no operation half done, and changes nothing."""
+        with self._lock:
+            try:
+                return work(self._sound_state(), self._leases, self._clock())
+            except sqlite3.DatabaseError as error:
+                raise in_our_words(error, self.path) from error
 
-def fill(database: sqlite3.Connection, lines: Sequence[str], desk: Sequence[tuple], *, begin: int = 0) -> None:
-    """Write the lines of a journal, from the one at index ``begin`` on, and rows of a desk into a database."""
-    with database:
+    def close(self) -> None:
+        """Finish what is waiting and close the database. A second time does nothing."""
+        self._writer.shutdown(wait=True)
+        with contextlib.suppress(sqlite3.Error):  # closed already, or somebody is reading
+            self._database.execute("PRAGMA journal_mode = DELETE")  # so that a closed project is one file
+        self._database.close()
+
+    def _sound_state(self) -> State:
+        """The state, read again if the last transaction failed."""
+        if self._state is None:
+            state = State()
+            advance(state, self._database, self.path)
+            self._state = state
+        return self._state
+
+    def _write_what_waits(self) -> None:
+        """Do the operations that wait, and tell their callers. Runs once for each; the first does the work of all."""
+        with self._gate:
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_AT_ONCE))]
+        with self._lock:
+            outcomes = self._write([work for work, _ in batch]) if batch else []
+        for (_, done), (result, error) in zip(batch, outcomes, strict=True):
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+    def _write(self, works: Sequence[Operation]) -> list[Outcome]:
+        try:
+            return self._commit(works)
+        except _HalfDoneError as half:  # of a mistake of our own; the others are done without it
+            self._state = None
+            if len(works) > 1:
+                return [outcome for work in works for outcome in self._write([work])]
+            return [(None, half.__cause__ if isinstance(half.__cause__, Exception) else half)]
+        except Exception as error:
+            self._state = None
+            return [(None, in_our_words(error, self.path))] * len(works)
+
+    def _commit(self, works: Sequence[Operation]) -> list[Outcome]:
+        """Do operations in one transaction. What one of them raises undoes only that one."""
+        state, outcomes, database = self._sound_state(), list[Outcome](), self._database
         database.execute("BEGIN IMMEDIATE")
-        database.executemany("INSERT INTO events VALUES (?, ?)", enumerate(lines[begin:], begin + 1))
-        database.executemany("INSERT INTO desk VALUES (?, ?, ?, ?)", desk)
+        try:
+            transaction = Transaction(database, state, self._leases, self._clock(), iso(self.time_of_day()))
+            self._leases.set_time(transaction.now)
+            for work in works:
+                before = state.seq
+                database.execute("SAVEPOINT operation")
+                try:
+                    outcomes.append((work(transaction), None))
+                except sqlite3.Error:
+                    raise
+                except Exception as error:
+                    if state.seq != before:
+                        raise _HalfDoneError from error
+                    outcomes.append((None, error))
+                    database.execute("ROLLBACK TO operation")
+                database.execute("RELEASE operation")
+            hit("label.began")
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+        hit("label.committed")
+        return outcomes
+
+
+# Reading
+
+
+class Reader:
+    """Reads what a store has written, also while it writes. Has the methods of a `Store`, but changes nothing.
+
+    Leases are not read: they are for the process that writes. ``state`` is that of a project without a database, which an
+    older heedful wrote; it is not read again.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float], state: State | None = None) -> None:
+        self.path = folder / DATABASE
+        self.time_of_day = clock
+        self._lock = threading.Lock()
+        self._state = State() if state is None else state
+        self._has_database = state is None
+        no_leases = sqlite3.connect(":memory:", check_same_thread=False)
+        no_leases.executescript(LEASES)
+        self._leases = Leases(no_leases)
+        self.look(lambda *_: None)
+
+    def do(self, _work: Operation) -> NoReturn:
+        """Refuse to change anything. Raises ConfigError."""
+        raise ConfigError(
+            f"the project {self.path.parent} was opened to read only; open it without read_only to change it"
+        )
+
+    def look(self, work: Callable[[State, Leases, float], T]) -> T:
+        """Return what a function finds in the events that the database has by now."""
+        with self._lock:
+            if self._has_database:
+                self._catch_up()
+            return work(self._state, self._leases, self.time_of_day())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _catch_up(self) -> None:
+        last = [(event.event_id,) for event in self._state.events[-1:]]
+        with contextlib.closing(open_to_read(self.path)) as database:
+            try:
+                there = database.execute("SELECT event_id FROM events WHERE seq = ?", (self._state.seq,)).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise in_our_words(error, self.path) from error
+            if there != last:  # another file was put in its place
+                self._state = State()
+            advance(self._state, database, self.path)

@@ -359,7 +359,7 @@ class TestWork:
         assert (answer["item"], answer["reason"]) == (None, "viewer")
         assert answer["why"].endswith(".")
 
-    @pytest.mark.parametrize("point", ["label.began", "label.committed", "label.half"])
+    @pytest.mark.parametrize("point", ["label.began", "label.committed"])
     def test_a_disk_that_is_full_is_said_and_what_is_sent_again_counts_once(self, served, pair_item, point, capsys):
         server = served([pair_item(0)])
         ada = server.signed_in("Ada")
@@ -603,7 +603,7 @@ class TestOwners:
         assert owner.get("/api/export").bytes == answer.bytes
         assert owner.get("/api/export?eval_fraction=2").status == 422
         assert owner.get("/api/export?margin=../x").status == 422
-        assert owner.get("/api/export?file=labels.sqlite").status == 422
+        assert owner.get("/api/export?file=events.sqlite").status == 422
 
     def test_people_are_added_invited_changed(self, served):
         server = served()

@@ -418,7 +418,7 @@ class TestPaths:
             "/static/words/en.json%00.js",
             "/etc/passwd",
             "//evil.example/",
-            "/labels.sqlite",
+            "/events.sqlite",
             "/journal.jsonl",
             "/API/me",
             "/api/me/",

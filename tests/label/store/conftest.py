@@ -1,18 +1,19 @@
 """Projects in memory and on the disk, with a clock that the test sets."""
 
 import itertools
+import sqlite3
 
 import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.label import labelling, people
-from heedful.label.desk import Desk
 from heedful.label.identity import item_id
 from heedful.label.labelling import Sent
+from heedful.label.leases import Leases
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
 from heedful.label.state import State
-from heedful.label.store import Transaction
+from heedful.label.store import SCHEMA, Transaction
 
 ANSWERS = {
     "pair": {"preferred": 0, "strength": 3, "both_bad": False},
@@ -40,8 +41,10 @@ class Memory:
 
     def __init__(self, **settings):
         self.settings = ProjectSettings(**settings)
-        self.transaction = Transaction(State(), Desk(), 1_000_000.0)
-        self.state, self.desk = self.transaction.state, self.transaction.desk
+        database = sqlite3.connect(":memory:", isolation_level=None)
+        database.executescript(SCHEMA)
+        self.transaction = Transaction(database, State(), Leases(database), 1_000_000.0)
+        self.state, self.leases = self.transaction.state, self.transaction.leases
         self._nonces = itertools.count()
         self.owner = self.person("owner", "owner")
 

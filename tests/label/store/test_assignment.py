@@ -48,7 +48,7 @@ def test_an_item_that_asks_for_several_people_keeps_that(memory):
 
 
 def check_nobody_is_too_many(project):
-    leases = project.desk.leases()
+    leases = project.leases.by_person()
     for item in project.state.items.values():
         holders = [p for p, lease in leases.items() if lease.item_id == item.item_id and not lease.repeat]
         holders = [p for p in holders if project.state.people[p].standing == "active"]
@@ -81,7 +81,7 @@ def test_whatever_people_do_each_item_gets_its_labels_and_no_more(memory, seed):
             try:
                 project.label(person, given.item.item_id)
             except NotHeldError:
-                assert project.desk.lease(person) is None
+                assert project.leases.of(person) is None
         elif given is not None and action == "skip":
             project.skip(person, given.item.item_id)
         elif given is not None and action == "draft":
@@ -116,7 +116,7 @@ def oracle(project, person):
                 counted.setdefault(event.content["item"], set()).add(event.person)
     held = Counter(
         lease.item_id
-        for other, lease in project.desk.leases().items()
+        for other, lease in project.leases.by_person().items()
         if other != person and lease.until > project.transaction.now and not lease.repeat
         and people[other].standing != "held-out"
     )  # fmt: skip
@@ -153,7 +153,7 @@ def test_whoever_gets_nothing_is_told_why(memory, seed):
             assert project.next(person) is None
             assert why_nothing(project.state, person) == ("viewer" if who.role == "viewer" else who.standing, 0)
             return None
-        had, (could, why) = project.desk.lease(person), oracle(project, person)
+        had, (could, why) = project.leases.of(person), oracle(project, person)
         given = project.next(person)
         if given is None:
             assert (could, why_nothing(project.state, person)) == (set(), why)
@@ -215,7 +215,7 @@ def test_it_is_not_over_while_somebody_is_at_work(memory):
     project.add(2, screening=True)
 
     def over():
-        return is_over(project.state, project.desk, project.transaction.now)
+        return is_over(project.state, project.leases, project.transaction.now)
 
     assert not over(), "there are screening items only"
     project.add(1)
@@ -485,7 +485,7 @@ def test_standing_can_change(memory, standing, left):
     project.work_through(person, 2)
     project.next(person)
     project.change(person, standing=standing)
-    assert project.desk.lease(person) is None
+    assert project.leases.of(person) is None
     assert len(project.state.left) == left
     assert project.next(other).item.item_id == ids[4 - left]
     project.change(person, standing="active")

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_settings_are_read_back(tmp_path):
         ("repeats: nan\n", "project.yaml:1: --repeats must be"),
         ("format: 一\n", "project.yaml:1: format must be a whole number, got '一'"),
         ("format: []\n", "project.yaml:1: format must be a whole number, got ''"),
-        ("format: 0\n", "project.yaml:1: format must be 1 to 2, got 0"),
+        ("format: 0\n", "project.yaml:1: format must be 1 to 3, got 0"),
         ("- a\n", "expected 'key: value' lines"),
     ],
 )
@@ -194,13 +195,13 @@ def test_a_project_is_for_its_owner_only(tmp_path, items, answers, there):
             project.add_items(items(2))
             project.label("p1", project.next_item("p1").item.item_id, answers["pair"], nonce="n", seconds=1)
             Audit(folder / "audit.jsonl").note("signed in", person="p1", address="127.0.0.1")
-            assert (folder / "labels.sqlite-wal").is_file()
+            assert (folder / "events.sqlite-wal").is_file()
             assert readable_for_others(folder) == []
-        journal = folder / "journal.jsonl"
-        lines = journal.read_bytes().split(b"\n")
-        journal.write_bytes(b"\n".join([*lines[:1], b"\0" + lines[1], *lines[2:]]))
-        assert main(["label", "rebuild", str(folder)]) == 0
-        assert {"journal.damaged.jsonl", "audit.jsonl", "project.yaml"} < {path.name for path in folder.iterdir()}
+            assert main(["label", "backup", str(folder)]) == 0
+            assert readable_for_others(folder) == []
+        (folder / "events.sqlite").write_bytes(b"damaged " * 1000)
+        assert main(["label", "restore", str(folder)]) == 0
+        assert {"events.damaged.sqlite", "audit.jsonl", "project.yaml"} < {path.name for path in folder.iterdir()}
         assert readable_for_others(folder) == []
     finally:
         os.umask(before)
@@ -293,8 +294,8 @@ def test_what_an_older_heedful_reserved_for_a_year(tmp_path, items):
         clock.pass_hours(HOURS_OF_A_YEAR)
         project.next_item(ada)
         session = project.redeem(project.invite(ada))
-    with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as database, database:
-        database.execute("UPDATE desk SET value = json_remove(value, '$.from')")
+    with contextlib.closing(sqlite3.connect(folder / "events.sqlite")) as database, database:
+        database.execute("UPDATE leases SET value = json_remove(value, '$.from')")
     clock.pass_hours(-HOURS_OF_A_YEAR)
     with Project.open(folder, clock=clock) as project:
         assert project.next_item(bo) is not None
@@ -326,7 +327,7 @@ def test_who_is_removed_is_signed_out(project):
 def test_no_token_is_written_down(project):
     tokens = [project.invite("p2"), project.redeem(project.invite("p1"))]
     project.close()
-    for path in project.folder.iterdir():
+    for path in filter(Path.is_file, project.folder.rglob("*")):
         content = path.read_bytes()
         assert not any(token.encode() in content for token in tokens), path.name
 
@@ -373,10 +374,12 @@ def test_the_command_that_makes_a_project(tmp_path, capsys):
         assert project.settings == ProjectSettings(name="猫", overlap=0.5, markdown=True, seed=3)
     assert main(["label", "new", str(folder)]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
-    assert main(["label", "rebuild", str(folder)]) == 0
-    assert "is sound, and equal" in capsys.readouterr().out
-    assert main(["label", "rebuild", str(tmp_path)]) == 2
-    assert "is not a labelling project" in capsys.readouterr().err
+    for command in ("backup", "restore"):
+        assert main(["label", command, str(folder)]) == 0
+        assert main(["label", command, str(tmp_path)]) == 2
+        assert "is not a labelling project" in capsys.readouterr().err
+    assert main(["label", "rebuild", str(folder)]) == 2
+    assert "label rebuild is gone: use `heedful label restore`" in capsys.readouterr().err
 
 
 def test_a_project_is_called_like_its_folder(tmp_path, monkeypatch):
@@ -391,7 +394,7 @@ def test_commands_need_no_torch(tmp_path):
     code = (
         "import sys; from heedful.cli import main\n"
         f"assert main(['label', 'new', {str(tmp_path / 'p')!r}]) == 0\n"
-        f"assert main(['label', 'rebuild', {str(tmp_path / 'p')!r}]) == 0\n"
+        f"assert main(['label', 'restore', {str(tmp_path / 'p')!r}]) == 0\n"
         "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

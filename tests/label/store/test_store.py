@@ -1,10 +1,11 @@
 """The store on the disk: kills, full disks, damaged files, several threads and processes."""
 
-import hashlib
+import contextlib
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -23,7 +24,7 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError, DataError, MachineError
 from heedful.label import store
 from heedful.label.project import NotHeldError, Project
-from heedful.label.rebuild import rebuild
+from heedful.label.records import Event
 
 PAIR = {"preferred": 0, "strength": 3, "both_bad": False}
 LABELLER = Path(__file__).with_name("labeller.py")
@@ -40,23 +41,42 @@ def send(project, nonce, person="p2"):
     return project.label(person, project.next_item(person).item.item_id, PAIR, nonce=nonce, seconds=1)
 
 
-def journal_of(project_or_folder):
-    folder = getattr(project_or_folder, "folder", project_or_folder)
-    return folder / "journal.jsonl"
+def database_of(folder):
+    """The database, opened as anybody can."""
+    return contextlib.closing(sqlite3.connect(folder / "events.sqlite", isolation_level=None))
 
 
-def check_equal(folder):
-    """The database is sound and has the lines of the journal; so has what is made of the journal."""
-    lines = journal_of(folder).read_text(encoding="utf-8").split("\n")
-    assert lines.pop() == ""
-    database = sqlite3.connect(folder / "labels.sqlite")
-    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert [line for (line,) in database.execute("SELECT line FROM events ORDER BY seq")] == lines
-    database.close()
-    assert rebuild(folder)[-1].startswith(
-        f"labels.sqlite is sound, and equal to what journal.jsonl gives: {len(lines)} "
+def change(folder, statement):
+    """Change rows of events, which the database itself refuses."""
+    with database_of(folder) as database:
+        with pytest.raises(sqlite3.IntegrityError, match="only ever added"):
+            database.execute(statement)
+        for trigger in ("events_never_change", "events_are_never_deleted"):
+            database.execute(f"DROP TRIGGER {trigger}")
+        assert database.execute(statement).rowcount > 0
+
+
+def check_sound(folder):
+    """SQLite and heedful find the database sound; a reader sees in it what a writer sees."""
+    with database_of(folder) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with Project.open(folder, read_only=True) as reader:
+        seen = reader.events(), reader.labels(), reader.content_hash()
+    with Project.open(folder) as project:
+        assert (project.events(), project.labels(), project.content_hash()) == seen
+    assert restored(folder) == [f"events.sqlite is sound: {len(seen[0])} events; nothing to do"]
+
+
+def restored(folder, *flags):
+    """What `heedful label restore` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "heedful", "label", "restore", str(folder), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    return [json.loads(line) for line in lines]
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_what_was_confirmed_is_there_again(project):
@@ -65,8 +85,8 @@ def test_what_was_confirmed_is_there_again(project):
     before = (project.items(), project.people(), project.labels(), project.events(), project.next_item("p2"))
     project.set_instructions("谨慎\u2028")
     found = project.content_hash()
-    assert found == hashlib.sha256(journal_of(project).read_bytes()).hexdigest()
     project.close()
+    assert sorted(path.name for path in project.folder.iterdir()) == ["backups", "events.sqlite", "project.yaml"]
     with Project.open(project.folder) as again:
         assert again.content_hash() == found
         after = (again.items(), again.people(), again.labels(), again.events()[:-1], again.next_item("p2"))
@@ -77,7 +97,7 @@ def test_what_was_confirmed_is_there_again(project):
         assert again.label("p2", event.content["item"], PAIR, nonce="一", seconds=9) == event
         assert again.event(event.event_id) == event
         assert again.event("nothing") is None
-    check_equal(project.folder)
+    check_sound(project.folder)
 
 
 def test_events_since(project):
@@ -178,7 +198,7 @@ def test_an_operation_that_fails_half_way_leaves_nothing(project):
 
     def half(transaction):
         transaction.add("instructions", None, {"version": 1, "text": "half"})
-        transaction.desk.drop("lease", "p2")
+        transaction.leases.drop("lease", "p2")
         raise RuntimeError("a mistake")
 
     item = project.next_item("p2").item.item_id
@@ -190,7 +210,7 @@ def test_an_operation_that_fails_half_way_leaves_nothing(project):
     assert [e.content["text"][:5] for e in project.events() if e.kind == "instructions"] == ["right"] * 3
     assert project.label("p2", item, PAIR, nonce="n", seconds=1)
     project.close()
-    check_equal(project.folder)
+    check_sound(project.folder)
 
 
 # Kills
@@ -243,7 +263,7 @@ def test_killed_anywhere_nothing_confirmed_is_lost(project, point):
     assert child.process.returncode == -signal.SIGKILL
     assert said, "it confirmed something before"
     first = check_confirmed(project.folder, said)
-    check_equal(project.folder)
+    check_sound(project.folder)
     assert first > 2
     with Project.open(project.folder) as again:
         assert again.next_item("p2").draft is None or again.next_item("p2").draft["answer"]["preferred"] in (0, 1)
@@ -266,9 +286,9 @@ def test_two_hundred_kills_at_random_times(tmp_path, items):
         said += child.lines()
         first = check_confirmed(folder, said)
         if kill % 20 == 19:
-            check_equal(folder)
+            check_sound(folder)
     assert len(said) > 500
-    check_equal(folder)
+    check_sound(folder)
 
 
 # Disks and files
@@ -282,14 +302,11 @@ def test_a_disk_that_fails_loses_nothing(project, point, fault):
     faults.plan(f"{point}:{fault}")
     with pytest.raises(MachineError, match="not confirmed, send it again"):
         project.label("p2", item, PAIR, nonce="n", seconds=1)
-    whole = journal_of(project).read_bytes()
-    assert whole.endswith(b"\n")
     event = project.label("p2", item, PAIR, nonce="n", seconds=1)
     assert [one.event for one in project.labels()] == [event]
     send(project, "m")
     project.close()
-    assert journal_of(project).read_bytes().startswith(whole)
-    check_equal(project.folder)
+    check_sound(project.folder)
 
 
 def test_what_no_disk_took_is_not_seen(project):
@@ -303,10 +320,11 @@ def test_what_no_disk_took_is_not_seen(project):
 
 
 def test_a_full_disk(project):
-    """The system takes no byte more, first of either file, then of the database."""
+    """The system takes no byte more."""
     item = project.next_item("p2").item.item_id
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in (journal_of(project).stat().st_size + 50, (project.folder / "labels.sqlite-wal").stat().st_size):
+    size = (project.folder / "events.sqlite-wal").stat().st_size
+    for limit in (size, size + 50, size + 5000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
             with pytest.raises(MachineError, match="not confirmed, send it again"):
@@ -317,7 +335,7 @@ def test_a_full_disk(project):
     event = project.label("p2", item, PAIR, nonce="n", seconds=1, comment="x" * 5000)
     assert [one.event for one in project.labels()] == [event]
     project.close()
-    check_equal(project.folder)
+    check_sound(project.folder)
 
 
 def test_a_full_database(project):
@@ -340,7 +358,7 @@ def test_a_database_that_cannot_be_written(project):
 def test_a_database_that_another_program_has_locked(project):
     """A backup, say. It is waited for, but not for ever."""
     project._store._database.execute("PRAGMA busy_timeout = 100")
-    other = sqlite3.connect(project.folder / "labels.sqlite", isolation_level=None, check_same_thread=False)
+    other = sqlite3.connect(project.folder / "events.sqlite", isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(MachineError, match="another program has kept it locked"):
         send(project, "n")
@@ -350,296 +368,299 @@ def test_a_database_that_another_program_has_locked(project):
     other.close()
 
 
-def test_a_torn_last_line_is_cut(project):
-    project.close()
-    whole = journal_of(project).read_bytes()
-    with journal_of(project).open("ab") as file:
-        file.write('{"seq":99,"event_id":"猫'.encode()[:-1])
-    with Project.open(project.folder) as again:
-        assert len(again.events()) == whole.count(b"\n")
-    assert journal_of(project).read_bytes() == whole
+# Damage, backups and what puts it right
 
 
-def test_a_journal_that_lost_its_end_gets_it_from_the_database(project):
-    send(project, "n")
-    project.close()
-    whole = journal_of(project).read_bytes()
-    with journal_of(project).open("r+b") as file:
-        file.truncate(len(whole) // 2)
-    Project.open(project.folder).close()
-    assert journal_of(project).read_bytes() == whole
-    journal_of(project).unlink()
-    Project.open(project.folder).close()
-    assert journal_of(project).read_bytes() == whole
+def header(path):
+    with path.open("r+b") as file:
+        file.write(b"not a database, " * 8)
 
 
-def test_a_database_that_lost_events_gets_them_from_the_journal(project):
-    send(project, "n")
-    found, labels = project.content_hash(), project.labels()
-    project.close()
-    database = sqlite3.connect(project.folder / "labels.sqlite")
-    with database:
-        database.execute("DELETE FROM events WHERE seq > 5")
-    database.close()
-    with Project.open(project.folder) as again:
-        assert again.content_hash() == found
-    check_equal(project.folder)
-    (project.folder / "labels.sqlite").unlink()
-    with Project.open(project.folder) as again:
-        assert again.content_hash() == found
-        assert again.labels() == labels
-    check_equal(project.folder)
-
-
-def damage(folder, how):
-    path = folder / "labels.sqlite"
+def pages(path):
     size = path.stat().st_size
     with path.open("r+b") as file:
-        if how == "header":
-            file.write(b"not a database, " * 8)
-        elif how == "pages":
-            file.seek(4096)
-            file.write(os.urandom(size - 4096))
-        else:
-            file.truncate(size // 2)
+        file.seek(4096)
+        file.write(random.Random(7).randbytes(size - 4096))
 
 
-@pytest.mark.parametrize("how", ["header", "pages", "half"])
-def test_a_damaged_database_is_made_anew_from_the_journal(project, how, capsys):
-    """Opening says so, and names the command; after it, all is there."""
-    session = project.redeem(project.invite("p2"))
-    send(project, "n")
-    found, labels = project.content_hash(), project.labels()
+def last_page(path):
+    with path.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\0" * 4096)
+
+
+def half(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def gone(path):
+    path.unlink()
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def reopened(project, labels):
+    """The project closed and opened again, which keeps a backup, and then with some more labels."""
+    send(project, "before 1")
+    send(project, "before 2")
     project.close()
-    damage(project.folder, how)
-    with pytest.raises(DataError, match=r"is damaged .*`heedful label rebuild .*` makes it anew from journal\.jsonl"):
-        Project.open(project.folder)
-    assert main(["label", "rebuild", str(project.folder)]) == 0
-    said = capsys.readouterr().out
-    assert "made anew from journal.jsonl" in said
-    assert "labels.replaced.sqlite" in said
-    assert "invite people anew" in said
-    assert (project.folder / "labels.replaced.sqlite").is_file()
     with Project.open(project.folder) as again:
-        assert again.content_hash() == found
-        assert again.labels() == labels
-        assert again.session(session) is None
-        send(again, "m")
-    check_equal(project.folder)
+        for number in range(labels):
+            send(again, f"after {number}")
+        return again.events(), again.labels()
 
 
-def test_a_database_that_contradicts_the_journal(project, capsys):
-    """The journal counts; the old database stays beside it, and people stay signed in."""
+@pytest.mark.parametrize("how", [header, pages, last_page, half, gone, empty])
+def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
+    """Every command says so and names the remedy; what came after the backup is kept as far as it can be read."""
     session = project.redeem(project.invite("p2"))
-    send(project, "n")
-    found = project.content_hash()
-    project.close()
-    database = sqlite3.connect(project.folder / "labels.sqlite")
-    with database:
-        database.execute("UPDATE events SET line = replace(line, '张伟', '李娜') WHERE seq = 2")
-    database.close()
-    with pytest.raises(DataError, match=r"event 2 differs between labels.sqlite and line 2 of journal.jsonl; `heedful"):
-        Project.open(project.folder)
-    assert main(["label", "rebuild", str(project.folder)]) == 0
-    assert "differed from event 2 on" in capsys.readouterr().out
-    with Project.open(project.folder) as again:
-        assert again.content_hash() == found
-        assert again.session(session).name == "张伟"
-    check_equal(project.folder)
-
-
-def test_rebuild_keeps_what_only_the_database_has(project):
-    send(project, "n")
-    project.close()
-    whole = journal_of(project).read_bytes()
-    journal_of(project).write_bytes(b"".join(whole.splitlines(keepends=True)[:-2]))
-    assert rebuild(project.folder)[0] == "2 events of labels.sqlite were not in journal.jsonl, and are now"
-    assert journal_of(project).read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("line", "fragment"),
-    [
-        (b"{}", "not an event"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b'{"seq":4,"event_id":"x","at":"","person":null,"kind":"label","content":{}}', "not complete"),
-        (b'{"seq":9,"event_id":"x","at":"","person":null,"kind":"item","content":{}}', "missing"),
-    ],
-)
-def test_a_damaged_journal_is_named_with_its_line(project, line, fragment):
-    project.close()
-    lines = journal_of(project).read_bytes().split(b"\n")
-    journal_of(project).write_bytes(b"\n".join([*lines[:3], line, b""]))
-    (project.folder / "labels.sqlite").unlink()
-    for call in (Project.open, lambda folder: Project.open(folder, read_only=True)):
-        with pytest.raises(DataError, match=rf"journal.jsonl:4: .*{fragment}.*`heedful label rebuild .*`"):
+    events, _ = reopened(project, labels=6)
+    backup = max((project.folder / "backups").iterdir())
+    before = Project.open(project.folder, read_only=True)
+    how(project.folder / "events.sqlite")
+    for call in (Project.open, lambda folder: Project.open(folder, read_only=True).labels()):
+        with pytest.raises(
+            DataError, match=r"events\.sqlite is damaged: .*; run `heedful label restore .*`: it puts the newest"
+        ):
             call(project.folder)
-    rebuild(project.folder)
+    assert main(["label", "stats", str(project.folder)]) == 2
+    assert "heedful label restore" in capsys.readouterr().err.replace("\n", "")
+    said = restored(project.folder)
+    assert any("is lost; how many events is not known" in line for line in said)
+    assert any(f"events are from the backup {backup}" in line for line in said)
     with Project.open(project.folder) as again:
-        assert [event.kind for event in again.events()][:3] == ["person", "person", "item"]
-    assert (project.folder / "journal.damaged.jsonl").read_bytes() == line + b"\n"
+        kept = again.events()
+        assert [one.event.nonce for one in again.labels()][:2] == ["before 1", "before 2"]
+        lost = [event for event in events if event not in kept]
+        assert all(event.nonce is not None and event.nonce.startswith("after") for event in lost)
+        assert again.session(session) is None or how is last_page
+        again.label("p2", again.next_item("p2").item.item_id, PAIR, nonce="more", seconds=1)
+    assert (project.folder / "events.damaged.sqlite").exists() == (how is not gone)
+    assert before.events()[-1].nonce == "more", "a reader that was open goes on with the new file"
+    check_sound(project.folder)
 
 
-def two_nuls(lines, at):
-    lines[at] = lines[at][:9] + b"\0\0" + lines[at][11:]
-
-
-def another_letter(lines, at):
-    """Of a text: it is still JSON."""
-    lines[at] = lines[at].replace(b'"at":"2', b'"at":"3')
-
-
-def no_text(lines, at):
-    lines[at] = b"\xff\xfe" + lines[at]
-
-
-def its_end_is_gone(lines, at):
-    lines[at] = lines[at][:-30]
-
-
-def gone(lines, at):
-    del lines[at]
-
-
-def two_in_one(lines, at):
-    lines[at - 1 : at + 1] = [lines[at - 1] + b" " + lines[at]]
-
-
-def one_in_two(lines, at):
-    lines[at : at + 1] = [lines[at][:50], lines[at][50:]]
-
-
-def twice(lines, at):
-    lines[at] = lines[at - 1]
-
-
-def nothing_but_nuls(lines, at):
-    lines[at] = b"\0" * len(lines[at])
-
-
-DAMAGES = [
-    two_nuls,
-    another_letter,
-    no_text,
-    its_end_is_gone,
-    gone,
-    two_in_one,
-    one_in_two,
-    twice,
-    nothing_but_nuls,
-]
-
-
-@pytest.mark.parametrize(("at", "has_database"), [(1, False), (5, False), (23, True), (-1, True)])
-@pytest.mark.parametrize("how", DAMAGES)
-def test_what_is_intact_outlives_a_damaged_journal(project, how, at, has_database, capsys):
-    """One remedy, which every command names: the line goes aside, what it held comes from the database, the rest stays."""
-    for number in range(8):
-        send(project, f"n{number}")
-    project.set_instructions("一\u2028二")
-    send(project, "last")
-    events, folder = project.events(), project.folder
-    project.close()
-    lines = journal_of(folder).read_bytes().split(b"\n")[:-1]
-    assert [json.loads(line)["kind"] for line in (lines[1], lines[5], lines[23])] == ["person", "item", "label"]
-    how(lines, at if at >= 0 else len(lines) - 1)
-    journal_of(folder).write_bytes(b"".join(line + b"\n" for line in lines))
-    if not has_database:
-        for path in folder.glob("labels.sqlite*"):
-            path.unlink()
-    cut_short = how is gone and at == -1
-    if not cut_short:
-        with pytest.raises(DataError, match="`heedful label rebuild "):
-            Project.open(folder)
-        assert main(["label", "stats", str(folder)]) == 2
-        assert "heedful label rebuild" in capsys.readouterr().err.replace("\n", "")
-    assert main(["label", "rebuild", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert ("journal.damaged.jsonl" in said) == (
-        how not in (gone, two_in_one) or (how is gone and at == 5 and not has_database)
+@pytest.mark.parametrize("has_backup", [True, False])
+def test_only_damaged_events_are_lost(project, has_backup):
+    """Each has a checksum: what was changed is named, and all that was not is kept, before it and after it."""
+    events, labels = reopened(project, labels=6)
+    if not has_backup:
+        shutil.rmtree(project.folder / "backups")
+    first = next(event for event in events if event.nonce == "after 0")
+    last = next(event for event in events if event.nonce == "after 5")
+    change(
+        project.folder,
+        f"UPDATE events SET content = replace(content, 'strength\":3', 'strength\":2') WHERE seq = {first.seq}",
     )
-    with Project.open(folder) as again:
-        found = again.events()
-        if has_database:
-            assert found == events
-        else:
-            kept = {event.event_id for event in found}
-            hurt = set() if how is two_in_one else {events[at].event_id}
-            item = events[at].content.get("item_id", "none")
-            assert {event.event_id for event in events} - kept <= hurt | {
-                event.event_id for event in events if event.content.get("item") == item
-            }
-        owner = next(person.person_id for person in again.people() if person.role == "owner")
-        send(again, "after", owner)
-    assert main(["label", "rebuild", str(folder)]) == 0
-    assert "is sound, and equal" in capsys.readouterr().out
-    check_equal(folder)
-
-
-def test_a_lost_person_keeps_their_labels(project):
-    """Their name is gone with both copies of its line; the owner can give them one again."""
-    for number in range(3):
-        send(project, f"n{number}")
-    third = project.add_person("李娜", "annotator").person_id
-    labels = [one.event for one in project.labels()]
-    project.close()
-    lines = journal_of(project).read_bytes().split(b"\n")
-    lines[1] = lines[1][:-4] + b"....."
-    journal_of(project).write_bytes(b"\n".join(lines))
-    (project.folder / "labels.sqlite").unlink()
-    assert any("p2 stand for them, with their labels" in line for line in rebuild(project.folder))
+    with database_of(project.folder) as database:
+        database.execute(f"UPDATE events SET content = CAST(x'7bff7d' AS TEXT) WHERE seq = {last.seq}")
+        held = database.execute("SELECT * FROM leases").fetchall()
+    with pytest.raises(DataError, match=f"event {first.seq} does not have the checksum that it was written with; run"):
+        Project.open(project.folder)
+    said = "\n".join(restored(project.folder))
+    assert f"2 events are lost, or cannot be without one that is: {first.seq}, {last.seq}\n" in said
     with Project.open(project.folder) as again:
-        assert [one.event for one in again.labels()] == labels
-        people = {person.person_id: person for person in again.people()}
-        assert (people["p2"].name, people["p2"].standing) == ("p2", "removed")
-        assert people[third].name == "李娜"
-        again.set_person("p2", name="张伟", standing="active")
-        send(again, "more")
+        kept = [one for one in labels if one.event.nonce not in ("after 0", "after 5")]
+        assert again.labels() == kept
+        assert again.events()[first.seq - 1].kind == "lost"
+    with database_of(project.folder) as database:
+        assert database.execute("SELECT * FROM leases").fetchall() == held
+    check_sound(project.folder)
 
 
-def test_journals_without_checksums_are_read_and_go_on_with_them(project):
+def test_what_cannot_be_without_a_lost_event_is_lost_too(project):
+    """A label of an item that nobody has any more; other labels stay."""
+    project.close()
+    shutil.rmtree(project.folder / "backups", ignore_errors=True)
+    with Project.open(project.folder) as again:
+        shutil.rmtree(project.folder / "backups")
+        for number in range(3):
+            send(again, f"{number}")
+        lost, *kept = again.labels()
+        item = next(event for event in again.events() if event.content.get("item_id") == lost.item.item_id)
+    change(project.folder, f"DELETE FROM events WHERE seq = {item.seq}")
+    with pytest.raises(
+        DataError, match=f"event {item.seq + 1} follows event {item.seq - 1}; the events in between are missing"
+    ):
+        Project.open(project.folder)
+    assert any(
+        f"2 events are lost, or cannot be without one that is: {item.seq}, {lost.event.seq}" in line
+        for line in restored(project.folder)
+    )
+    with Project.open(project.folder) as again:
+        assert again.labels() == kept
+    check_sound(project.folder)
+
+
+def test_a_backup_that_is_damaged_is_passed_over(project):
+    events, _ = reopened(project, labels=2)
+    Project.open(project.folder).close()
+    newest = max((project.folder / "backups").iterdir())
+    pages(newest)
+    header(project.folder / "events.sqlite")
+    restored(project.folder)
+    assert newest.with_suffix(".damaged").exists()
+    with Project.open(project.folder) as again:
+        assert again.events() == [event for event in events if not str(event.nonce).startswith("after")]
+
+
+def test_backups_are_kept_at_each_start_and_the_oldest_go(project):
+    counts = []
+    for number in range(8):
+        project.close()
+        project = Project.open(project.folder)
+        send(project, f"{number}")
+        counts.append(len(project.events()))
+    project.close()
+    Project.open(project.folder).close()
+    Project.open(project.folder).close()
+    found = sorted((project.folder / "backups").iterdir())
+    assert [int(path.name.split("-")[1]) for path in found] == counts[-5:], (
+        "each once, also if nothing was labelled since"
+    )
+
+
+def test_the_command_backs_up_while_people_label(project, tmp_path, capsys):
+    """Into the project, and as a copy that every command opens."""
     send(project, "n")
+    assert main(["label", "backup", str(project.folder)]) == 0
+    assert f"{len(project.events())} events, 1 labels, all checked" in capsys.readouterr().out
+    output = tmp_path / "备份" / "今天"
+    assert main(["label", "backup", str(project.folder), "--output", str(output)]) == 0
     events = project.events()
+    send(project, "later")
+    with Project.open(output, read_only=True) as copy:
+        assert (copy.events(), copy.settings) == (events, project.settings)
+    assert [path for path in (output, *output.iterdir()) if path.stat().st_mode & 0o077] == []
+    assert main(["label", "backup", str(project.folder), "--output", str(output)]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
     project.close()
-    journal_of(project).write_text(without_checksums(journal_of(project).read_text(encoding="utf-8")), encoding="utf-8")
-    settings = project.folder / "project.yaml"
-    settings.write_text(settings.read_text(encoding="utf-8").replace("format: 2\n", "# 我的\n"), encoding="utf-8")
-    (project.folder / "labels.sqlite").unlink()
+    shutil.rmtree(project.folder / "backups")
+    (project.folder / "events.sqlite").rename(project.folder / "events.damaged.sqlite")
+    header(project.folder / "events.damaged.sqlite")
+    assert f"{len(events)} events are from the backup {output}" in restored(project.folder, "--backup", str(output))[0]
+    check_sound(project.folder)
+    (project.folder / "events.sqlite").unlink()
+    assert main(["label", "restore", str(project.folder), "--backup", str(tmp_path / "没有")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_a_start_without_room_for_a_backup_says_so(project, capsys):
+    send(project, "n")
+    project.close()
+    shutil.rmtree(project.folder / "backups")
+    (project.folder / "backups").write_bytes(b"in the way")
     with Project.open(project.folder) as again:
-        assert again.events() == events
-        assert again.content_hash() == hashlib.sha256(journal_of(project).read_bytes()).hexdigest()
         send(again, "m")
-    old, new = journal_of(project).read_text(encoding="utf-8").split("\n")[-4], None
-    new = journal_of(project).read_text(encoding="utf-8").split("\n")[-2]
-    assert ("crc" in json.loads(old), "crc" in json.loads(new)) == (False, True)
-    assert "# 我的\n" in settings.read_text(encoding="utf-8")
-    assert "format: 2\n" in settings.read_text(encoding="utf-8"), "an older heedful says that it is too old"
-    check_equal(project.folder)
+    assert "warning: no backup of" in capsys.readouterr().err
 
 
-def without_checksums(text):
-    """A journal as an older heedful wrote it."""
-    return "".join(line.rpartition(',"crc":')[0] + "}\n" for line in text.split("\n")[:-1])
+# What older and newer versions wrote
+
+OLD = Path(__file__).with_name("old_project")
+
+
+@pytest.fixture
+def old_project(tmp_path):
+    """A project that heedful wrote before it had one database: 3 labels, one of them undone and given again, and a draft."""
+    folder = tmp_path / "旧项目"
+    shutil.copytree(OLD, folder)
+    with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as database:
+        database.executescript((folder / "labels.sql").read_text(encoding="utf-8"))
+    (folder / "labels.sql").unlink()
+    return folder
+
+
+def check_migrated(folder):
+    lines = [json.loads(line) for line in (OLD / "journal.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    with Project.open(folder, clock=lambda: 1_795_604_000.0) as project:
+        for event, line in zip(project.events(), lines, strict=True):
+            assert vars(event) == {name: value for name, value in line.items() if name != "crc"}
+        assert [one.event.nonce for one in project.labels()] == ["n0", "n1", "n9"]
+        return project.next_item("p2").draft, project.session("jUuHczRMunjHVG8cA7h7VMMznQ7VLVMoByIYwqR0aj8")
+
+
+@pytest.mark.parametrize("files", ["both", "the journal", "the database"])
+def test_a_project_of_an_older_heedful_is_migrated_once(old_project, files, capsys):
+    """Events, leases and sessions stay as they are, and so do the old files."""
+    if files == "the journal":
+        (old_project / "labels.sqlite").unlink()
+    if files == "the database":
+        (old_project / "journal.jsonl").unlink()
+    old = {path.name: path.read_bytes() for path in old_project.iterdir() if path.name != "project.yaml"}
+    with Project.open(old_project, read_only=True) as reader:
+        assert len(reader.labels()) == 3
+    assert {path.name for path in old_project.iterdir()} == {*old, "project.yaml"}, "a reader changes nothing"
+    assert main(["label", "backup", str(old_project)]) == 2
+    assert "was written by an older heedful" in capsys.readouterr().err
+    draft, person = check_migrated(old_project)
+    if files != "the journal":
+        assert (draft["comment"], person.name) == ("半", "张伟")
+    said = capsys.readouterr().err
+    assert "an older heedful wrote this project; its 14 events are now in events.sqlite, and the old files in" in said
+    assert {path.name: path.read_bytes() for path in (old_project / "older-heedful").iterdir()} == old
+    assert "format: 3\n" in (old_project / "project.yaml").read_text(encoding="utf-8")
+    check_migrated(old_project)
+    assert "older heedful" not in capsys.readouterr().err
+    check_sound(old_project)
+
+
+@pytest.mark.parametrize("at", [0, 4, 9, 13])
+def test_what_one_old_file_lost_is_taken_from_the_other(old_project, at):
+    lines = (old_project / "journal.jsonl").read_bytes().split(b"\n")
+    lines[at] = lines[at][:30] + b"\0\xff" + lines[at][32:]
+    (old_project / "journal.jsonl").write_bytes(b"\n".join(lines))
+    check_migrated(old_project)
+
+
+def test_an_old_project_that_is_damaged_twice_is_left_as_it_is(old_project):
+    lines = (old_project / "journal.jsonl").read_bytes().split(b"\n")
+    (old_project / "journal.jsonl").write_bytes(b"\n".join([*lines[:5], lines[5][:-9] + b"}", *lines[6:]]))
+    (old_project / "labels.sqlite").unlink()
+    before = {path.name: path.read_bytes() for path in old_project.iterdir()}
+    with pytest.raises(
+        DataError, match=r"event 6 is damaged in both journal\.jsonl and labels.sqlite; run `heedful label rebuild "
+    ):
+        Project.open(old_project)
+    assert {path.name: path.read_bytes() for path in old_project.iterdir() if path.name != ".lock"} == before
+
+
+def test_an_old_journal_without_checksums_is_read(old_project):
+    path = old_project / "journal.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    path.write_text("".join(line.rpartition(',"crc":')[0] + "}\n" for line in lines), encoding="utf-8")
+    (old_project / "labels.sqlite").unlink()
+    check_migrated(old_project)
+
+
+def test_a_migration_that_was_killed_is_finished(old_project):
+    """The old files were not set aside yet."""
+    check_migrated(old_project)
+    shutil.move(old_project / "older-heedful" / "journal.jsonl", old_project)
+    check_migrated(old_project)
+    assert (old_project / "older-heedful" / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize("how", ["kind", "format"])
 def test_what_a_newer_heedful_wrote_is_not_called_damaged(project, how):
-    """Nobody is told to cut what their other machine wrote; a line that is only damaged keeps that advice."""
+    """Nobody is told to restore what their other machine wrote."""
     project.close()
     if how == "kind":
-        lines = journal_of(project).read_bytes().split(b"\n")
-        newer = '{"seq":4,"event_id":"x","at":"","person":null,"kind":"看\\u2028","content":{}}'.encode()
-        journal_of(project).write_bytes(b"\n".join([*lines[:3], newer, b""]))
-        (project.folder / "labels.sqlite").unlink()
+        row = store.row_of(Event(23, "x", "", None, "看\u2028", {}))
+        with database_of(project.folder) as database:
+            database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     else:
         settings = project.folder / "project.yaml"
-        assert settings.read_text(encoding="utf-8").startswith("format: 2\n")
-        settings.write_text("name: 🐈\nnew_key: 1\nformat: 3\n", encoding="utf-8")
-    place = {"kind": r"journal.jsonl:4: events of the kind '看\\u2028'", "format": "project.yaml:3: format 3"}[how]
-    wanted = f"{place}.* not known.*: the project was written by a newer heedful; update heedful, do not edit the file$"
-    for call in (Project.open, rebuild, lambda folder: Project.open(folder, read_only=True)):
+        assert settings.read_text(encoding="utf-8").startswith("format: 3\n")
+        settings.write_text("name: 🐈\nnew_key: 1\nformat: 4\n", encoding="utf-8")
+    place = {"kind": r"events.sqlite: events of the kind '看\\u2028'", "format": "project.yaml:3: format 4"}[how]
+    wanted = f"{place}.* not known.*: the project was written by a newer heedful; update heedful, do not edit the file"
+    for call in (Project.open, lambda folder: Project.open(folder, read_only=True)):
         with pytest.raises(DataError, match=wanted):
             call(project.folder)
+    assert main(["label", "restore", str(project.folder)]) == 2
 
 
 # Several processes
@@ -648,8 +669,7 @@ def test_what_a_newer_heedful_wrote_is_not_called_damaged(project, how):
 def test_one_process_writes(project):
     with pytest.raises(ConfigError, match=rf"open in another process \(process {os.getpid()} on "):
         Project.open(project.folder)
-    with pytest.raises(ConfigError, match="open in another process"):
-        rebuild(project.folder)
+    assert main(["label", "restore", str(project.folder)]) == 2
     project.close()
     Project.open(project.folder).close()
 
@@ -662,9 +682,6 @@ def test_readers_see_what_was_confirmed_while_the_server_writes(project):
     assert reader.labels() == project.labels()
     assert reader.content_hash() == project.content_hash()
     assert (reader.items(), reader.people(), reader.instructions()) == (project.items(), project.people(), (0, ""))
-    with journal_of(project).open("ab") as file:
-        file.write(b'{"seq"')
-    assert reader.labels() == project.labels()
     for change in (lambda: reader.next_item("p2"), lambda: reader.add_items([]), lambda: reader.set_instructions("")):
         with pytest.raises(ConfigError, match="opened to read only"):
             change()
@@ -673,7 +690,6 @@ def test_readers_see_what_was_confirmed_while_the_server_writes(project):
 
 def test_a_reader_leaves_no_trace(project):
     project.close()
-    (project.folder / "labels.sqlite").unlink()
     before = sorted(project.folder.iterdir())
     with Project.open(project.folder, read_only=True) as reader:
         assert len(reader.items()) == 20

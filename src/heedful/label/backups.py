@@ -1,0 +1,231 @@
+"""Backups of a project's database, also while people label, and what puts a damaged one right (docs/labelling-store.md)."""
+
+import contextlib
+import sqlite3
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.configs.label import BackupConfig, RestoreConfig
+from heedful.display import harmless
+from heedful.errors import ConfigError, DataError
+from heedful.files import complete_or_absent, make_private
+from heedful.label.migration import is_old, migrate
+from heedful.label.records import Event
+from heedful.label.settings_file import SETTINGS, read_settings
+from heedful.label.state import NewerError, State
+from heedful.label.store import (
+    DATABASE,
+    Row,
+    copy_database,
+    event_of,
+    iso,
+    open_to_read,
+    read_checked,
+    row_of,
+    write_database,
+)
+from heedful.lock import FolderLock
+
+FOLDER = "backups"
+KEPT = 5
+"""Backups of its own that a project keeps."""
+DAMAGED = "events.damaged.sqlite"
+"""Where a damaged database is kept."""
+PARTS = ("", "-wal", "-shm")
+"""What is added to the name of a database for its files."""
+SHOWN = 20
+"""Most events that are named one by one."""
+MOST_UNREADABLE = 1000
+"""After so many events in a row that cannot be read, none is looked for any more."""
+
+
+def backups_of(folder: Path) -> list[Path]:
+    """Return the backups that a project has of itself, the one with most events first."""
+    return sorted((folder / FOLDER).glob("events-*.sqlite"), reverse=True)
+
+
+def is_missing(folder: Path) -> bool:
+    """True if a project has no database, or one of no bytes, and had one with events."""
+    path = folder / DATABASE
+    is_there = path.exists() and path.stat().st_size > 0
+    return not is_there and bool(backups_of(folder) or (folder / DAMAGED).exists())
+
+
+def keep_backup(folder: Path) -> Path | None:
+    """Back a project's database up into its own folder, unless its newest backup has the same events; keep the last `KEPT`.
+
+    Returns the backup; None if there are no events yet.
+    """
+    with contextlib.closing(open_to_read(folder / DATABASE)) as database:
+        last = database.execute("SELECT seq, checksum FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        if last is None:
+            return None
+        path = folder / FOLDER / f"events-{last[0]:09}-{last[1][:8]}.sqlite"
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            copy_database(database, path)
+    for old in backups_of(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def back_up(config: BackupConfig) -> Path:
+    """Back a project up, also while it is served, and print where: in its own folder, or as a project of its own."""
+    read_settings(config.project)
+    if is_old(config.project):
+        raise ConfigError(
+            f"{config.project} was written by an older heedful; open it once, as `heedful label serve` does"
+        )
+    if config.output is None:
+        path = keep_backup(config.project)
+        if path is None:
+            raise ConfigError(f"{config.project} has no events yet, so there is nothing to back up")
+    else:
+        path = config.output / DATABASE
+        _copy_project(config.project, config.output)
+    state = read_checked(path)
+    print(harmless(f"{path}: {state.seq} events, {len(state.labels(also_withdrawn=True))} labels, all checked"))
+    return path
+
+
+def _copy_project(project: Path, output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output {output} exists and is not an empty folder; name another one")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with complete_or_absent(output) as partial:
+        partial.chmod(0o700)
+        with contextlib.closing(open_to_read(project / DATABASE)) as database:
+            copy_database(database, partial / DATABASE)
+        (partial / SETTINGS).write_bytes((project / SETTINGS).read_bytes())
+    make_private(output)
+
+
+def restore(config: RestoreConfig) -> list[str]:
+    """Put a damaged project right, and print what was kept and what is lost.
+
+    Its events are those of the newest sound backup (or of the given one), and after them all that can still be read of the
+    damaged database. The number of an event that nobody has stays, as an event ``lost``. The damaged file is kept.
+    """
+    folder = config.project
+    read_settings(folder)
+    refusal = f"the project {folder} is open in another process ({{owner}}); end that process first"
+    with FolderLock(folder, refusal):
+        if is_old(folder):
+            migrate(folder)
+        said = _restore(folder, config.backup)
+        make_private(folder)
+    for line in said:
+        print(harmless(line))
+    return said
+
+
+def _restore(folder: Path, given: Path | None) -> list[str]:
+    path = folder / DATABASE
+    said = []
+    if not path.exists() and not is_missing(folder) and given is None:
+        return [f"{folder} has no events yet; nothing to do"]
+    if path.exists() and not is_missing(folder):
+        try:
+            return [f"{DATABASE} is sound: {read_checked(path).seq} events; nothing to do"]
+        except NewerError:
+            raise
+        except DataError as error:
+            said.append(f"{error}".partition("; run `heedful")[0])
+    backup, base = _sound_backup(folder, given)
+    _put_aside(folder)
+    state, rows = State(), [row_of(event) for event in base.events]
+    for event in base.events:
+        state.apply(event)
+    if backup is not None:
+        made = iso(backup.stat().st_mtime)[:19].replace("T", " ")
+        said.append(f"{base.seq} events are from the backup {backup} ({made} UTC)")
+    leases: Sequence[Any] = ()
+    last: int | None = None
+    if (folder / DAMAGED).exists():
+        found, last, leases = _still_readable(folder / DAMAGED, base.seq)
+        lost = _add(state, rows, found, max(last or 0, *found, 0))
+        kept = state.seq - base.seq - len(lost)
+        said.append(f"{kept} events after them were read from the damaged file, which is now {DAMAGED}")
+        if lost:
+            shown = ", ".join(map(str, lost[:SHOWN])) + (" ..." if len(lost) > SHOWN else "")
+            said.append(f"{len(lost)} events are lost, or cannot be without one that is: {shown}")
+    if last is None:
+        said.append(f"what came after event {state.seq}, if anything, is lost; how many events is not known")
+    write_database(path, rows, leases)
+    what = "leases, drafts, invitations and sessions"
+    said.append(f"{what} were kept" if leases else f"{what} are gone: invite people anew (`heedful label invite`)")
+    labels = len(state.labels(also_withdrawn=True))
+    return [*said, f"{DATABASE} has {state.seq} events again, with {labels} labels that count"]
+
+
+def _sound_backup(folder: Path, given: Path | None) -> tuple[Path | None, State]:
+    """The backup to begin with, and its state; those of a project that are damaged are passed over."""
+    if given is not None:
+        path = given / DATABASE if given.is_dir() else given
+        if not path.is_file():
+            raise ConfigError(f"--backup {given}: there is no such file, and no {DATABASE} in a folder of that name")
+        return path, read_checked(path)
+    for path in backups_of(folder):
+        try:
+            return path, read_checked(path)
+        except NewerError:
+            raise
+        except DataError:
+            path.replace(path.with_suffix(".damaged"))
+    return None, State()
+
+
+def _put_aside(folder: Path) -> None:
+    """Rename the files of a damaged database. Whoever is killed meanwhile finds the rest done the next time."""
+    if (folder / DATABASE).exists():
+        for part in PARTS:
+            (folder / f"{DAMAGED}{part}").unlink(missing_ok=True)
+    for part in PARTS:
+        if (folder / f"{DATABASE}{part}").exists():
+            (folder / f"{DATABASE}{part}").replace(folder / f"{DAMAGED}{part}")
+
+
+def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None, list[Any]]:
+    """What can be read of a damaged database: sound rows of events after a number, each looked for by itself; the number
+    of the last event, None if that is not known; and the rows of its leases.
+    """
+    found: dict[int, Row] = {}
+    last: int | None = None
+    leases: list[Any] = []
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        seq, last_found = after, after
+        while seq - last_found < MOST_UNREADABLE:
+            seq += 1
+            with contextlib.suppress(sqlite3.DatabaseError, DataError, ValueError):
+                row = database.execute("SELECT * FROM events WHERE seq = ?", (seq,)).fetchone()
+                if row is not None and event_of(row).seq == seq:
+                    found[seq], last_found = row, seq
+        with contextlib.suppress(sqlite3.DatabaseError):
+            (last,) = database.execute("SELECT max(seq) FROM events").fetchone()
+        with contextlib.suppress(sqlite3.DatabaseError):
+            leases = database.execute("SELECT * FROM leases").fetchall()
+    return found, last, leases
+
+
+def _add(state: State, rows: list[Row], found: Mapping[int, Row], last: int) -> list[int]:
+    """Add events up to a number to a state and to its rows; return the numbers of those that are missing or do not fit."""
+    lost = []
+    for seq in range(state.seq + 1, last + 1):
+        row = found.get(seq)
+        try:
+            if row is not None:
+                state.apply(event_of(row))
+        except NewerError:
+            raise
+        except DataError:
+            row = None
+        if row is None:
+            lost.append(seq)
+            event = Event(seq, uuid.uuid4().hex, iso(time.time()), None, "lost", {})
+            state.apply(event)
+            row = row_of(event)
+        rows.append(row)
+    return lost
