@@ -20,6 +20,7 @@ from heedful.label.store import (
     DATABASE,
     Row,
     copy_database,
+    damaged,
     event_of,
     iso,
     open_to_read,
@@ -54,6 +55,12 @@ def is_missing(folder: Path) -> bool:
     return not is_there and bool(backups_of(folder) or (folder / DAMAGED).exists())
 
 
+def refuse_missing(folder: Path) -> None:
+    """Raise DataError if a project's database is gone."""
+    if is_missing(folder):
+        raise damaged(folder / DATABASE, "it is gone or empty, and was not before")
+
+
 def keep_backup(folder: Path) -> Path | None:
     """Back a project's database up into its own folder, unless its newest backup has the same events; keep the last `KEPT`.
 
@@ -79,6 +86,7 @@ def back_up(config: BackupConfig) -> Path:
         raise ConfigError(
             f"{config.project} was written by an older heedful; open it once, as `heedful label serve` does"
         )
+    refuse_missing(config.project)
     if config.output is None:
         path = keep_backup(config.project)
         if path is None:
@@ -205,6 +213,7 @@ def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None,
                     found[seq], last_found = row, seq
         with contextlib.suppress(sqlite3.DatabaseError):
             (last,) = database.execute("SELECT max(seq) FROM events").fetchone()
+            last = None if last is None or last > last_found + MOST_UNREADABLE else last  # it may be damaged itself
         with contextlib.suppress(sqlite3.DatabaseError):
             leases = database.execute("SELECT * FROM leases").fetchall()
     return found, last, leases

@@ -29,7 +29,7 @@ from heedful.label.records import Assignment, Event, Item, Labelled, Person, Rol
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
-from heedful.label.store import DATABASE, Reader, Store, Transaction, damaged, iso, row_of
+from heedful.label.store import DATABASE, Reader, Store, Transaction, iso, row_of
 from heedful.lock import FolderLock
 
 __all__ = ["Assignment", "Labelled", "NotHeldError", "Project"]
@@ -45,16 +45,10 @@ def _some_at_a_time(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def _reader(folder: Path, clock: Callable[[], float]) -> Reader:
     """What reads a project: its database, the files of an older heedful, or nothing if it has no events yet."""
-    _refuse_missing(folder)
+    backups.refuse_missing(folder)
     if (folder / DATABASE).exists():
         return Reader(folder, clock)
     return Reader(folder, clock, read_old(folder)[0] if is_old(folder) else State())
-
-
-def _refuse_missing(folder: Path) -> None:
-    """Raise DataError if a project's database is gone."""
-    if backups.is_missing(folder):
-        raise damaged(folder / DATABASE, "it is gone or empty, and was not before")
 
 
 class Project:
@@ -104,7 +98,7 @@ class Project:
         )
         try:
             migrate(folder)
-            _refuse_missing(folder)
+            backups.refuse_missing(folder)
             store = Store(folder, clock)
             raise_format(folder)
             if refused := make_private(folder):
