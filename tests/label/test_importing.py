@@ -237,7 +237,7 @@ def test_a_broken_line_has_its_number_and_no_folder(tmp_path):
     with pytest.raises(DataError, match="lone surrogate"):
         read_items_text('{"prompt": "\ud83d"}')
     with pytest.raises(ConfigError, match=r"must be one of \.jsonl, \.json"):
-        read_items_text("{}", ".csv")
+        read_items_text("{}", ".xlsx")
 
 
 def test_a_json_list_and_other_column_names():

@@ -47,8 +47,9 @@ def project(tmp_path):
         ({"prompt": "问"}, None, {"text": "第一\n行"}, {"text": "第一\n行"}),
     ],
 )
-def test_what_may_be_suggested(record, task, given, kept):
+def test_what_may_be_suggested(record, task, given, kept, capsys):
     (item,) = read(record | {"suggestion": given}, task=task).items
+    assert "suggestion" not in capsys.readouterr().err, "it is read, and no column that only stays"
     assert (item.suggestion, item.columns) == (kept, {})
     (plain,) = read(record | {"suggestion": None}, task=task).items
     assert (plain.suggestion, plain.item_id) == (None, item.item_id), "no other item, whatever is suggested"

@@ -180,7 +180,7 @@ def _tell(path: str, records: Sequence[Record], known: Known) -> None:
         for name, value in record.fields.items():
             if name in read and isinstance(value, list):
                 keys |= dict.fromkeys(_unread_keys(value))
-            elif name not in read and name not in BESIDE and name not in texts and _has_text(value):
+            elif name not in (*read, *BESIDE, *known.task.also_read) and name not in texts and _has_text(value):
                 texts[name] = None
     if texts:
         unread = f"beside the {known.task.name}" if known.task.others else "not read"

@@ -79,10 +79,10 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
 
 
 def is_metadata(key: str, value: Any) -> bool:
-    """Whether a key of a message that no role has is an id, a time or the like, which no template needs."""
+    """Whether a key of a message that no role has is an id, a time, a number such as a score: no template needs them."""
     known = key.lower() in METADATA or key.lower().endswith(METADATA_ENDINGS)
-    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return known and is_plain and not any(key in keys for keys in KEYS.values())
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (is_number or (known and isinstance(value, str))) and not any(key in keys for keys in KEYS.values())
 
 
 def read_tools(source: str, value: Any) -> str:
@@ -144,8 +144,8 @@ def read_message(source: str, name: str, item: Any) -> Message:
         raise wrong(
             source,
             f"`{name}` is an object with {listed(fields)}",
-            f"for the role {role} role and content, and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}; ids "
-            "and times are left out",
+            f"for the role {role} role and content, and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}; ids, "
+            "times and other numbers are left out",
             cause="unknown keys in a message" if unknown else "a message without content",
         )
     content = fields.get("content", "")

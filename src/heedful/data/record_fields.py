@@ -27,6 +27,8 @@ class Task:
     """What to say of a record that has the column ``text`` instead."""
     others: str = ""
     """What becomes of the other columns, if they are kept."""
+    also_read: frozenset[str] = frozenset()
+    """Columns that are read beside those of a shape."""
 
 
 STAND_INS = {

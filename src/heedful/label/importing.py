@@ -48,6 +48,7 @@ TO_LABEL = Shapes(
     "dialogues",
     "`text` has no prompt. If it is one: --columns prompt=text",
     "They stay with the item",
+    frozenset({"label", "chosen_by", "feedback", "suggestion", "suggestion_followed"}),
 )
 OF_AN_ANSWER: tuple[Task | None, ...] = (None, "rating", "correction", "demonstration")
 OF_A_PROMPT: tuple[Task | None, ...] = ("demonstration", "chat")
@@ -69,7 +70,8 @@ READ = (
 """Columns that become something else; all others are kept."""
 BEST_RATING, WORST_RATING = 7, 1
 """What a ``label`` of true or false is as a rating."""
-FORMATS = (".jsonl", ".json")
+FORMATS = (".jsonl", ".json", ".csv", ".tsv")
+"""What can be imported as text."""
 
 
 class EqualAnswersError(DataError):

@@ -126,10 +126,10 @@ class Served:
         """Somebody who is signed in and looks at a page."""
         return self.at_work(self.project.add_person(name, role), path, **options)
 
-    def at_work(self, person, path="/", **options):
-        """A person in a browser of their own, signed in."""
+    def at_work(self, person, path="/", session=None, **options):
+        """A person in a browser of their own, signed in; with the ``session`` of another browser, both stay signed in."""
         somebody = Labeller(self, self.context(**options), person)
-        session = self.project.redeem(self.project.invite(person.person_id))
+        session = somebody.session = session or self.project.redeem(self.project.invite(person.person_id))
         somebody.context.add_cookies([{"name": self.app.site.access.cookie, "value": session, "url": self.url}])
         somebody.open(path)
         return somebody

@@ -186,12 +186,12 @@ def work(camera, served):
     mei = served.labeller("Mei", "annotator")
     mei.press("1" if "Usually not" in mei.page.locator(".answer").first.text_content() else "2", "5")
     camera.take(mei, "work")
-    phone = served.at_work(mei.person, **PHONE)
+    phone = served.at_work(mei.person, session=mei.session, **PHONE)
     phone.press("i")
     camera.take(phone, "work-phone")
     mei.open()
     mei.then_next("Enter")
-    dark = served.at_work(mei.person, locale="zh-CN", color_scheme="dark")
+    dark = served.at_work(mei.person, session=mei.session, locale="zh-CN", color_scheme="dark")
     dark.press("1" if "慢慢来" in dark.page.locator(".answer").first.text_content() else "2", "6")
     camera.take(dark, "work-chinese-dark")
     mei.then_next("t", "Enter")
@@ -201,7 +201,7 @@ def work(camera, served):
         mei.press(str(rank))
     mei.press("=")
     camera.take(mei, "ranking")
-    thumb = served.at_work(mei.person, **PHONE)
+    thumb = served.at_work(mei.person, session=mei.session, **PHONE)
     thumb.page.locator(".rank-answers .answer").first.scroll_into_view_if_needed()
     camera.take(thumb, "ranking-phone")
     thumb.page.close()
@@ -277,8 +277,10 @@ def main():
                 time.sleep(0.05)
             served = Served(project, browser, worker)
             served.start()
-            work(camera, served)
-            served.stop()
+            try:
+                work(camera, served)
+            finally:
+                served.stop()
         clock = [time.time() - 15 * DAY]
         with Project.create(folder / "owner", settings, clock=lambda: clock[0]) as project:
             fill(project, clock)
@@ -287,8 +289,10 @@ def main():
             clock[0] = time.time()
             served = Served(project, browser)
             served.start()
-            owner_pages(camera, served, folder)
-            served.stop()
+            try:
+                owner_pages(camera, served, folder)
+            finally:
+                served.stop()
         browser.close()
 
 

@@ -42,10 +42,15 @@ def test_errors_name_the_file_that_was_chosen(serve, tmp_path):
     banner.get_by_text("不 JSON.jsonl:2").wait_for()
 
 
-def test_a_table_is_refused_by_its_ending(serve, tmp_path):
-    owner = serve().labeller("Mei", "owner", "/import")
-    banner = choose(owner, tmp_path / "表.csv", b"prompt,chosen,rejected\np,a,b\n")
-    banner.get_by_text("表.csv ends in neither .jsonl nor .json").wait_for()
+def test_a_table_is_read_and_a_file_of_another_kind_is_refused_by_its_ending(serve, tmp_path):
+    served = serve()
+    owner = served.labeller("Mei", "owner", "/import")
+    banner = choose(owner, tmp_path / "表.xlsx", b"PK")
+    banner.get_by_text("表.xlsx ends in none of .jsonl, .json, .csv and .tsv").wait_for()
+    choose(owner, tmp_path / "表.csv", 'prompt,chosen,rejected\n"问, 😀",甲,乙\n'.encode())
+    owner.page.get_by_role("button", name="Add 1 item").press("Enter")
+    owner.page.get_by_text("1 item added").first.wait_for()
+    assert [item.prompt for item in served.project.items()][-1] == "问, 😀"
 
 
 def test_the_columns_in_the_example_are_read(serve, tmp_path):

@@ -11,7 +11,7 @@ const TASKS = ["", "pair", "ranking", "rating", "demonstration", "correction", "
 const LARGEST = 64e6; // bytes, as the server allows
 const SLOW = 300_000;
 const SHOWN = 2000; // characters of a text in the preview
-const ENDINGS = [".jsonl", ".json"];
+const ENDINGS = [".jsonl", ".json", ".csv", ".tsv"]; // as the server reads text
 const main = document.getElementById("main");
 /** The file's text and name; options come from the form. */
 const file = { text: null, name: "" };
@@ -24,7 +24,7 @@ if (me) {
 ready();
 
 function draw() {
-  const input = el("input", { type: "file", accept: ".jsonl,.json", class: "unseen", id: "file", on: { click: () => { input.value = ""; }, change: () => take(input.files[0]) } }); // the same file, repaired, is a change too
+  const input = el("input", { type: "file", accept: ENDINGS.join(), class: "unseen", id: "file", on: { click: () => { input.value = ""; }, change: () => take(input.files[0]) } }); // the same file, repaired, is a change too
   const drop = el("label", { class: "drop", for: "file", on: {
     dragover: (event) => { event.preventDefault(); drop.classList.add("over"); },
     dragleave: () => drop.classList.remove("over"),
@@ -64,7 +64,7 @@ async function take(chosen) {
   document.getElementById("file-name").textContent = "";
   document.getElementById("result").replaceChildren();
   if (chosen.size > LARGEST) return toast(t("import_too_large", { n: number(chosen.size / 1e6) }), "warn");
-  if (!ENDINGS.some((ending) => chosen.name.toLowerCase().endsWith(ending))) return showBanner(t("import_ending", { name: chosen.name }));
+  if (!ending(chosen.name)) return showBanner(t("import_ending", { name: chosen.name }));
   const { text, fault } = decoded(new Uint8Array(await chosen.arrayBuffer()));
   Object.assign(file, { text, name: chosen.name });
   document.getElementById("file-name").textContent = `${chosen.name} · ${number(chosen.size / 1000, 1)} kB`;
@@ -72,9 +72,12 @@ async function take(chosen) {
   return preview();
 }
 
+/** The ending of a file's name that says how it is read; undefined for another, such as that of what was pasted. */
+const ending = (name) => ENDINGS.find((one) => name.toLowerCase().endsWith(one));
+
 const body = (more) => {
   const { task, columns, screening, gold } = document.getElementById("options").elements;
-  return { text: file.text, name: file.name, format: file.name.toLowerCase().endsWith(".json") ? ".json" : ".jsonl", task: task.value, columns: columns.value.trim(), screening: screening.checked, gold: gold.checked, ...more };
+  return { text: file.text, name: file.name, format: ending(file.name) ?? ENDINGS[0], task: task.value, columns: columns.value.trim(), screening: screening.checked, gold: gold.checked, ...more };
 };
 
 async function preview() {
