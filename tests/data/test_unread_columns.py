@@ -53,9 +53,9 @@ TURNS = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "�
         ),
         (
             read_demonstrations,
-            {"messages": [{**TURNS[0], "msg_id": "a", "created_at": 3}, {**TURNS[1], "score": 0.5, "评分": 4}]},
+            {"messages": [{**TURNS[0], "msg_id": "a", "created_at": 3}, {**TURNS[1], "score": 0.5, "human_rating": 4}]},
             "",
-            ["not read in messages: `msg_id`, `created_at`, `score`, `评分`"],
+            ["not read in messages: `msg_id`, `created_at`, `score`, `human_rating`"],
         ),
     ],
 )

@@ -36,6 +36,8 @@ KEYS = {
 """The keys that a message of each role may have."""
 METADATA = {"id", "uuid", "timestamp", "time", "date", "created", "model", "language", "lang", "status"}
 METADATA_ENDINGS = ("_id", "_at", "_time", "_ip", "_identifier")
+MEASURES = ("score", "rating", "reward", "quality", "rank", "votes", "likes", "tokens", "count")
+"""Names of numbers about a message; also what a name may end in, after an underscore. None says what is learned of it."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are text."""
 
@@ -79,10 +81,13 @@ def read_conversation(source: str, name: str, value: Any) -> Conversation:
 
 
 def is_metadata(key: str, value: Any) -> bool:
-    """Whether a key of a message that no role has is an id, a time, a number such as a score: no template needs them."""
+    """Whether a key of a message that no role has is an id, a time, a score or the like, which no template needs."""
     known = key.lower() in METADATA or key.lower().endswith(METADATA_ENDINGS)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (is_number or (known and isinstance(value, str))) and not any(key in keys for keys in KEYS.values())
+    is_measure = is_number and key.lower().rpartition("_")[2] in MEASURES
+    return (is_measure or (known and (is_number or isinstance(value, str)))) and not any(
+        key in keys for keys in KEYS.values()
+    )
 
 
 def read_tools(source: str, value: Any) -> str:
@@ -145,7 +150,7 @@ def read_message(source: str, name: str, item: Any) -> Message:
             source,
             f"`{name}` is an object with {listed(fields)}",
             f"for the role {role} role and content, and perhaps {', '.join(sorted(KEYS[role] - {'role', 'content'}))}; ids, "
-            "times and other numbers are left out",
+            "times and scores are left out",
             cause="unknown keys in a message" if unknown else "a message without content",
         )
     content = fields.get("content", "")
