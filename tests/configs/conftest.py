@@ -17,7 +17,7 @@ from heedful.configs.evaluate import (
 )
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.kto import KTOConfig
-from heedful.configs.label import NewProjectConfig, RebuildConfig
+from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
     CorrectConfig,
     ExportConfig,
@@ -88,7 +88,8 @@ LEAST = {
     PlanRewardConfig: {"model": "4B"},
     RunsConfig: {"folder": "/"},
     NewProjectConfig: {"project": "项目"},
-    RebuildConfig: {"project": "项目"},
+    BackupConfig: {"project": "项目"},
+    RestoreConfig: {"project": "项目"},
     InviteConfig: {"project": "项目", "name": "安娜"},
     LabelServeConfig: {"project": "项目"},
     ImportConfig: {"project": "项目", "data": "数据.jsonl"},
