@@ -212,8 +212,8 @@ def _still_readable(path: Path, after: int) -> tuple[dict[int, Row], int | None,
                 if row is not None and event_of(row).seq == seq:
                     found[seq], last_found = row, seq
         with contextlib.suppress(sqlite3.DatabaseError):
-            (last,) = database.execute("SELECT max(seq) FROM events").fetchone()
-            last = None if last is None or last > last_found + MOST_UNREADABLE else last  # it may be damaged itself
+            if database.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",):  # else it may be any number
+                (last,) = database.execute("SELECT max(seq) FROM events").fetchone()
         with contextlib.suppress(sqlite3.DatabaseError):
             leases = database.execute("SELECT * FROM leases").fetchall()
     return found, last, leases

@@ -383,6 +383,12 @@ def pages(path):
         file.write(random.Random(7).randbytes(size - 4096))
 
 
+def root_page(path):
+    with path.open("r+b") as file:
+        file.seek(4100)
+        file.write(b"\xff" * 3000)
+
+
 def last_page(path):
     with path.open("r+b") as file:
         file.seek(-4096, os.SEEK_END)
@@ -412,7 +418,7 @@ def reopened(project, labels):
         return again.events(), again.labels()
 
 
-@pytest.mark.parametrize("how", [header, pages, last_page, half, gone, empty])
+@pytest.mark.parametrize("how", [header, pages, root_page, last_page, half, gone, empty])
 def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
     """Every command says so and names the remedy; what came after the backup is kept as far as it can be read."""
     session = project.redeem(project.invite("p2"))
@@ -432,6 +438,7 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
     assert any(f"events are from the backup {backup}" in line for line in said)
     with Project.open(project.folder) as again:
         kept = again.events()
+        assert len(kept) <= len(events), "what is damaged says nothing of how many there were"
         assert [one.event.nonce for one in again.labels()][:2] == ["before 1", "before 2"]
         lost = [event for event in events if event not in kept]
         assert all(event.nonce is not None and event.nonce.startswith("after") for event in lost)
