@@ -442,7 +442,7 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
         assert [one.event.nonce for one in again.labels()][:2] == ["before 1", "before 2"]
         lost = [event for event in events if event not in kept]
         assert all(event.nonce is not None and event.nonce.startswith("after") for event in lost)
-        assert again.session(session) is None or how is last_page
+        assert again.session(session) is None or how in (root_page, last_page)
         again.label("p2", again.next_item("p2").item.item_id, PAIR, nonce="more", seconds=1)
     assert (project.folder / "events.damaged.sqlite").exists() == (how is not gone)
     assert before.events()[-1].nonce == "more", "a reader that was open goes on with the new file"
