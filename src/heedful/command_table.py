@@ -128,7 +128,7 @@ COMMANDS = {
         }.items()
     },
     "label new": Command(
-        "configs.label:NewProjectConfig", "label.projects:new_project", "make a project in which people label"
+        "configs.label:NewProjectConfig", "label.commands:new_project", "make a project in which people label"
     ),
     "label serve": Command(
         "configs.label_server:LabelServeConfig",
@@ -144,28 +144,28 @@ COMMANDS = {
     ),
     "label import": Command(
         "configs.label_data:ImportConfig",
-        "label.data_commands:import_data",
+        "label.commands:import_data",
         "add prompts, answers or preferences to a project",
     ),
     "label export": Command(
         "configs.label_data:ExportConfig",
-        "label.data_commands:export_data",
+        "label.commands:export_data",
         "write a project's labels as training data",
     ),
     "label stats": Command(
-        "configs.label_data:StatsConfig", "label.data_commands:show_statistics", "show how well people agree"
+        "configs.label_data:StatsConfig", "label.commands:show_statistics", "show how well people agree"
     ),
     "label list": Command(
-        "configs.label_data:ListConfig", "label.data_commands:list_labels", "show single labels, by person or text"
+        "configs.label_data:ListConfig", "label.commands:list_labels", "show single labels, by person or text"
     ),
     "label correct": Command(
         "configs.label_data:CorrectConfig",
-        "label.data_commands:correct_label",
+        "label.commands:correct_label",
         "put another answer in place of a label's, and keep both",
     ),
     "label withdraw": Command(
         "configs.label_data:WithdrawConfig",
-        "label.data_commands:withdraw_items",
+        "label.commands:withdraw_items",
         "take wrongly imported items out of a project, or put them back",
     ),
     "label simulate": Command(

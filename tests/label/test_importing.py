@@ -7,7 +7,7 @@ import pytest
 
 from heedful.configs.label import ProjectSettings
 from heedful.errors import ConfigError, DataError
-from heedful.label.data_commands import _show
+from heedful.label.commands import _show
 from heedful.label.exporting import export_project
 from heedful.label.importing import ImportOptions, add, read_items, read_items_text
 from heedful.label.project import Project

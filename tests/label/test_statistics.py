@@ -11,7 +11,7 @@ import pytest
 import heedful.label.statistics as module
 from heedful.errors import DataError
 from heedful.files import to_json
-from heedful.label.data_commands import report
+from heedful.label.commands import report
 from heedful.label.records import Candidate, Event, Item, Labelled, Person
 from heedful.label.statistics import REFERENCES, read_scores, statistics
 

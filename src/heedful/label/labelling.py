@@ -34,7 +34,7 @@ from heedful.label.assignment import (
 )
 from heedful.label.identity import to_line
 from heedful.label.leases import Lease, Leases, Row, draft_key, drafts_of
-from heedful.label.people import find_person, screen
+from heedful.label.people import screen
 from heedful.label.records import Assignment, Event, Item, Person
 from heedful.label.state import State, item_content
 from heedful.label.store import Transaction, iso
@@ -104,7 +104,7 @@ def next_item(
 ) -> Assignment | None:
     """Give a person the item that they hold, for some more minutes, else the next one; no new chat without ``chats``."""
     state, leases = transaction.state, transaction.leases
-    person = find_person(state, person_id)
+    person = state.person(person_id)
     if not may_label(person):
         return None
     lease = leases.of(person_id)
@@ -222,7 +222,7 @@ def label_contents(
 
 def add_labels(transaction: Transaction, person_id: str, contents: Sequence[Mapping[str, Any]]) -> int:
     """Record those of `label_contents` whose items have no label of that person's, and return how many."""
-    find_person(transaction.state, person_id)
+    transaction.state.person(person_id)
     answers = transaction.state.answers
     new = [content for content in contents if person_id not in answers.get(content["item"], {})]
     for content in new:
@@ -431,7 +431,7 @@ def correct(
     before = _sent_before(state, person_id, nonce, ("correct",), lambda _: {"event": event_id, "reason": reason})
     if before is not None:
         return before
-    person = find_person(state, person_id)
+    person = state.person(person_id)
     if person.role != "owner":
         raise DataError(f"{person.name} is {person.role}; only owners correct labels of others")
     old = state.counting.get(event_id)
@@ -519,7 +519,7 @@ def _find_item(items: Mapping[str, Item], item_id: str) -> Item:
 
 
 def _labelling_person(state: State, person_id: str) -> Person:
-    person = find_person(state, person_id)
+    person = state.person(person_id)
     if not may_label(person):
         what = "a viewer" if person.role == "viewer" else person.standing
         raise DataError(f"{person.name} is {what} and cannot label")

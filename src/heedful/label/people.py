@@ -3,8 +3,12 @@
 import dataclasses
 import hmac
 import itertools
+import json
+import os
 import secrets
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from heedful.configs.label import ProjectSettings
@@ -29,6 +33,10 @@ IMPORT: tuple[str, Role, Standing] = ("import", "annotator", "removed")
 """Name, role and standing of whom labels that came with files are kept under. Nobody else may have this name."""
 LONGEST_NAME = 200
 """Most characters of a person's name."""
+OWNER_LINK = "owner-link.json"
+"""The SHA-256 of the token of the owner's link, and the time of its end. A new link replaces it, signing in removes it."""
+OWNER_LINK_MINUTES = 15.0
+"""How long the owner's link can be used."""
 
 
 def add_person(
@@ -47,7 +55,7 @@ def add_person(
 def change_person(transaction: Transaction, person_id: str, changes: Mapping[str, Any]) -> Person:
     """Change fields of a person. Raises DataError for values that cannot be, and for the only owner."""
     people = transaction.state.people.values()
-    old = find_person(transaction.state, person_id)
+    old = transaction.state.person(person_id)
     person = _checked(dataclasses.replace(old, **changes))
     if person != old and (is_import(old) or is_import(person)):
         raise _reserved()
@@ -90,20 +98,12 @@ def _checked(person: Person) -> Person:
     return person
 
 
-def find_person(state: State, person_id: str) -> Person:
-    """Return a person. Raises DataError if there is none with that id."""
-    person = state.people.get(person_id)
-    if person is None:
-        raise DataError(f"there is no person {person_id!r:.80} in this project")
-    return person
-
-
 def invite(transaction: Transaction, person_id: str, hours: float, session: str | None = None) -> str:
     """Return a new token for a person, which can be redeemed once. An earlier one of theirs counts no more.
 
     Their sessions end, but for the one with the token ``session``.
     """
-    person = find_person(transaction.state, person_id)
+    person = transaction.state.person(person_id)
     if person.standing == "removed":
         raise DataError(f"{person.name} was removed; set their standing to active to invite them again")
     _drop_tokens(transaction.leases, "invitation", person_id)
@@ -218,3 +218,34 @@ def agreement(task: str, one: dict, other: dict) -> float:
 def _sign(ranks: list[int], pair: tuple[int, int]) -> int:
     first, second = ranks[pair[0]], ranks[pair[1]]
     return (first > second) - (first < second)
+
+
+# The owner's one-time link, which whoever may write to a project's folder can make, also while it is served
+
+
+def make_owner_link(folder: Path) -> str:
+    """Return the token of a new link. The file is for this user's eyes only from its first byte on."""
+    token = secrets.token_urlsafe(32)
+    temporary = folder / f"{OWNER_LINK}.{secrets.token_hex(8)}"
+    content = json.dumps({"hash": token_hash(token), "until": time.time() + 60 * OWNER_LINK_MINUTES})
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(content)
+    temporary.replace(folder / OWNER_LINK)
+    return token
+
+
+def take_owner_link(folder: Path, token: str) -> bool:
+    """Return whether a token is that of the link, which then counts no more. A clock that was set back lengthens nothing."""
+    try:
+        content = json.loads((folder / OWNER_LINK).read_text(encoding="utf-8"))
+        is_right = hmac.compare_digest(str(content["hash"]), token_hash(token))
+        left = float(content["until"]) - time.time()
+    except (OSError, ValueError, TypeError, KeyError):
+        return False  # there is none, or nobody can use it
+    if not is_right:
+        return False
+    try:
+        (folder / OWNER_LINK).unlink()
+    except OSError:
+        return False  # somebody was quicker
+    return 0 < left <= 60 * OWNER_LINK_MINUTES

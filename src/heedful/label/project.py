@@ -19,12 +19,10 @@ from heedful.files import make_private
 from heedful.label import backups, labelling
 from heedful.label import people as persons
 from heedful.label.answers import check_words
-from heedful.label.assignment import NotHeldError
+from heedful.label.assignment import NotHeldError, chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.identity import token_hash
 from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
 from heedful.label.migration import is_old, migrate, read_old
-from heedful.label.owner_link import take_owner_link
-from heedful.label.progress import chats_left, is_over, progress, waiting, why_nothing
 from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
@@ -234,12 +232,12 @@ class Project:
         return self._store.do(lambda t: persons.invite(t, person_id, hours, session))
 
     def redeem(self, token: str, hours: float = persons.SESSION_HOURS) -> str | None:
-        """Return the token of a new session in exchange for an invitation's, or for that of the owner's link (`owner_link`).
+        """Return the token of a new session in exchange for an invitation's, or for that of the owner's link.
 
         The person's other sessions end. None if the token does not count (any more).
         """
         session = self._store.do(lambda t: persons.redeem(t, token, hours))
-        if session is None and take_owner_link(self.folder, token):
+        if session is None and persons.take_owner_link(self.folder, token):
             return self._store.do(lambda t: persons.sign_in(t, persons.first_owner(t, self.settings).person_id, hours))
         return session
 

@@ -223,6 +223,13 @@ class State:
         elif is_left and not should:
             del self.left[place]
 
+    def person(self, person_id: str) -> Person:
+        """Return a person. Raises DataError if there is none with that id."""
+        person = self.people.get(person_id)
+        if person is None:
+            raise DataError(f"there is no person {person_id!r:.80} in this project")
+        return person
+
     def not_done(self) -> list[Item]:
         """Return the items that are not done, in their order."""
         return [self._order[position] for position in self.left]

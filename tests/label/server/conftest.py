@@ -12,12 +12,11 @@ from heedful.configs.label import ProjectSettings
 from heedful.label.identity import item_id
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
-from heedful.label.server.app import Application
+from heedful.label.server.app import Application, all_rules
 from heedful.label.server.chat import Turns
-from heedful.label.server.rules import all_rules
+from heedful.label.server.request import Site
 from heedful.label.server.run import make_server
 from heedful.label.server.security import Audit, access_of
-from heedful.label.server.site import Site
 from heedful.serving.listening import bound
 
 SECRET = "runs/secret-policy/final"

@@ -10,7 +10,7 @@ import pytest
 
 from heedful.label.identity import item_id
 from heedful.label.records import Candidate, Item
-from heedful.label.server.rules import all_rules
+from heedful.label.server.app import all_rules
 from heedful.label.server.security import RateLimit
 from heedful.label.server.worker import PolicyWorker
 

@@ -7,8 +7,19 @@ import time
 
 import pytest
 
-from heedful.label.server.app import ANYONE, EVERYBODY, LABELLERS, OWNERS, READERS, SMALL, Application, RateLimit, Rule
-from heedful.label.server.rules import API, all_rules
+from heedful.label.server.app import (
+    ANYONE,
+    API,
+    EVERYBODY,
+    LABELLERS,
+    OWNERS,
+    READERS,
+    SMALL,
+    Application,
+    RateLimit,
+    Rule,
+    all_rules,
+)
 
 from heedful.label.server import security  # isort: skip
 

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from heedful.errors import DataError
-from heedful.label.assignment import NotHeldError
-from heedful.label.progress import is_over, why_nothing
+from heedful.label.assignment import NotHeldError, is_over, why_nothing
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 0.5, 1.0])

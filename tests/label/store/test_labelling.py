@@ -3,8 +3,7 @@
 import pytest
 
 from heedful.errors import DataError
-from heedful.label.assignment import NotHeldError
-from heedful.label.progress import chats_left, progress, why_nothing
+from heedful.label.assignment import NotHeldError, chats_left, progress, why_nothing
 
 
 @pytest.mark.parametrize("task", ["pair", "ranking", "rating", "demonstration", "correction"])

@@ -1,4 +1,4 @@
-"""What people who label ask for: who they are, the next item, and to label, skip, undo, keep a draft, talk.
+"""What people who label ask for: to sign in and out, the next item, and to label, skip, undo, keep a draft, talk.
 
 What the browser sees of an item is in `shown_item`, and nothing else: not its sources, not its round, not why it was chosen,
 not whether it is a repeat or belongs to the screening set.
@@ -8,16 +8,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.responses import Response
+
 from heedful.data.messages import read_conversation
 from heedful.label.answers import JUDGED, response_text, to_screen
 from heedful.label.assignment import Assignment, from_screen
+from heedful.label.people import SESSION_HOURS
 from heedful.label.records import ITEM_FLAGS, Event, Item, Person
-from heedful.label.server import asked as fields
-from heedful.label.server.asked import Asked, Refused
+from heedful.label.server import request as fields
 from heedful.label.server.chat import Turn
 from heedful.label.server.markup import markdown_to_html
+from heedful.label.server.request import ApiRequest, Json, Refused, Site
 from heedful.label.server.security import csrf_token
-from heedful.label.server.site import Site
 
 Answer = dict[str, Any]
 LONGEST_DRAFT = 500_000
@@ -41,16 +43,46 @@ WHY_NONE = {
 """Why there is no item for somebody, by reason."""
 
 
-def me(site: Site, asked: Asked) -> Answer:
+def join(site: Site, request: ApiRequest) -> Response:
+    """``POST /api/join``: a link's token for a session, once."""
+    fields.only(request.body, "token")
+    session = site.project.redeem(fields.text(request.body, "token", most=200))
+    person = None if session is None else site.project.session(session)
+    if session is None or person is None or person.standing == "removed":
+        site.audit.note("refused", person=None, address=request.address)
+        raise Refused(
+            401,
+            "this link has been used, has expired, or is not one of this project; ask the owner for a new one",
+            "link_used",
+        )
+    site.audit.note("signed in", person=person.person_id, address=request.address)
+    answer = Json({"role": person.role})
+    answer.headers["Set-Cookie"] = site.access.set_cookie(session, round(3600 * SESSION_HOURS))
+    return answer
+
+
+def leave(site: Site, request: ApiRequest) -> Response:
+    """``POST /api/leave``: end the session."""
+    fields.only(request.body)
+    assert request.session is not None
+    site.project.end_session(request.session)
+    site.audit.note("signed out", person=request.caller.person_id, address=request.address)
+    answer: dict[str, Any] = {"signed_out": True}
+    response = Json(answer)
+    response.headers["Set-Cookie"] = site.access.set_cookie("", 0)
+    return response
+
+
+def me(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/me``."""
-    person, project = asked.caller, site.project
-    assert asked.session is not None
+    person, project = request.caller, site.project
+    assert request.session is not None
     return {
         "id": person.person_id,
         "name": person.name,
         "role": person.role,
         "standing": person.standing,
-        "csrf": csrf_token(asked.session),
+        "csrf": csrf_token(request.session),
         "project": project.settings.name,
         "tasks": project.tasks(),
         "has_policy": site.worker is not None,
@@ -58,12 +90,12 @@ def me(site: Site, asked: Asked) -> Answer:
     }
 
 
-def next_item(site: Site, asked: Asked) -> Answer:
+def next_item(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/next``: the item that the person holds, or the next one; why there is none if there is none."""
-    assignment = site.project.next_item(asked.caller.person_id, chats=site.worker is not None)
-    progress = site.project.progress(asked.caller.person_id)
+    assignment = site.project.next_item(request.caller.person_id, chats=site.worker is not None)
+    progress = site.project.progress(request.caller.person_id)
     if assignment is not None:
-        person = asked.caller.person_id
+        person = request.caller.person_id
         return {
             "item": shown_item(site, person, assignment), "redo": site.project.undone(person), "progress": progress
         }  # fmt: skip
@@ -72,13 +104,13 @@ def next_item(site: Site, asked: Asked) -> Answer:
         return {
             "item": None, "progress": progress, "reason": "closing", "why": WHY_NONE["closing"], "seconds": seconds
         }  # fmt: skip
-    reason, count = _why_none(site, asked.caller)
+    reason, count = _why_none(site, request.caller)
     return {"item": None, "progress": progress, "reason": reason, "why": WHY_NONE[reason], "count": count}
 
 
-def label(site: Site, asked: Asked) -> Answer:
+def label(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/label``: the answer names places on the screen; for a turn of a chat it has the ``turn``."""
-    body, person = asked.body, asked.caller.person_id
+    body, person = request.body, request.caller.person_id
     fields.only(body, "nonce", "item", "assignment", "answer", "seconds", "active", "comment", "flags", "version")
     item, answer = fields.item_id(body), body.get("answer")
     if not isinstance(answer, dict):
@@ -98,9 +130,9 @@ def label(site: Site, asked: Asked) -> Answer:
     return {"label": event.event_id, "progress": site.project.progress(person)}
 
 
-def skip(site: Site, asked: Asked) -> Answer:
+def skip(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/skip``."""
-    body, person = asked.body, asked.caller.person_id
+    body, person = request.body, request.caller.person_id
     fields.only(body, "nonce", "item", "assignment", "reason", "flags")
     event = site.project.skip(
         person,
@@ -113,23 +145,23 @@ def skip(site: Site, asked: Asked) -> Answer:
     return {"skip": event.event_id, "progress": site.project.progress(person)}
 
 
-def undo(site: Site, asked: Asked) -> Answer:
+def undo(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/undo``: take the last label or skip since this sign-in back; its item comes again, with the old answer."""
-    fields.only(asked.body, "nonce")
+    fields.only(request.body, "nonce")
     return _moved(
-        site, asked, site.project.undo(asked.caller.person_id, fields.nonce(asked.body), session=asked.session)
+        site, request, site.project.undo(request.caller.person_id, fields.nonce(request.body), session=request.session)
     )
 
 
-def redo(site: Site, asked: Asked) -> Answer:
+def redo(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/redo``: put the last label or skip that undo took back there again, as it was."""
-    fields.only(asked.body, "nonce")
-    return _moved(site, asked, site.project.redo(asked.caller.person_id, fields.nonce(asked.body)))
+    fields.only(request.body, "nonce")
+    return _moved(site, request, site.project.redo(request.caller.person_id, fields.nonce(request.body)))
 
 
-def _moved(site: Site, asked: Asked, moved: tuple[Event, Assignment | None] | None) -> Answer:
+def _moved(site: Site, request: ApiRequest, moved: tuple[Event, Assignment | None] | None) -> Answer:
     """What an undo or a redo came to: ``done`` is what was taken or put back, null if there was nothing."""
-    person = asked.caller.person_id
+    person = request.caller.person_id
     assignment = None if moved is None else moved[1]
     return {
         "done": None if moved is None else moved[0].event_id,
@@ -139,10 +171,10 @@ def _moved(site: Site, asked: Asked, moved: tuple[Event, Assignment | None] | No
     }
 
 
-def draft(site: Site, asked: Asked) -> Answer:
+def draft(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/draft``: keep what is not decided yet; a null keeps only the item. ``others`` is what other tabs have."""
-    fields.only(asked.body, "item", "assignment", "draft", "tab", "save", "from")
-    value = asked.body.get("draft")
+    fields.only(request.body, "item", "assignment", "draft", "tab", "save", "from")
+    value = request.body.get("draft")
     if value is not None and not isinstance(value, dict):
         raise Refused(422, f"draft must be an object or null, got {value!r:.60}")
     if isinstance(value, dict) and isinstance(value.get("answer"), dict) and "responses" in value["answer"]:
@@ -151,20 +183,20 @@ def draft(site: Site, asked: Asked) -> Answer:
         )  # undo keeps them in drafts of its own
     if len(repr(value)) > LONGEST_DRAFT:
         raise Refused(413, f"the draft is longer than {LONGEST_DRAFT} characters", "too_large", n=LONGEST_DRAFT)
-    token = fields.assignment(asked.body)
-    item, saved = fields.item_id(asked.body), fields.saved(asked.body)
-    others = site.project.save_draft(asked.caller.person_id, item, value, token=token, saved=saved)
+    token = fields.assignment(request.body)
+    item, saved = fields.item_id(request.body), fields.saved(request.body)
+    others = site.project.save_draft(request.caller.person_id, item, value, token=token, saved=saved)
     return {"saved": True, **({"others": list(others)} if others else {})}
 
 
-def chat(site: Site, asked: Asked) -> Answer:
+def chat(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/chat``: two answers to the conversation so far, in the order of the screen."""
-    fields.only(asked.body, "nonce", "item", "messages")
-    person, nonce = asked.caller.person_id, fields.nonce(asked.body)
+    fields.only(request.body, "nonce", "item", "messages")
+    person, nonce = request.caller.person_id, fields.nonce(request.body)
     turn = site.turns.same(person, nonce)
     if turn is None:
-        held = _held_chat(site, person, fields.item_id(asked.body))
-        messages = _conversation(asked.body)
+        held = _held_chat(site, person, fields.item_id(request.body))
+        messages = _conversation(request.body)
         if messages[:-1] != _so_far(held):
             raise Refused(
                 409, "this conversation is not as the server knows it; reload the page to go on with it", "chat_changed"
@@ -177,7 +209,7 @@ def chat(site: Site, asked: Asked) -> Answer:
     return {"turn": turn.turn_id, "answers": turn.shown}
 
 
-def instructions(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+def instructions(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/instructions``."""
     version, text = site.project.instructions()
     return {"version": version, "text": text}

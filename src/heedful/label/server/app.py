@@ -21,9 +21,9 @@ from heedful.display import say
 from heedful.errors import ConfigError, DataError
 from heedful.label.project import NotHeldError
 from heedful.label.records import Person
-from heedful.label.server.asked import Asked, Refused
-from heedful.label.server.pages import load_refusal
-from heedful.label.server.replies import Json
+from heedful.label.server import api, owner
+from heedful.label.server.pages import load_files, load_pages, load_refusal
+from heedful.label.server.request import ApiRequest, Json, Refused, Site
 from heedful.label.server.security import (
     HEADERS,
     RateLimit,
@@ -32,7 +32,6 @@ from heedful.label.server.security import (
     page_refusal,
     post_refusal,
 )
-from heedful.label.server.site import Site
 from heedful.label.server.worker import AwayError
 from heedful.serving.guard import Refusal
 
@@ -49,7 +48,7 @@ LARGE = 64 * 10**6
 THREADS = 64
 """Requests that wait for the disk at a time."""
 
-Handler = Callable[[Site, Asked], Response | dict[str, Any]]
+Handler = Callable[[Site, ApiRequest], Response | dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Application:
         query = dict(request.query_params)
         try:
             return await self._in_thread(
-                self._handled, rule, Asked(person, session, {}, query, address, headers["host"]), body
+                self._handled, rule, ApiRequest(person, session, {}, query, address, headers["host"]), body
             )
         except Refused as refused:
             if rule.allows is ANYONE and refused.status == 401:
@@ -185,10 +184,10 @@ class Application:
             raise Refused(401, "your session has ended; ask the owner for a new invitation", "session_ended")
         return person, session
 
-    def _handled(self, rule: Rule, asked: Asked, body: bytes) -> Response:
+    def _handled(self, rule: Rule, call: ApiRequest, body: bytes) -> Response:
         if body:
-            asked = Asked(asked.person, asked.session, _fields(body), asked.query, asked.address, asked.host)
-        answer = rule.handler(self.site, asked)
+            call = ApiRequest(call.person, call.session, _fields(body), call.query, call.address, call.host)
+        answer = rule.handler(self.site, call)
         return answer if isinstance(answer, Response) else Json(answer)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -272,3 +271,50 @@ def _fields(body: bytes) -> dict[str, Any]:
     if fault is not None:
         raise Refused(422, fault)
     return fields
+
+
+# What can be asked
+
+ROLES_OF_PAGES = {
+    "/": EVERYBODY,
+    "/join": ANYONE,
+    "/stats": READERS,
+    "/labels": OWNERS,
+    "/people": OWNERS,
+    "/import": OWNERS,
+    "/export": OWNERS,
+    "/rounds": READERS,
+    "/instructions": EVERYBODY,
+}
+API = (
+    Rule("POST", "/api/join", ANYONE, api.join),
+    Rule("POST", "/api/leave", EVERYBODY, api.leave),
+    Rule("GET", "/api/me", EVERYBODY, api.me),
+    Rule("GET", "/api/next", EVERYBODY, api.next_item),
+    Rule("GET", "/api/instructions", EVERYBODY, api.instructions),
+    Rule("POST", "/api/label", LABELLERS, api.label),
+    Rule("POST", "/api/skip", LABELLERS, api.skip),
+    Rule("POST", "/api/undo", LABELLERS, api.undo),
+    Rule("POST", "/api/redo", LABELLERS, api.redo),
+    Rule("POST", "/api/draft", LABELLERS, api.draft),
+    Rule("POST", "/api/chat", LABELLERS, api.chat, is_costly=True),
+    Rule("GET", "/api/people", OWNERS, owner.people),
+    Rule("POST", "/api/people", OWNERS, owner.change_people),
+    Rule("POST", "/api/instructions", OWNERS, owner.set_instructions),
+    Rule("POST", "/api/import", OWNERS, owner.import_text, most_bytes=LARGE, is_costly=True),
+    Rule("GET", "/api/export", OWNERS, owner.export, is_costly=True),
+    Rule("GET", "/api/labels", OWNERS, owner.labels),
+    Rule("GET", "/api/batches", OWNERS, owner.batches),
+    Rule("POST", "/api/withdraw", OWNERS, owner.withdraw),
+    Rule("GET", "/api/item", OWNERS, owner.item),
+    Rule("POST", "/api/correct", OWNERS, owner.correct),
+    Rule("GET", "/api/stats", READERS, owner.stats, is_costly=True),
+    Rule("GET", "/api/rounds", READERS, owner.rounds),
+)
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The API, the pages and their files."""
+    pages = [Rule("GET", path, ROLES_OF_PAGES[path], page) for path, page in load_pages().items()]
+    files = [Rule("GET", path, ANYONE, file) for path, file in load_files().items()]
+    return (*API, *pages, *files)

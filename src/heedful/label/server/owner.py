@@ -1,8 +1,11 @@
 """What owners, and partly viewers, ask for: people and their links, instructions, import, export, statistics, rounds."""
 
+import contextlib
+import gc
 import re
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast, get_args
@@ -19,12 +22,9 @@ from heedful.label.people import is_import
 from heedful.label.project import Project
 from heedful.label.records import TASKS, Labelled, Person, Role, Standing, Task
 from heedful.label.rounds_page import rounds_of
-from heedful.label.server import asked as fields
+from heedful.label.server import request as fields
 from heedful.label.server.api import shown_answer, shown_criteria
-from heedful.label.server.asked import Asked, Refused
-from heedful.label.server.heavy import heavy
-from heedful.label.server.replies import Json
-from heedful.label.server.site import Site
+from heedful.label.server.request import ApiRequest, Json, Refused, Site
 from heedful.label.statistics import project_statistics
 
 Answer = dict[str, Any]
@@ -33,6 +33,7 @@ LONGEST_IMPORT = 64 * 10**6
 LONGEST_FILE_NAME = 1000
 PAGE = 50
 """Labels on a page of the list."""
+_ONE_AT_A_TIME = threading.Lock()
 Stamp = tuple[int, int] | None
 COMPUTED: WeakKeyDictionary[Project, tuple[int, Stamp, Answer | None]] = WeakKeyDictionary()
 """The last statistics of each open project, with the number of its last event and when its scores.jsonl was written."""
@@ -40,7 +41,7 @@ PREVIEWED: WeakKeyDictionary[Project, tuple[int, dict[ExportOptions, Mapping[str
 """What exports of each open project have, by their options, with the number of its last event."""
 
 
-def people(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+def people(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/people``: everybody but whom imported labels are kept under; how the policy's process is, and how many chats
     nobody gets because there is none."""
     people = [_shown(site, person) for person in site.project.people() if not is_import(person)]
@@ -49,9 +50,9 @@ def people(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler h
     return {"people": people, "policy": policy, "chats_kept_back": site.project.chats_left() if worker is None else 0}
 
 
-def change_people(site: Site, asked: Asked) -> Answer:
+def change_people(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/people``: add a person (``name``), or change or invite one again (``person``); a link if one was made."""
-    body = asked.body
+    body = request.body
     if "person" not in body:
         fields.only(body, "name", "role", "standing")
         person = site.project.add_person(
@@ -59,15 +60,15 @@ def change_people(site: Site, asked: Asked) -> Answer:
             _role(body) or "annotator",
             _standing(body),
         )
-        _note(site, asked, "added", person)
-        return {"person": _shown(site, person), "link": _link(site, asked, person)}
+        _note(site, request, "added", person)
+        return {"person": _shown(site, person), "link": _link(site, request, person)}
     fields.only(body, "person", "name", "role", "standing", "invite")
     person = _person(site, fields.text(body, "person", most=100))
     name = fields.text(body, "name", most=fields.LONGEST_NAME).strip() if "name" in body else None
     if body.keys() & {"name", "role", "standing"}:
         person = site.project.set_person(person.person_id, name=name, role=_role(body), standing=_standing(body))
-        _note(site, asked, "changed", person)
-    link = _link(site, asked, person) if fields.switch(body, "invite") else None
+        _note(site, request, "changed", person)
+    link = _link(site, request, person) if fields.switch(body, "invite") else None
     return {"person": _shown(site, person), "link": link}
 
 
@@ -79,19 +80,35 @@ def _standing(body: Mapping[str, Any]) -> Standing | None:
     return cast(Standing, fields.one_of(body, "standing", get_args(Standing))) if "standing" in body else None
 
 
-def set_instructions(site: Site, asked: Asked) -> Answer:
+def set_instructions(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/instructions``: what labellers are asked to do, from now on."""
-    fields.only(asked.body, "text")
-    text = fields.text(asked.body, "text", most=LONGEST_INSTRUCTIONS, least=0)
+    fields.only(request.body, "text")
+    text = fields.text(request.body, "text", most=LONGEST_INSTRUCTIONS, least=0)
     return {"version": site.project.set_instructions(text), "text": text}
 
 
-def import_text(site: Site, asked: Asked) -> Answer:
+@contextlib.contextmanager
+def heavy() -> Iterator[None]:
+    """Do what concerns everything at once (an import, an export, statistics) without stopping those who label: one such work
+    at a time, and without Python's search for unreachable objects.
+
+    The search stops all threads, with a million objects for a second. What is there afterwards is left out of later searches.
+    """
+    with _ONE_AT_A_TIME:
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.freeze()
+            gc.enable()
+
+
+def import_text(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/import``: items from the text of a file; with ``preview``, what it holds and what is wrong with it.
 
     The file's ``name`` is for messages only.
     """
-    body = asked.body
+    body = request.body
     fields.only(body, "text", "name", "format", "task", "columns", "screening", "gold", "labels", "drop", "preview")
     is_preview = fields.switch(body, "preview")
     task = fields.one_of(body, "task", ("", *TASKS), "")
@@ -126,12 +143,12 @@ def _with_name(message: str, ours: str, theirs: str) -> str:
     return theirs + message.removeprefix(ours) if message.startswith(ours) else message
 
 
-def export(site: Site, asked: Asked) -> Response:
+def export(site: Site, request: ApiRequest) -> Response:
     """``GET /api/export``: a zip archive of the files that trainers read; with ``preview``, only its manifest.
 
     ``without`` names people whose labels are left out, by their ids, with commas in between.
     """
-    query = asked.query
+    query = request.query
     fields.only(query, "eval_fraction", "margin", "flagged", "without", "gold", "withdrawn", "preview")
     options = ExportOptions(
         eval_fraction=_fraction(query.get("eval_fraction", "0.1")),
@@ -145,7 +162,7 @@ def export(site: Site, asked: Asked) -> Response:
         if "preview" in query:
             return Json(_manifest(site.project, options))
         packed = export_project(site.project, options).zipped()
-    site.audit.note("exported", person=asked.caller.person_id, address=asked.address)
+    site.audit.note("exported", person=request.caller.person_id, address=request.address)
     headers = {"Content-Disposition": 'attachment; filename="labels.zip"'}
     return Response(packed, media_type="application/zip", headers=headers)
 
@@ -162,7 +179,7 @@ def _manifest(project: Project, options: ExportOptions) -> Mapping[str, Any]:
     return known[options]
 
 
-def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+def stats(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/stats``: computed again only if something happened since the last time."""
     project = site.project
     scores = project.folder / "scores.jsonl"
@@ -177,13 +194,13 @@ def stats(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler ha
     return found
 
 
-def labels(site: Site, asked: Asked) -> Answer:
+def labels(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/labels``: a page of the labels, the newest first.
 
     They are of a ``person``, of items on which people ``differ``, of items with a text or id (``search``). With ``items``, it
     is a page of all items instead, the last one first, also those without labels.
     """
-    query, project = asked.query, site.project
+    query, project = request.query, site.project
     fields.only(query, "person", "differ", "search", "items", "page")
     search, withdrawn = query.get("search", "").strip(), project.withdrawn()
     everything = project.labels(also_withdrawn=True)
@@ -214,29 +231,29 @@ def _marked(row: Answer, withdrawn: Set[str]) -> Answer:
     return row | {"withdrawn": row["item"] in withdrawn}
 
 
-def batches(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+def batches(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/batches``: the imports, the newest first."""
     return {"batches": site.project.batches()}
 
 
-def withdraw(site: Site, asked: Asked) -> Answer:
+def withdraw(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/withdraw``: take the items of a ``batch``, or one ``item``, out of the project, or put them ``back``."""
-    body = asked.body
+    body = request.body
     fields.only(body, "batch", "item", "back", "reason")
     batch = fields.text(body, "batch", most=300, least=0, default="")
     items = () if batch else (fields.item_id(body),)
     reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
     back = fields.switch(body, "back")
-    person = asked.caller.person_id
+    person = request.caller.person_id
     changed = site.project.withdraw(person, batch=batch, items=items, back=back, reason=reason)
-    site.audit.note("put back" if back else "withdrawn", person=person, address=asked.address, items=str(changed))
+    site.audit.note("put back" if back else "withdrawn", person=person, address=request.address, items=str(changed))
     return {"changed": changed}
 
 
-def item(site: Site, asked: Asked) -> Answer:
+def item(site: Site, request: ApiRequest) -> Answer:
     """``GET /api/item``: an item with what everybody says, and what owners changed of that. Not what wrote its answers."""
-    fields.only(asked.query, "item")
-    project, identity = site.project, fields.item_id(asked.query)
+    fields.only(request.query, "item")
+    project, identity = site.project, fields.item_id(request.query)
     of_item = [one for one in project.items(also_withdrawn=True) if one.item_id == identity]
     if not of_item:
         raise Refused(404, f"there is no item {identity!r:.80} in this project")
@@ -270,22 +287,22 @@ def _with_history(site: Site, one: Labelled, names: Mapping[str, str]) -> Answer
     return {**listing.of_label(one), **said, "standing": one.person.standing, "closed": closed, "history": changes}
 
 
-def correct(site: Site, asked: Asked) -> Answer:
+def correct(site: Site, request: ApiRequest) -> Answer:
     """``POST /api/correct``: another answer in place of a label's. ``closed``: its round was trained on already."""
-    body, project = asked.body, site.project
+    body, project = request.body, site.project
     fields.only(body, "nonce", "label", "answer", "reason")
     answer = body.get("answer")
     if not isinstance(answer, dict):
         raise Refused(422, f"answer must be an object, got {answer!r:.60}")
     label = fields.text(body, "label", most=100)
     reason = fields.text(body, "reason", most=fields.LONGEST_COMMENT, least=0, default="")
-    event = project.correct(asked.caller.person_id, label, answer, nonce=fields.nonce(body), reason=reason)
-    site.audit.note("corrected", person=asked.caller.person_id, address=asked.address, label=label)
+    event = project.correct(request.caller.person_id, label, answer, nonce=fields.nonce(body), reason=reason)
+    site.audit.note("corrected", person=request.caller.person_id, address=request.address, label=label)
     about = next(one for one in project.labels(also_withdrawn=True) if one.event.event_id == label)
     return {"correction": event.event_id, "closed": listing.is_closed(project.folder, about)}
 
 
-def rounds(site: Site, asked: Asked) -> Answer:  # noqa: ARG001  every handler has both
+def rounds(site: Site, request: ApiRequest) -> Answer:  # noqa: ARG001  every handler has both
     """``GET /api/rounds``."""
     return rounds_of(site.project.folder)
 
@@ -317,19 +334,19 @@ def _person(site: Site, person_id: str) -> Person:
     return found[0]
 
 
-def _link(site: Site, asked: Asked, person: Person) -> str:
-    base = site.access.public_url or f"http://{asked.host}"
-    link = f"{base}/join#{site.project.invite(person.person_id, session=asked.session)}"
-    _note(site, asked, "invited", person)
+def _link(site: Site, request: ApiRequest, person: Person) -> str:
+    base = site.access.public_url or f"http://{request.host}"
+    link = f"{base}/join#{site.project.invite(person.person_id, session=request.session)}"
+    _note(site, request, "invited", person)
     return link
 
 
-def _note(site: Site, asked: Asked, what: str, person: Person) -> None:
+def _note(site: Site, request: ApiRequest, what: str, person: Person) -> None:
     site.audit.note(
         what,
         person=person.person_id,
-        address=asked.address,
-        by=asked.caller.person_id,
+        address=request.address,
+        by=request.caller.person_id,
         role=person.role,
         standing=person.standing,
     )

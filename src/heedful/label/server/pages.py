@@ -13,8 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.responses import Response
 
-from heedful.label.server.asked import Asked, Refused
-from heedful.label.server.site import Site
+from heedful.label.server.request import ApiRequest, Refused, Site
 
 FOLDER = Path(__file__).parents[1] / "pages"
 PAGES = {
@@ -43,7 +42,7 @@ class Page:
 
     html: bytes
 
-    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002  as every handler
+    def __call__(self, site: Site, request: ApiRequest) -> Response:  # noqa: ARG002  as every handler
         return Response(self.html, media_type="text/html")
 
 
@@ -55,7 +54,7 @@ class File:
     kind: str
     tag: str
 
-    def __call__(self, site: Site, asked: Asked) -> Response:  # noqa: ARG002  as every handler
+    def __call__(self, site: Site, request: ApiRequest) -> Response:  # noqa: ARG002  as every handler
         headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
         return Response(self.content, media_type=self.kind, headers=headers)
 

@@ -25,16 +25,15 @@ from heedful.display import Screen, harmless, say
 from heedful.errors import ConfigError
 from heedful.files import make_private, write_text
 from heedful.hub import MODELSCOPE
-from heedful.label.owner_link import MINUTES, make_owner_link
+from heedful.label.people import OWNER_LINK_MINUTES, make_owner_link
 from heedful.label.project import Project
 from heedful.label.records import Standing
-from heedful.label.server.app import Application
+from heedful.label.server.app import Application, all_rules
 from heedful.label.server.buffer import Buffer
 from heedful.label.server.chat import Turns
 from heedful.label.server.closing import Closing
-from heedful.label.server.rules import all_rules
+from heedful.label.server.request import Site
 from heedful.label.server.security import Audit, access_of
-from heedful.label.server.site import Site
 from heedful.label.server.worker import PolicyWorker
 from heedful.label.settings_file import read_settings
 from heedful.serving.connections import Connections
@@ -145,7 +144,7 @@ def invite(config: InviteConfig, announce: Callable[[str], None] = show) -> None
 
 
 def _owners_link(project: Path, address: str) -> str:
-    return f"once and within {MINUTES:g} minutes, with {address}/join#{make_owner_link(project)}"
+    return f"once and within {OWNER_LINK_MINUTES:g} minutes, with {address}/join#{make_owner_link(project)}"
 
 
 def _owners_way_in(project: Path, address: str) -> str:

@@ -1,9 +1,11 @@
-"""``heedful label import``, ``export``, ``stats``, ``list`` and ``correct``."""
+"""``heedful label new``, ``import``, ``export``, ``stats``, ``list``, ``correct`` and ``withdraw``."""
 
+import dataclasses
 import json
 import secrets
 from typing import Any
 
+from heedful.configs.label import NewProjectConfig, ProjectSettings
 from heedful.configs.label_data import (
     CorrectConfig,
     ExportConfig,
@@ -26,6 +28,20 @@ from heedful.label.statistics import project_statistics
 
 EXCERPT = 70
 """Characters of a text in a preview."""
+
+
+def new_project(config: NewProjectConfig) -> None:
+    """Make a project and print what to do next. Raises ConfigError if the folder is in use."""
+    settings = ProjectSettings(**{name: getattr(config, name) for name in ProjectSettings.__dataclass_fields__})
+    if settings.seed == 0 and "seed" not in config.given:  # browsers know the ids from which the order is drawn
+        settings = dataclasses.replace(settings, seed=secrets.randbelow(2**63))
+    Project.create(config.project, settings).close()
+    for line in (
+        f"the project {settings.name!r} is in {config.project}; its settings are in {config.project}/project.yaml",
+        f"put in what is to be labelled:  heedful label import {config.project} --data FILE.jsonl",
+        f"open its pages:                 heedful label serve {config.project}",
+    ):
+        print(harmless(line))
 
 
 def import_data(config: ImportConfig) -> dict[str, int]:

@@ -1,13 +1,25 @@
-"""What a handler is given of a request, and how it reads its fields. Whatever is wrong is said with the field's name."""
+"""A request to the labelling server that has passed every check: what handlers get, and how they read its fields and answer.
 
+Whatever is wrong with a field is said with its name.
+"""
+
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from heedful.data.readers import kind_of, listed
 from heedful.label.labelling import Saved
+from heedful.label.project import Project
 from heedful.label.records import Person
+from heedful.label.server.buffer import Buffer
+from heedful.label.server.chat import Turns
+from heedful.label.server.closing import Closing
+from heedful.label.server.security import Access, Audit
+from heedful.label.server.worker import PolicyWorker
 
 TAB = re.compile(r"[A-Za-z0-9_-]{0,64}")
 DRAFT = re.compile(r"([A-Za-z0-9_-]{0,64})\.([0-9]{1,9})")
@@ -15,6 +27,30 @@ NONCE = re.compile(r"[A-Za-z0-9_-]{8,64}")
 LONGEST_NAME = 200
 LONGEST_COMMENT = 10_000
 LONGEST_SECONDS = 10**7
+
+
+@dataclass(frozen=True)
+class Site:
+    """A project, as it is served."""
+
+    project: Project
+    access: Access
+    audit: Audit
+    turns: Turns
+    """Answers of chats that wait for a choice."""
+    worker: PolicyWorker | None
+    """The process that writes answers; None if the project has only imported ones."""
+    buffer: Buffer | None
+    """What keeps items ready for it."""
+    closing: Closing | None = None
+    """What ends the server once everything is labelled; None if it serves until somebody ends it."""
+
+
+class Json(JSONResponse):
+    """An answer as JSON, with text as it is. A value that JSON cannot hold is a mistake of ours."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Refused(Exception):  # noqa: N818  an answer, not a mistake
@@ -32,7 +68,7 @@ class Refused(Exception):  # noqa: N818  an answer, not a mistake
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApiRequest:
     """A request that has passed every check: who asks, and what with."""
 
     person: Person | None
