@@ -1,0 +1,102 @@
+"""docs/settings.md lists every setting of every command, written from the same groups as ``--help-all``.
+
+``python tests/configs/test_settings_page.py`` writes the page.
+"""
+
+import importlib
+from pathlib import Path
+
+from heedful.command_table import COMMANDS
+from heedful.configs.help import SECTIONS, settings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+BEGINNING = """# Every setting
+
+Names are flags on the command line (`--kl-coef 0.1`), keys in a YAML file (`kl_coef: 0.1`) and arguments in Python
+(`PPOConfig(kl_coef=0.1)`). `heedful COMMAND --help` shows those that people change, `heedful COMMAND --help-all` those of
+one command. This page is written by `python tests/configs/test_settings_page.py`, and that file's test holds it against the
+code.
+
+A default that differs between commands is listed with them. *required* has none.
+"""
+TRAINERS = [name for name, command in COMMANDS.items() if command.objective]
+ONLINE = ["ppo", "a2c", "grpo", "online-dpo"]
+
+
+def config_of(command):
+    module, _, name = COMMANDS[command].config.partition(":")
+    return getattr(importlib.import_module(f"heedful.{module}"), name)
+
+
+def commands_in_words(commands):
+    """Commands by the longest names that they have together."""
+    rest, words = list(commands), []
+    for members, name in ((TRAINERS, "every trainer"), (ONLINE, "ppo, a2c, grpo, online-dpo")):
+        if set(members) <= set(rest):
+            words.append(name)
+            rest = [one for one in rest if one not in members]
+    return ", ".join([*words, *rest])
+
+
+def table(rows):
+    """A table of settings; each row is a flag's values, the defaults with their commands, and the explanation."""
+    yield from ("| setting | default | what it does |", "|---|---|---|")
+    for name, values, defaults, explanation in rows:
+        shown = [
+            f"{f'`{default}`' if default else 'none'}{f' ({commands_in_words(who)})' if len(defaults) > 1 else ''}"
+            for default, who in defaults.items()
+        ]
+        cells = [f"`{name}`" + (f" {values}" if values else ""), "; ".join(shown), explanation]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page():
+    every = {command: settings(config_of(command)) for command in COMMANDS if not command.startswith("plan")}
+    lines = [BEGINNING]
+    for section in SECTIONS:
+        found = {}
+        for command, members in every.items():
+            for one in members:
+                if one.section == section:
+                    key = (one.flag, one.values, one.explanation)
+                    default = "required" if one.is_required else one.default_text
+                    found.setdefault(key, {}).setdefault(default, []).append(command)
+        names = {}  # a setting's variants side by side, in the order of the setting that came first
+        for key, defaults in found.items():
+            names.setdefault(key[0], []).append((*key[:2], defaults, key[2]))
+        rows = []
+        for variants in names.values():
+            for name, values, defaults, explanation in variants:
+                who = commands_in_words([one for several in defaults.values() for one in several])
+                note = f" ({who})" if len(variants) > 1 else ""
+                rows.append((name, values, defaults, explanation + note))
+        lines += [f"## {section[0].upper()}{section[1:]}", "", *table(rows), ""]
+    for command, members in every.items():
+        own = [one for one in members if one.section not in SECTIONS]
+        shared = [section for section in SECTIONS if any(one.section == section for one in members)]
+        if not own:
+            continue
+        lines += [f"## heedful {command}", ""]
+        lines += [
+            *table(
+                (
+                    one.flag,
+                    one.values,
+                    {"required" if one.is_required else one.default_text: [command]},
+                    one.explanation,
+                )
+                for one in own
+            ),
+            "",
+        ]
+        if shared:
+            lines += [f"And the settings above for this command under: {', '.join(shared)}.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def test_the_page_is_that_of_the_code():
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run python {Path(__file__).name}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
