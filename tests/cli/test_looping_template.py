@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from heedful.data import template
-from heedful.data.deadline import TimeLimit
+from heedful.data import sandbox
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
 PAIRS, PROMPTS, SFT = ("--data", "{pairs}"), ("--data", "{prompts}"), ("--data", "{sft}")
@@ -85,7 +84,7 @@ def places(tmp_path, tiny, written, heedful):
 
 @pytest.mark.exhaustive
 def test_every_command_refuses_it(places, heedful, monkeypatch, tmp_path):
-    monkeypatch.setattr(template, "TIME_LIMIT", TimeLimit(0.5))
+    monkeypatch.setattr(sandbox, "SECONDS", 0.5)
     for name, words in COMMANDS.items():
         outcome = heedful(*(word.format(**places) for word in words))
         assert outcome.status == 2, f"{name}: {outcome.err}"

@@ -6,8 +6,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from heedful.data import template
-from heedful.data.deadline import TimeLimit
+from heedful.data import sandbox
 
 TRAINERS = ("sft", "reward", "ppo", "a2c", "grpo", "dpo")
 each_trainer = pytest.mark.parametrize("command", TRAINERS)
@@ -137,7 +136,7 @@ def test_demonstrations_that_think_where_thinking_is_off(train, refused, written
 
 @each_trainer
 def test_a_template_that_loops(train, refused, chats, tiny, written, monkeypatch, command):
-    monkeypatch.setattr(template, "TIME_LIMIT", TimeLimit(0.5))
+    monkeypatch.setattr(sandbox, "SECONDS", 0.5)
     loop = written(
         "圈.jinja", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
     )

@@ -31,27 +31,27 @@ class Encoder:
         specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         specials -= BYTES
         self.special_texts = sorted(specials, key=lambda text: (-len(text), text))
-        self._heads = {text[:2] for text in self.special_texts}
+        self._special = re.compile("|".join(map(re.escape, self.special_texts)) or r"(?!)")
         number = f"{secrets.randbelow(10**18):018}"
         self._sign = f"\ue000{number}."
+        self._marker = re.compile(rf"{re.escape(self._sign)}[0-9]{{5}}\ue001")
         self._markers = {text: f"{self._sign}{i:05}\ue001" for i, text in enumerate(self.special_texts)}
         self._typed = {marker: text for text, marker in self._markers.items()}
         self._names = {text: f"h{number}n{i:05}h" for i, text in enumerate(self.special_texts)}
         """What special tokens are called in `_renamed`."""
 
     def specials_in(self, *texts: str) -> list[str]:
-        """Return the texts of special tokens that occur in texts, longest first."""
-        possible = "\0".join(text for text in texts if any(head in text for head in self._heads))
-        return [special for special in self.special_texts if special in possible] if possible else []
+        """Return the texts of special tokens that stand in texts, longest first."""
+        found = {special for text in texts for special in self._special.findall(text)}
+        return sorted(found, key=self._markers.__getitem__)
 
     def marked(self, text: str, but: Sequence[str] = ()) -> str:
         """Return a text with markers for the special tokens in it, except those named in ``but``."""
-        found = [special for special in self.specials_in(text) if special not in but]
-        return _substituted(text, {special: self._markers[special] for special in found})
+        return self._special.sub(lambda found: found[0] if found[0] in but else self._markers[found[0]], text)
 
     def literal(self, text: str) -> list[int]:
         """Return the ids of a text by itself, of which no part is read as a special token."""
-        if (self._makes_specials or self.specials_in(text)) and self._renamed is not None:
+        if self._renamed is not None:
             return self._renamed.encode(text, add_special_tokens=False).ids
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
@@ -61,9 +61,11 @@ class Encoder:
             return self.tokenizer(text, add_special_tokens=False).input_ids
         if self._renamed is not None:
             return self._renamed.encode(self._unmarked(text), add_special_tokens=False).ids
-        pieces = re.split(f"({re.escape(self._sign)}[0-9]*\ue001)", text)
-        encoded = (self.literal(self._typed[p]) if p in self._typed else self.read(p) for p in pieces)
-        return [i for ids in encoded for i in ids]
+        ids, start = [], 0
+        for marker in self._marker.finditer(text):
+            ids += self.read(text[start : marker.start()]) + self.literal(self._typed[marker[0]])
+            start = marker.end()
+        return ids + self.read(text[start:])
 
     def read_on(self, text: str, known: str, ids: Sequence[int]) -> list[int]:
         """Return `read` of a text, given the ids of a text with which it begins.
@@ -162,7 +164,8 @@ class Encoder:
 
     def _unmarked(self, text: str) -> str:
         """Return a text as `_renamed` reads it: typed special tokens as they are, the others by their names."""
-        return _substituted(text, {special: self._names[special] for special in self.specials_in(text)} | self._typed)
+        named = self._special.sub(lambda found: self._names[found[0]], text)
+        return self._marker.sub(lambda found: self._typed[found[0]], named)
 
     @cached_property
     def _borders(self) -> dict[int, str]:
@@ -213,12 +216,6 @@ class Encoder:
             model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & names.keys()]
         spec["normalizer"], spec["pre_tokenizer"] = change(spec["normalizer"]), change(spec["pre_tokenizer"])
         return Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
-
-
-def _substituted(text: str, substitutes: dict[str, str]) -> str:
-    if not substitutes:
-        return text
-    return re.sub("|".join(map(re.escape, substitutes)), lambda match: substitutes[match.group()], text)
 
 
 def _without_prefix(spec: Any) -> Any:

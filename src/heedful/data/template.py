@@ -2,22 +2,18 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jinja2 import meta
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from heedful.data.deadline import TimeLimit, TimeUpError
+from heedful.data import sandbox
 from heedful.data.encoding import Encoder
 from heedful.data.messages import as_dict
-from heedful.data.template_limits import LimitError, limited
 from heedful.errors import CheckpointError, DataError, RefusedError
 from heedful.types import THINK, THINK_END, Conversation, Message
-
-TIME_LIMIT = TimeLimit(10.0)
-"""Of one rendering, which takes less than a millisecond."""
 
 
 @contextlib.contextmanager
@@ -56,10 +52,6 @@ class ChatTemplate:
         """Return a text of the assistant's as it stands in a rendering, with markers."""
         return self.encoder.marked(text, but=(THINK, THINK_END))
 
-    def has_typed(self, messages: Conversation) -> bool:
-        """True if a message contains the text of a special token."""
-        return bool(self.encoder.specials_in(*(part for message in messages for part in _parts(message))))
-
     def text(self, messages: Conversation, *, add_generation_prompt: bool) -> str:
         """Return a conversation's rendering with markers for what `Encoder.read` shall read as letters.
 
@@ -72,15 +64,14 @@ class ChatTemplate:
                 "or data whose prompts are strings"
             )
         try:
-            with TIME_LIMIT(), limited([*map(_parts, messages)]):
-                return self._rendered(messages, add_generation_prompt)
-        except TimeUpError as error:
+            return self._rendered(messages, add_generation_prompt)
+        except sandbox.TimeUpError as error:
             count = f"{len(messages)} message{'s' * (len(messages) != 1)}"
             raise CheckpointError(
-                f"the chat template of {self.name} did not render a conversation of {count} within {TIME_LIMIT.seconds:g} "
+                f"the chat template of {self.name} did not render a conversation of {count} within {sandbox.SECONDS:g} "
                 "seconds: it probably loops; use another --chat-template"
             ) from error
-        except LimitError as error:
+        except sandbox.LimitError as error:
             raise CheckpointError(
                 f"the chat template of {self.name} computes too much for a conversation: {error}; use another --chat-template"
             ) from error
@@ -88,33 +79,36 @@ class ChatTemplate:
             raise RefusedError(f"the chat template refuses this conversation: {error}") from error
 
     def _rendered(self, messages: Conversation, add_generation_prompt: bool) -> str:
-        turns = [_for_template(message) for message in messages]
+        marks = {"assistant": self.marked}
+        turns = [_in_all(_for_template(one), marks.get(one.role, self.encoder.marked)) for one in messages]
         tools = json.loads(messages[0].tools) if messages and messages[0].tools else None
-        if self.has_typed(messages):
-            marks = {"assistant": self.marked}
-            turns = [_in_all(turn, marks.get(turn["role"], self.encoder.marked)) for turn in turns]
-            tools = _in_all(tools, self.encoder.marked)
-        options = {"tools": tools, "tokenize": False, "add_generation_prompt": add_generation_prompt}
+        tools = _in_all(tools, self.encoder.marked)
         try:
-            return self.tokenizer.apply_chat_template(turns, **options)
+            return self._applied(turns, tools, add_generation_prompt)
         except TypeError:  # DeepSeek's want arguments as text
             if not any(message.tool_calls for message in messages):
                 raise
             for call in (call["function"] for turn in turns for call in turn.get("tool_calls", [])):
                 call["arguments"] = json.dumps(call["arguments"], ensure_ascii=False)
-            return self.tokenizer.apply_chat_template(turns, **options)
+            return self._applied(turns, tools, add_generation_prompt)
+
+    def _applied(self, turns: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
+        """Return what ``tokenizer.apply_chat_template`` returns."""
+        tokenizer = self.tokenizer
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # code of its own
+            return tokenizer.apply_chat_template(
+                turns, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        return sandbox.render(
+            tokenizer.get_chat_template(tools=tools),
+            **tokenizer.special_tokens_map
+            | {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt},
+        )
 
 
 def _for_template(message: Message) -> dict[str, Any]:
     """Return a message with its thinking under both names that templates read."""
     return as_dict(message) | ({} if message.thinking is None else {"thinking": message.thinking})
-
-
-def _parts(message: Message) -> Sequence[str]:
-    """Return every text in a message that somebody may have typed."""
-    calls = [part for call in message.tool_calls for part in (call.name, call.arguments, call.id or "")]
-    names = [message.name or "", message.tool_call_id or ""]
-    return [message.content, message.thinking or "", message.tools, *names, *calls]
 
 
 def _in_all(value: Any, change: Callable[[str], str]) -> Any:

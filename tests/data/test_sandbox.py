@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from heedful.data import sandbox
 from heedful.data.chat import Renderer
-from heedful.data.template_limits import LARGEST
-from heedful.errors import CheckpointError
+from heedful.data.sandbox import LARGEST
+from heedful.errors import CheckpointError, RefusedError
 from heedful.models.tiny import byte_tokenizer
 from heedful.types import Message
 
@@ -69,20 +70,19 @@ TOO_MUCH = {
     "dict of dict": GROWTH.format(start='["ab"]', step="dict(a=ns.x, b=ns.x)", use="ns.x == 1"),
     "namespaces of namespaces": GROWTH.format(start='["ab"]', step="namespace(a=ns.x, b=ns.x)", use="ns.x"),
     "output": '{% for i in range(100000) %}{{ "a" * 1000000 }}{% endfor %}',
+    "center of what is safe": '{{ ("x"|safe).center(10000000000) }}',
+    "a power": "{{ 9 ** 9 ** 9 }}",
+    "the time of a long format": '{{ strftime_now("%1000000000Y") }}',
     "much in all": '{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = "a" * 1000000 %}{% endfor %}',
 }  # fmt: skip
 
 
 @pytest.fixture
 def little_memory():
-    """Another 6 GB of address space, so that a template that is not refused cannot take all there is.
-
-    A limit below what the process has already would leave a new thread no memory: it dies before it starts, and
-    ``Thread.start`` waits for ever.
-    """
+    """2 GB of address space more than now, so that a template that is not refused cannot take all there is."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 6 * 2**30, before[1]))
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2 * 2**30, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -103,6 +103,35 @@ def test_it_is_refused_at_once(name, little_memory):
     assert (
         time.thread_time() - started < 8
     )  # most take milliseconds; lists of lists are counted up to a million entries
+
+
+ENDLESS = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro that calls itself twice": "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n }}{% endmacro %}{{ m(60) }}",
+    "a loop that calls itself": "{% for i in [range(9)] recursive %}{% if loop.depth < 60 %}"
+    "{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    "filters in filters": "{% for i in range(99999) %}{{ range(99999)|map('abs')|map('abs')|sum }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_one_that_does_not_end_is_ended(name, monkeypatch):
+    """It is refused with the tokenizer's name; what is rendered next is not."""
+    monkeypatch.setattr(sandbox, "SECONDS", 0.2)
+    renderer = Renderer(byte_tokenizer())
+    own, renderer.template.name = renderer.tokenizer.chat_template, "模型"
+    renderer.tokenizer.chat_template = own + ENDLESS[name]
+    started = time.thread_time()
+    with pytest.raises(CheckpointError, match=r"模型 did not render a conversation of 1 message within 0.2 seconds"):
+        renderer.prompt_ids((Message("user", "a"),))
+    assert time.thread_time() - started < 5
+    renderer.tokenizer.chat_template = own
+    assert renderer.prompt_ids((Message("user", "a"),))
+
+
+def test_no_text_of_any_length_is_made_up():
+    with pytest.raises(RefusedError, match="'lipsum' is undefined"):
+        Renderer(with_template("{{ lipsum(n=1000000000) }}"))
 
 
 def test_a_command_refuses_it(heedful, tiny, written, tmp_path):
@@ -134,11 +163,11 @@ MANY_FEATURES = """
 {%- endfor -%}
 {{ ns.texts|tojson }}{{ ns.texts|tojson(indent=2) }}{{ messages|tojson(separators=(',', ':')) }}{{ ns.texts }}
 {{ messages|map(attribute='role')|join(', ') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}
-{{ ', '.join(messages|map(attribute='content')) }}{{ [[1], [2]]|sum(start=[]) }}
+{{ ', '.join(messages|map(attribute='content')) }}
 {{ [1, 2]|sum }}{{ 'a b'.split()|reverse|list }}
-{{ 'x'.center(9) }}{{ 'y'|center(9) }}{{ 'ab\\ncd'|indent(2) }}{{ 3.14159|round(2) }}{{ '12'|int + 1 }}{{ 'ff'|int(base=16) }}
+{{ 'ab\\ncd'|indent(2) }}{{ 3.14159|round(2) }}{{ '12'|int + 1 }}{{ 'ff'|int(base=16) }}
 {%- set block %}{% generation %}{{ bos_token }}{{ ns.last }}{% endgeneration %}{% endset -%}{{ block|length }}{{ nothing }}
-{{ messages[0].content.rsplit('o', 1) }}{{ 'abc'.strip('ac').rjust(4) }}{{ 'a'.encode().hex() }}{{ messages[1:]|length }}
+{{ messages[0].content.rsplit('o', 1) }}{{ 'abc'.strip('ac') }}{{ messages[1:]|length }}
 {%- call shown(messages[0], sep='=') %}呼{% endcall %}{{ '<b>'|e }}{{ (1, 2) in [(1, 2)] }}{{ dict(a=1).items()|list }}
 """
 
