@@ -13,8 +13,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
-from heedful.models.load import load_policy
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer

@@ -21,11 +21,9 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError
 from heedful.models.adapters import adapter_chain, is_adapter
-from heedful.models.load import load_policy
-from heedful.models.load_reward_model import load_reward_model
-from heedful.models.template import set_defaults
+from heedful.models.load import load_policy, load_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE
-from heedful.models.tokenizer import load_tokenizer
+from heedful.models.tokenizer import load_tokenizer, set_defaults
 from heedful.rewards.models import score_texts
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Message, MicroBatch

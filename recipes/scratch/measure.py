@@ -15,8 +15,7 @@ from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.collate import collate
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import HeedfulError
-from heedful.models.load import load_policy
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import score_texts

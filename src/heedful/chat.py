@@ -11,10 +11,9 @@ from heedful.data.fitting import prompt_room
 from heedful.display import harmless
 from heedful.errors import ConfigError, DataError
 from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.context import context_length
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
-from heedful.models.rows import check_own_tokens, check_rows
+from heedful.models.shape import check_own_tokens, check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.decoder import SamplingModel

@@ -6,8 +6,8 @@ from transformers import AutoTokenizer
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import CheckpointError, DataError
-from heedful.models.template import set_defaults
 from heedful.models.tiny import byte_tokenizer
+from heedful.models.tokenizer import set_defaults
 from heedful.types import Completion, Message, Prompt, plain_response, split_thinking
 
 QUESTION = (Message("user", "一加一？"),)

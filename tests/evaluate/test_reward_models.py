@@ -11,7 +11,7 @@ from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy, held_out
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import score_texts

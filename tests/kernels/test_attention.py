@@ -13,8 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from heedful.data.chat import RewardInputs
 from heedful.kernels import attention as attention_module
 from heedful.kernels.attention import ATTENTION, attention, use_attention
-from heedful.models.load import load_causal_lm, load_policy, load_trunk
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk
 from heedful.models.save import save_policy, save_reward_model
 from heedful.models.tiny import DECODERS, byte_tokenizer
 

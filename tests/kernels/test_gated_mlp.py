@@ -9,8 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from heedful.kernels.gated_mlp import use_lean_mlps
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")

@@ -11,8 +11,7 @@ from heedful.kernels import last_mlp
 from heedful.kernels.last_mlp import MOST_READ, read_states, take
 from heedful.kernels.layout import hidden_states
 from heedful.models.heads import checkpoint_layers
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")

@@ -14,8 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from heedful.kernels import rotary
 from heedful.kernels.rotary import rotate, use_lean_rotations
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTraine
 
 from heedful.configs.sft import SFTConfig
 from heedful.errors import DataError
-from heedful.models import context
-from heedful.models.context import context_length
+from heedful.models import shape
+from heedful.models.shape import context_length
 from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.train.sft import train_sft
 
@@ -52,7 +52,7 @@ def test_longrope_ends_where_its_factors_change(tmp_path):
     assert (at_limit - beyond).abs().max() > 1e-4, "one token more changes all before it"
     lm.save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    context._say_capped.cache_clear()
+    shape._say_capped.cache_clear()
     with pytest.warns(UserWarning, match=r"phi3 model \(LongRoPE\) is used for up to 8 tokens, not 64"):
         assert context_length(AutoConfig.from_pretrained(tmp_path / "model")) == 8
     with warnings.catch_warnings(action="error"):

@@ -20,7 +20,7 @@ from transformers import (
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, RewardError
 from heedful.models.heads import disable_dropout
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import score_texts

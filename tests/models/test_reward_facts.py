@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from heedful.errors import CheckpointError
-from heedful.models.reward_facts import RewardFacts, load_facts, save_facts
+from heedful.models.reward_model import RewardFacts, load_facts, save_facts
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ class Hub(BaseHTTPRequestHandler):
 
 ASK = """
 import sys
-from heedful.models.reward_facts import load_facts
+from heedful.models.reward_model import load_facts
 from heedful.errors import CheckpointError
 for name in sys.argv[1:]:
     try:

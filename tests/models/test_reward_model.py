@@ -19,7 +19,7 @@ from transformers import (
 
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tiny import DECODERS, byte_tokenizer, make_tiny_model
 from heedful.models.tokenizer import load_tokenizer

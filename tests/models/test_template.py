@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from heedful.errors import CheckpointError, ConfigError
-from heedful.models.template import set_defaults, variables_of
 from heedful.models.tiny import byte_tokenizer
+from heedful.models.tokenizer import set_defaults, variables_of
 
 QUESTION = [{"role": "user", "content": "你好"}]
 EMPTY = "<think>\n\n</think>\n\n"

@@ -16,9 +16,8 @@ from transformers import (
 
 from heedful.errors import CheckpointError
 from heedful.kernels.layout import hidden_states
-from heedful.models.context import context_length
-from heedful.models.load import load_causal_lm, load_trunk
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_causal_lm, load_reward_model, load_trunk
+from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tiny import byte_tokenizer
 

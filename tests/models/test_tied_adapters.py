@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.errors import CheckpointError
-from heedful.models.load import load_causal_lm
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_causal_lm, load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 
 pytestmark = [

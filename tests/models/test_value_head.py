@@ -8,7 +8,7 @@ from heedful.errors import CheckpointError
 from heedful.models.load import load_policy, load_value_model
 from heedful.models.save import VALUE_HEAD, save_policy
 from heedful.models.tokenizer import load_tokenizer
-from heedful.models.value_head import ValueHead
+from heedful.models.value_model import ValueHead
 
 CPU = torch.device("cpu")
 MASK = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])

@@ -23,8 +23,7 @@ from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
 from heedful.kernels.sampling_copy import as_sampled
 from heedful.models.heads import checkpoint_layers, disable_dropout
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.lora import add_adapters
 from heedful.models.save import save_policy
 from heedful.models.tokenizer import load_tokenizer

@@ -7,7 +7,7 @@ import torch
 
 from heedful.configs.lora import LoRAOptions
 from heedful.kernels import attention, head_logprobs
-from heedful.models import value_head
+from heedful.models import value_model
 from heedful.models.load import load_policy
 from heedful.models.lora import add_adapters
 from heedful.models.shape import load_shape
@@ -68,8 +68,8 @@ def test_sizes_are_those_of_the_code():
     )
     assert memory.MOST_SCORES == attention.MOST_SCORES
     assert memory.CACHE_BLOCK == kv_cache.BLOCK
-    assert memory.VALUE_HEAD == value_head.WIDTH
-    head = value_head.ValueHead(SMALL.hidden)
+    assert memory.VALUE_HEAD == value_model.WIDTH
+    head = value_model.ValueHead(SMALL.hidden)
     with_head = plan(replace(SFT, value_head=True)).phases["step"]["policy, trained"]
     assert with_head - plan(SFT).phases["step"]["policy, trained"] == 4 * sum(p.numel() for p in head.parameters())
 

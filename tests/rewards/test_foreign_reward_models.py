@@ -23,7 +23,7 @@ from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.reward_model import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import load_model_reward
 from heedful.rewards.serve_worker import answer

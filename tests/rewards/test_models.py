@@ -13,7 +13,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_reward_model
 from heedful.models.tiny import byte_tokenizer

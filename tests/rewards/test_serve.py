@@ -18,7 +18,7 @@ from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import RewardError
 from heedful.evaluate.policies import evaluate_scores
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score

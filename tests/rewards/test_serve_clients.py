@@ -20,7 +20,7 @@ import torch
 
 from heedful.cli import main
 from heedful.data.chat import RewardInputs
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.http import HTTPReward

@@ -19,8 +19,7 @@ from heedful.data.loading import Example
 from heedful.errors import ConfigError, TrainingError
 from heedful.models.adapters import is_adapter
 from heedful.models.heads import disable_dropout
-from heedful.models.load import load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.quantize import check_bitsandbytes
 from heedful.models.source import resolve
 from heedful.models.tiny import make_tiny_model

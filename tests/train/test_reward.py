@@ -10,7 +10,7 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.core import pairwise_reward_loss
 from heedful.data.chat import RewardInputs
 from heedful.data.rankings import RankingRows
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.reward import accumulate, train_reward
 from heedful.types import Ranking

@@ -12,7 +12,7 @@ from heedful.data.chat import RewardInputs
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import score_texts
 from heedful.rewards.resolve import resolve_rewards

@@ -11,7 +11,7 @@ from heedful.core import pairwise_reward_loss, ranking_reward_loss
 from heedful.core.agreement import agreement, ordered_pairs
 from heedful.data.chat import RewardInputs
 from heedful.data.rankings import RankingRows, encode_rankings
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.reward import accumulate, evaluate_rankings, micro_batches, train_reward
 from heedful.types import MicroBatch, Ranking

@@ -8,8 +8,7 @@ import torch
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.data.collate import collate
-from heedful.models.load import load_policy
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_policy, load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.source import resolve
 from heedful.models.tiny import make_tiny_model

@@ -15,9 +15,9 @@ from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer
 from heedful.errors import DataError
-from heedful.models.context import context_length
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
+from heedful.models.shape import context_length
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.dpo import train_dpo
 from heedful.train.online import online_dpo

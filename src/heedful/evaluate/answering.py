@@ -14,9 +14,9 @@ from heedful.data.schemas import read_prompts
 from heedful.errors import DataError
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
-from heedful.models.context import context_length
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Completion, Ensemble, Reward, RewardFunction

@@ -26,10 +26,9 @@ from heedful.evaluate.intervals import by_prompt
 from heedful.evaluate.pairs import score_pairs
 from heedful.evaluate.reward_models import held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
-from heedful.models.context import context_length
 from heedful.models.load import load_policy
 from heedful.models.policy import freeze
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
 from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens

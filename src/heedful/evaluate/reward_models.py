@@ -15,9 +15,9 @@ from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
 from heedful.evaluate.intervals import by_prompt
 from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards.models import agreement_with, score_rows

@@ -1,11 +1,22 @@
-"""Load networks from checkpoints in Hugging Face format: language models, policies, value models."""
+"""Load networks from checkpoints in Hugging Face format: language models, policies, value models, reward models."""
 
+import warnings
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
@@ -14,18 +25,19 @@ from heedful.kernels.norms import use_lean_norms
 from heedful.kernels.products import use_fast_products
 from heedful.kernels.rotary import use_lean_rotations
 from heedful.kernels.stored import store_matrices
-from heedful.models.adapters import merge_adapters
-from heedful.models.generation import mend_generation_config
+from heedful.models.adapters import attach_adapter, merge_adapters, whole_weights
 from heedful.models.heads import check_causal
 from heedful.models.lora import experts_but
 from heedful.models.policy import Policy
 from heedful.models.quantize import FourBit, say_unquantized
-from heedful.models.rows import rows_of
+from heedful.models.reward_model import HEADS, RewardModel, load_facts, padding_id, score_head
 from heedful.models.save import VALUE_HEAD, load_tensors
 from heedful.models.settings_files import check_generation
-from heedful.models.source import Source, explained, resolve
-from heedful.models.text_part import read_weights
+from heedful.models.shape import rows_of
+from heedful.models.source import Source, explained, leave_code, load_config, resolve
+from heedful.models.tokenizer import PLAIN_TEMPLATE
 from heedful.models.value_model import ValueModel
+from heedful.types import Reading
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -41,22 +53,18 @@ def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreT
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
-        lm, info = read_weights(AutoModelForCausalLM, source, **(four_bit.arguments() if four_bit else {}))
-        refuse_hub_adapters(lm, source.folder)
-        say_unquantized(lm, source.folder, four_bit)
-        lm = merge_adapters(lm, source.adapters)
+        lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit)
         for folder in source.adapters:
             if (folder / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
-    if info["missing_keys"]:
+    if missing:
         raise CheckpointError(
-            f"{source.folder}: not a complete causal language model; it lacks {len(info['missing_keys'])} weights, "
-            f"first {sorted(info['missing_keys'])[0]}"
+            f"{source.folder}: not a complete causal language model; it lacks {len(missing)} weights, first {missing[0]}"
         )
     with explained(source.folder, "generation_config.json"):
         if source.adapters or not Path(source.base).is_dir():  # files of a plain local model were checked by themselves
             check_generation(Path(source.folder, "generation_config.json"), lm.generation_config.to_dict(), rows_of(lm))
-        mend_generation_config(lm, source.folder)
+        make_generation_config_savable(lm, source.folder)
     return use_attention(learn_every_embedding(lm))
 
 
@@ -67,16 +75,21 @@ def load_trunk(model: str | Source, four_bit: FourBit | None = None) -> PreTrain
     """
     source = resolve(model)
     with explained(source.folder, "model"):
-        trunk, info = read_weights(AutoModel, source, **(four_bit.arguments() if four_bit else {}))
-        refuse_hub_adapters(trunk, source.folder)
-        say_unquantized(trunk, source.folder, four_bit)
-        trunk = merge_adapters(trunk, source.adapters)
-    if info["missing_keys"]:
-        raise CheckpointError(f"{source.folder}: its trunk lacks weights, first {sorted(info['missing_keys'])[0]}")
+        trunk, missing = _read_merged(AutoModel, source, four_bit)
+    if missing:
+        raise CheckpointError(f"{source.folder}: its trunk lacks weights, first {missing[0]}")
     return use_attention(learn_every_embedding(trunk))
 
 
-def refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
+def _read_merged(auto: Any, source: Source, four_bit: FourBit | None) -> tuple[PreTrainedModel, list[str]]:
+    """A model with its adapters merged into it, and the names of weights that its files lack."""
+    model, report = read_weights(auto, source, **(four_bit.arguments() if four_bit else {}))
+    _refuse_hub_adapters(model, source.folder)
+    say_unquantized(model, source.folder, four_bit)
+    return merge_adapters(model, source.adapters), sorted(report["missing_keys"])
+
+
+def _refuse_hub_adapters(model: PreTrainedModel, name: str) -> None:
     """Refuse adapters on the Hub: transformers loads their base and leaves the adapters unmerged.
 
     Raises CheckpointError.
@@ -125,11 +138,7 @@ def load_policy(
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
-    store_matrices(policy.lm, stored, experts=experts_but(policy.lm, float32_experts))
-    use_fast_products(policy.lm, device, compute_dtype)
-    use_lean_norms(policy.lm, device)
-    use_lean_mlps(policy.lm, device)
-    use_lean_rotations(policy.lm, device)
+    _use_kernels(policy.lm, device, compute_dtype, stored, float32_experts)
     return policy.to(device)
 
 
@@ -166,12 +175,140 @@ def load_value_model(
     if head_file.is_file():
         load_head(value_model.value_head, head_file)
     if is_new:
-        store_matrices(trunk, stored, experts=experts_but(trunk, float32_experts))
-        use_fast_products(trunk, device, compute_dtype)
-        use_lean_norms(trunk, device)
-        use_lean_mlps(trunk, device)
-        use_lean_rotations(trunk, device)
+        _use_kernels(trunk, device, compute_dtype, stored, float32_experts)
     return value_model.to(device)
+
+
+def load_reward_model(
+    model: str | Source,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    seed: int | None = None,
+    merged: bool = False,
+    four_bit: FourBit | None = None,
+    stored: torch.dtype = torch.float32,
+    float32_experts: str = "",
+) -> RewardModel:
+    """Load a reward model, or start one from a language model.
+
+    Args:
+        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
+        tokenizer: that of the model; a padding token may be added to it.
+        device: where to put it.
+        compute_dtype: dtype of the trunk's matrix products.
+        seed: None to score; the checkpoint must then hold a trained head. A number to train, from any language model.
+        merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
+            so that scores are bit for bit those of the run that trained them.
+        four_bit: load linear layers in 4 bits; None keeps float32.
+        stored: dtype of the trunk's matrices in memory; the head stays in float32.
+        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
+
+    With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
+    2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
+    that is not padding. A trained model keeps the one it has, so it is read at the same token as before.
+
+    What it reads of a conversation (``reads``) is what its `heedful.json` says. Without one it is somebody else's, and
+    reads all that its chat template writes; a fresh head learns from texts that end with the turn.
+
+    Raises CheckpointError if the model has more than one output, no head, or no padding token.
+    """
+    source = resolve(model)
+    name, adapters = source.folder, source.adapters
+    with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
+        classifier, info = read_weights(
+            AutoModelForSequenceClassification,
+            source,
+            "sequence classifier",
+            num_labels=1,
+            ignore_mismatched_sizes=True,
+            **(four_bit.arguments(keep=[*HEADS, "pooler"]) if four_bit else {}),
+        )
+        _refuse_hub_adapters(classifier, name)
+        say_unquantized(classifier, name, four_bit)
+        beside = [] if merged or seed is not None else adapters[-1:]
+        classifier = merge_adapters(classifier, adapters[: len(adapters) - len(beside)])
+        for folder in beside:
+            attach_adapter(classifier, folder)
+    if info["mismatched_keys"]:
+        raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
+    head_missing = _lacks_head(classifier, set(info["missing_keys"]) - whole_weights(adapters), name)
+    if head_missing:
+        if seed is None:
+            raise CheckpointError(
+                f"{name} has no reward head, so it is not a reward model yet; train one with: heedful reward"
+            )
+        _init_head(classifier, seed)
+    if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
+        ensure_distinct_pad(tokenizer, classifier)
+    elif padding_id(classifier) is None:
+        _name_padding(tokenizer, classifier, name, learns=seed is not None)
+    facts = load_facts(name)
+    use_attention(learn_every_embedding(classifier))
+    reads = "turn-end" if head_missing else facts.reads or _template_or_turn(tokenizer)
+    loaded = RewardModel(
+        classifier,
+        compute_dtype=compute_dtype,
+        offset=facts.offset,
+        reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
+    )
+    _use_kernels(classifier, device, compute_dtype, stored, float32_experts, but=score_head(classifier))
+    return loaded.to(device)
+
+
+def _name_padding(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel, name: str, *, learns: bool) -> None:
+    """Settle which token is padding for a model whose config.json names none. Raises CheckpointError if nothing names one.
+
+    transformers then reads a text at its very end, so the end-of-sequence token must not count as padding.
+    """
+    if tokenizer.pad_token_id is None and not learns:
+        raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+    ensure_distinct_pad(tokenizer, classifier)
+
+
+def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:
+    """Whether the head is among the missing weights. Raises CheckpointError if the rest is not complete.
+
+    Below a fresh head a pooler may be missing too, since language models have none.
+    """
+    head_missing = any(key.split(".")[0] in HEADS for key in missing)
+    trunk = f"{classifier.base_model_prefix}."
+    lacking = sorted(
+        key for key in missing if not head_missing or (key.startswith(trunk) and "pooler" not in key.split("."))
+    )
+    if lacking:
+        raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
+    return head_missing
+
+
+def _template_or_turn(tokenizer: PreTrainedTokenizerBase) -> Reading:
+    """What somebody else's model reads: its template, unless that is our own, which it was not trained on."""
+    own = tokenizer.chat_template or PLAIN_TEMPLATE
+    return "turn-end" if PLAIN_TEMPLATE in own else "template"
+
+
+def _init_head(classifier: PreTrainedModel, seed: int) -> None:
+    head = score_head(classifier)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head.weight.normal_(0.0, (head.in_features + 1) ** -0.5, generator=generator)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel) -> None:
+    """Give tokenizer and classifier a padding token that differs from the end-of-sequence token."""
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    if tokenizer.pad_token_id >= classifier.get_input_embeddings().weight.shape[0]:
+        classifier.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for config in (classifier.config, classifier.config.get_text_config()):  # transformers reads that of the text part
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+# What they share ---------------------------------------------------------------------------------------------------------
 
 
 def load_head(head: nn.Linear, path: Path) -> None:
@@ -186,3 +323,99 @@ def load_head(head: nn.Linear, path: Path) -> None:
         )
         raise CheckpointError(f"{path}: holds {hint}; the model needs {wanted}: it belongs to another model")
     head.load_state_dict(tensors, strict=False)
+
+
+def _use_kernels(
+    model: PreTrainedModel,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    stored: torch.dtype,
+    float32_experts: str,
+    *,
+    but: nn.Module | None = None,
+) -> None:
+    """Store a model's matrices as asked, and exchange its layers for those that compute the same in less time or memory."""
+    store_matrices(model, stored, but=but, experts=experts_but(model, float32_experts))
+    use_fast_products(model, device, compute_dtype)
+    use_lean_norms(model, device)
+    use_lean_mlps(model, device)
+    use_lean_rotations(model, device)
+
+
+NAMES = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
+"""Parameter names within such a checkpoint, and within its text model."""
+Kind = Literal["causal language model", "sequence classifier"]
+LOADS = {
+    "causal language model": MODEL_FOR_CAUSAL_LM_MAPPING,
+    "sequence classifier": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+
+
+def read_weights(
+    auto: Any, source: Source, kind: Kind = "causal language model", **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model in float32 without its adapters, and transformers' report of missing weights.
+
+    Args:
+        auto: the class whose ``from_pretrained`` is called.
+        source: the checkpoint.
+        kind: what the run needs. transformers knows some models with images as such, and loads their text model or the
+            whole of them, which also trains and samples. Of others only the text model is read.
+        options: further arguments.
+
+    A text model is saved as what it is, which a warning says. Raises CheckpointError if transformers has no class for it.
+    """
+    options |= {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": source.runs_code}
+    config = load_config(source)
+    if not source.runs_code:
+        leave_code(config, source.folder)
+    text = getattr(config, "text_config", None)
+    if text is None or type(config) in LOADS[kind]:
+        return auto.from_pretrained(source.base, **options)
+    if type(text) not in LOADS[kind]:
+        raise CheckpointError(
+            f"{source.folder} is a {config.model_type} model, which reads more than text, and transformers has no {kind} for "
+            f"its text part ({text.model_type}); heedful trains text models: give one of those in docs/architectures.md"
+        )
+    warnings.warn(
+        f"{source.folder}: only the text part ({text.model_type}) of this {config.model_type} model is loaded, and saved "
+        "after training",
+        stacklevel=3,
+    )
+    text.tie_word_embeddings = text.tie_word_embeddings or config.tie_word_embeddings
+    text.num_labels = options.pop("num_labels", text.num_labels)
+    model, report = auto.from_pretrained(source.base, config=text, key_mapping=NAMES, **options)
+    model._weight_conversions = None  # else the names would be changed back when it is saved
+    return model, report
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def make_generation_config_savable(lm: PreTrainedModel, name: str) -> None:
+    """Make a model's generation config one that can be saved, in place, and warn if it was not.
+
+    transformers loads a temperature without ``do_sample`` and ignores it, but refuses to save it, which would be after
+    training. The config then samples, as its temperature says it should. Of one that is still refused only the special
+    tokens are kept.
+    """
+    config = lm.generation_config
+    reason = _refused(config)
+    if reason is None:
+        return
+    done = "do_sample is set to true"
+    config.do_sample = True
+    if _refused(config) is not None:
+        done = f"only {', '.join(TOKENS)} are kept"
+        lm.generation_config = GenerationConfig(**{token: getattr(config, token) for token in TOKENS})
+    warnings.warn(f"{name}: transformers refuses to save its generation_config.json ({reason}); {done}", stacklevel=2)
+
+
+def _refused(config: GenerationConfig) -> str | None:
+    """Why transformers refuses to save a config; None if it does not."""
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        lines = [line for line in str(error).splitlines() if not line.startswith("GenerationConfig is invalid")]
+        return lines[0].removeprefix("- ") if lines else str(error)
+    return None

@@ -8,8 +8,7 @@ from heedful.configs.merge import MergeConfig
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import blocking_file, complete_or_absent
 from heedful.models.adapters import read_adapter_config, whole_weights
-from heedful.models.load import load_causal_lm, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_causal_lm, load_reward_model, load_value_model
 from heedful.models.reward_model import HEADS
 from heedful.models.save import (
     VALUE_HEAD,

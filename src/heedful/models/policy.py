@@ -19,7 +19,7 @@ from heedful.kernels.products import is_plain_linear
 from heedful.kernels.row_filling import filling
 from heedful.kernels.tied_gradient import TiedMatrix
 from heedful.models.heads import logit_map
-from heedful.models.value_head import ValueHead
+from heedful.models.value_model import ValueHead
 
 
 class TokenOutputs(NamedTuple):

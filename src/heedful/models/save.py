@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from heedful.errors import CheckpointError
 from heedful.models.adapters import ADAPTER_CONFIG, has_adapters, save_adapter_config, save_model
 from heedful.models.policy import Policy
-from heedful.models.reward_facts import RewardFacts, save_facts
-from heedful.models.reward_model import RewardModel
+from heedful.models.reward_model import RewardFacts, RewardModel, save_facts
 from heedful.models.source import explained
 from heedful.models.value_model import ValueModel
 

@@ -1,12 +1,16 @@
-"""The shape of a model, counted on one that is built without memory."""
+"""What a model has room for: its shape, counted on one that is built without memory; its context; its rows of embeddings."""
 
+import functools
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
+from heedful.errors import CheckpointError, DataError
 from heedful.models.lora import expert_parameters
 from heedful.models.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
@@ -53,4 +57,93 @@ def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
         expert_edges=sum(len(p) * sum(p.shape[1:]) for p in of_experts),
         expert_names=tuple(sorted({".".join(name.split(".")[-3:]) for name in names})),
         head_norms=any(name.endswith("q_norm.weight") for name, _ in trunk.named_parameters()),
+    )
+
+
+def context_length(config: Any) -> int:
+    """Number of tokens that a model can read at once; a very large number if its configuration sets no limit.
+
+    The configuration of a model that reads more than text has the limit in its text part. One with LongRoPE (Phi-3.5,
+    Phi-4-mini) is used up to the length before its long factors, which a warning says once: beyond it they turn all positions
+    of a call, so keys in a cache would not be those of the whole text, and a long row would change the short ones beside it.
+    """
+    config = config.get_text_config(decoder=True)
+    lengths = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    limit = int(next(filter(None, lengths), 2**31))
+    first = min(_longrope_lengths(getattr(config, "rope_parameters", None) or {}), default=limit)
+    if first < limit:
+        _say_capped(config.model_type, first, limit)
+    return min(first, limit)
+
+
+def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
+    """The lengths beyond which LongRoPE turns to its long factors; models with kinds of layers have parameters for each."""
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
+
+
+@functools.cache
+def _say_capped(model_type: str, first: int, limit: int) -> None:
+    warnings.warn(
+        f"this {model_type} model (LongRoPE) is used for up to {first} tokens, not {limit}: beyond them its positions are "
+        "turned by other factors, those of earlier tokens too, and sampled log-probs would not be those of training",
+        stacklevel=3,
+    )
+
+
+# Rows of embeddings -----------------------------------------------------------------------------------------------------
+#
+# A tokenizer may have more tokens than the model has rows: somebody added some and did not resize the embeddings, or they are
+# never used (Gemma 3). So what counts is which tokens texts have, and those that a run itself needs.
+
+
+def rows_of(model: PreTrainedModel) -> int:
+    """How many tokens a model has rows of embeddings for."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def check_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, Sequence[int]]]
+) -> None:
+    """Refuse texts with tokens that a model has no row of embeddings for.
+
+    Args:
+        model: the model that is to read them.
+        tokenizer: its tokenizer.
+        texts: where each was read, as ``file:line``, and its token ids.
+
+    Raises DataError.
+    """
+    rows = rows_of(model)
+    for source, ids in texts:
+        beyond = [i for i in ids if i >= rows] if len(ids) and max(ids) >= rows else []
+        if beyond:
+            raise DataError(f"{source}: {_said(tokenizer, beyond[0], rows)}; or take it out of the text")
+
+
+def check_own_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], pad_id: int
+) -> None:
+    """Refuse tokens that sampling needs, and a model has no row of embeddings for.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        stop_ids: the tokens that end a response.
+        pad_id: the padding token.
+
+    Raises CheckpointError.
+    """
+    rows = rows_of(model)
+    for name, i in [*(("a token that ends responses", i) for i in stop_ids), ("the padding token", pad_id)]:
+        if not 0 <= i < rows:
+            raise CheckpointError(f"{tokenizer.name_or_path}: {name}: {_said(tokenizer, i, rows)}; or choose another")
+
+
+def _said(tokenizer: PreTrainedTokenizerBase, i: int, rows: int) -> str:
+    return (
+        f"the token {tokenizer.convert_ids_to_tokens(i)!r} has the id {i}, and the model has rows of embeddings only for "
+        f"{rows} tokens (0 to {rows - 1}): it was added to the tokenizer in {tokenizer.name_or_path}, and the embeddings "
+        f"were not resized. Load both with transformers, call model.resize_token_embeddings({len(tokenizer)}), and save the "
+        "model"
     )

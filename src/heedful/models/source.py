@@ -1,9 +1,11 @@
-"""Find what a model's name means: a local folder, a name on the Hub, or adapters and their base."""
+"""Find what a model's name means: a local folder, a name on the Hub, or adapters and their base. Code of its own is refused,
+left out, or run because the user asked."""
 
 import contextlib
 import difflib
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,9 @@ from transformers import AutoConfig
 
 from heedful.configs.trust import TrustOptions
 from heedful.errors import CheckpointError, is_out_of_memory
+from heedful.files import read_object
 from heedful.hub import is_download, local_model
 from heedful.models.adapters import ADAPTER_CONFIG, adapter_chain
-from heedful.models.model_code import check_code_is_here, needs_code
 from heedful.models.settings_files import check_settings
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -157,3 +159,62 @@ def _cause(error: Exception) -> str:
     if lines and "alidation error" in lines[0]:  # of a configuration, which is also read for the tokenizer's sake
         return f"config.json: {' '.join(lines[:2])}"
     return lines[0] if lines else type(error).__name__
+
+
+# Python code that comes with a model (``auto_map`` in its config.json) ----------------------------------------------------
+
+
+FILES = ("config.json", "tokenizer_config.json")
+"""The files of a model that may name code."""
+
+
+def needs_code(name: str) -> str:
+    """Return what to say of a model that cannot be loaded without its own code."""
+    what = f"{name} needs Python code of its own (auto_map in its config), and such code may do whatever you may do, so"
+    if Path(name).is_dir():
+        downloaded = f" and name the folder itself: {name}" if is_download(name) else ""
+        return f"{what} it runs only if you ask: read its .py files, and add --trust-remote-code{downloaded}"
+    return (
+        f"{what} it is never run for a model that is downloaded by name: it could be other code in the next run. Download it "
+        f"(hf download {name} --local-dir FOLDER), read its .py files, and name that folder, with --trust-remote-code"
+    )
+
+
+def check_code_is_here(folder: Path) -> None:
+    """Refuse a trusted folder that names code in a repository on the Hub, which may be other code tomorrow.
+
+    Raises CheckpointError.
+    """
+    for file in FILES:
+        path = folder / file
+        if not path.is_file():
+            continue
+        code = read_object(path, "download the model again").get("auto_map")
+        elsewhere = [name for name in _names(code) if "--" in name]
+        if elsewhere:
+            raise CheckpointError(
+                f"{path}: auto_map names {elsewhere[0]!r}, code in a repository on the Hub that may be other code tomorrow. "
+                "Copy the file into the folder, and take the repository's name and -- out of auto_map"
+            )
+
+
+def _names(code: Any) -> list[str]:
+    """All strings in an ``auto_map``: its values are names, or lists of names."""
+    if isinstance(code, dict | list):
+        return [name for part in (code.values() if isinstance(code, dict) else code) for name in _names(part)]
+    return [code] if isinstance(code, str) else []
+
+
+def leave_code(config: Any, name: str) -> None:
+    """Say that a model's code is not run, if it names some that transformers does not need.
+
+    Args:
+        config: the model's configuration, as transformers has it.
+        name: the model's, for the warning.
+    """
+    if getattr(config, "auto_map", None):
+        warnings.warn(
+            f"{name} comes with Python code (auto_map in its config.json), which is not run: transformers' own "
+            f"{config.model_type} is loaded. --trust-remote-code would run the code",
+            stacklevel=4,
+        )

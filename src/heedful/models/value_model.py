@@ -1,13 +1,15 @@
-"""A separate value model, for a critic that does not share the policy's trunk: a trunk and a scalar head."""
+"""Critics: a value head on the policy's trunk, or a value model with its own trunk, which may start as a reward model."""
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from heedful.errors import CheckpointError
 from heedful.kernels.device import autocast, scale_gradient
 from heedful.kernels.layout import scatter
 from heedful.kernels.packing import before_each, response_tokens, token_states
-from heedful.models.heads import scalar_head
+from heedful.models.heads import check_causal, scalar_head
+from heedful.models.reward_model import RewardModel
 
 
 class ValueModel(nn.Module):
@@ -41,3 +43,96 @@ class ValueModel(nn.Module):
         ids = torch.tensor([[1, 2]], device=self.trunk.device)
         mask = torch.ones_like(ids, dtype=torch.bool)
         return 0.0 * self(ids, mask, mask[:, 1:]).sum()
+
+
+WIDTH = 128
+"""Of the hidden layer."""
+
+
+class ValueHead(nn.Linear):
+    """Values of the states before response tokens, zero at the start.
+
+        V_t = w . h_t + b + u . silu(U x_t + c),   x_t = LayerNorm([h_t, h_1, mean(h_1 ... h_t)])
+
+    h_t is the trunk's state before token t, and h_1 that before the first. What a response is worth depends on the question
+    and on everything said so far; a linear map can read little of either from a language model's latest state, so the head
+    also reads the state after the prompt and the mean of the states since.
+
+    Args:
+        hidden_size: the width of the trunk.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.hidden = nn.Linear(3 * hidden_size, WIDTH)
+        self.out = nn.Linear(WIDTH, 1, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, states: Tensor, response_mask: Tensor) -> Tensor:  # type: ignore[override]  # a row is read as a whole
+        """Values ``[tokens]``, row after row.
+
+        Args:
+            states: ``[batch, time, hidden]``, before each response token; zeros elsewhere.
+            response_mask: ``[batch, time]``, True at response tokens.
+        """
+        states = states.to(self.weight.dtype)
+        hidden = nn.functional.silu(self.hidden(_read(states, response_mask)))
+        return super().forward(states[response_mask]).squeeze(-1) + self.out(hidden).squeeze(-1)
+
+
+def _read(states: Tensor, response_mask: Tensor) -> Tensor:
+    """``[tokens, 3 hidden]``: each state, its row's first, and the mean of its row's so far; normalised."""
+    seen = response_mask.cumsum(dim=1).clamp(min=1)
+    mean = states.cumsum(dim=1) / seen[..., None]
+    start = response_mask.byte().argmax(dim=1)
+    first = states[torch.arange(len(states), device=states.device), start]
+    row = response_mask.nonzero()[:, 0]
+    read = torch.cat([states[response_mask], first[row], mean[response_mask]], dim=-1)
+    return nn.functional.layer_norm(read, read.shape[-1:])
+
+
+def value_model_from(reward_model: RewardModel, name: str) -> ValueModel:
+    """A value model made of the trunk and head of a decoder reward model. They share the trunk's weights.
+
+        V(state) = head(h) - offset
+
+    h is the hidden state of the state's last token. So after a whole response the value is the response's score, and
+    before the response ends it is the reward model's score of the text so far (Stiennon et al. 2020, section 3.4; Ouyang
+    et al. 2022, appendix C.4).
+
+    Args:
+        reward_model: a decoder with a linear head named ``score``.
+        name: what error messages call it.
+
+    Raises CheckpointError if the model looks ahead, or has no single linear head, as with encoders.
+    """
+    classifier = reward_model.classifier
+    trunk, head = classifier.base_model, getattr(classifier, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise CheckpointError(
+            f"{name}: {type(classifier).__name__} has no linear head named score to start a critic from"
+        )
+    check_causal(trunk, name)
+    model = ValueModel(trunk, head.in_features, compute_dtype=reward_model.compute_dtype)
+    offset = reward_model.offset
+    with torch.no_grad():
+        model.value_head.weight.copy_(head.weight)
+        model.value_head.bias.fill_((0.0 if head.bias is None else float(head.bias)) - offset)
+    return model.to(trunk.device)
+
+
+@torch.no_grad()
+def normalise_values(model: ValueModel, *, mean: float, std: float, reward_weight: float = 1.0) -> None:
+    """Turn values of raw scores into values of weighted and normalised scores, in place.
+
+        V <- (reward_weight V - mean) / std
+
+    Args:
+        model: the value model.
+        mean, std: of the normalisation of scores.
+        reward_weight: weight of this reward model among the rewards.
+    """
+    model.value_head.weight.mul_(reward_weight).div_(std)
+    model.value_head.bias.mul_(reward_weight).sub_(mean).div_(std)

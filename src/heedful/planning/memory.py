@@ -34,7 +34,7 @@ MOST_SCORES = 2**22
 CACHE_BLOCK = 32
 """That of `heedful.sampling.kv_cache`."""
 VALUE_HEAD = 128
-"""Width of a value head's hidden layer (`heedful.models.value_head`)."""
+"""Width of a value head's hidden layer (`heedful.models.value_model`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

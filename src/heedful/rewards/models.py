@@ -14,10 +14,10 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.reward_model import RewardModel, score_head
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows
 from heedful.models.source import Source
 from heedful.models.tokenizer import load_tokenizer
 from heedful.parallel import ranks

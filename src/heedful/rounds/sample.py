@@ -22,9 +22,9 @@ from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError, DataError
 from heedful.files import blocking_file, to_json, write_text
 from heedful.kernels.device import frozen_place, resolve_device
-from heedful.models.context import context_length
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze
+from heedful.models.shape import context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.sampler import Sampler, make_sampler

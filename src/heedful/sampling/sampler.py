@@ -11,7 +11,7 @@ from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
 from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
-from heedful.models.rows import check_own_tokens, check_rows
+from heedful.models.shape import check_own_tokens, check_rows
 from heedful.sampling.generate import MICRO_BATCH, sample
 from heedful.sampling.probe import check_sampling
 from heedful.sampling.rollouts import Rollouts

@@ -23,10 +23,9 @@ from heedful.data.loading import EncodedPrompt, encode_split, load_split
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_rankings
-from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows, context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel.sharding import passes

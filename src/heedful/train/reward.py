@@ -21,11 +21,11 @@ from heedful.data.out_of_memory import Room
 from heedful.data.rankings import RankingRows, Row, encode_rankings
 from heedful.data.schemas import read_rankings
 from heedful.models.heads import disable_dropout
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_reward_model
 from heedful.models.quantize import four_bit
 from heedful.models.reward_model import RewardModel
-from heedful.models.rows import check_rows
 from heedful.models.save import save_reward_model
+from heedful.models.shape import check_rows
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel import ranks

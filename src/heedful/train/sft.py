@@ -20,9 +20,8 @@ from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, 
 from heedful.data.micro_batches import own_micro_batches
 from heedful.data.out_of_memory import Room
 from heedful.errors import RefusedError
-from heedful.models.context import context_length
 from heedful.models.policy import Policy
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows, context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel.own import own_random_numbers

@@ -8,13 +8,12 @@ import torch
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.data.collate import collate
 from heedful.errors import CheckpointError, ConfigError
-from heedful.models.load import load_causal_lm, load_policy, load_value_model
-from heedful.models.load_reward_model import load_reward_model
+from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_value_model
 from heedful.models.lora import add_adapters
-from heedful.models.reward_critic import normalise_values, value_model_from
 from heedful.models.save import VALUE_HEAD, load_tensors, save_reward_model
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer
+from heedful.models.value_model import normalise_values, value_model_from
 from heedful.rewards import Reward
 from heedful.train.online.critic import load_critic, start_from_scores
 from heedful.train.online.engine import train_ppo

@@ -10,7 +10,7 @@ from heedful import core
 from heedful.configs.grpo import GRPOConfig
 from heedful.data.collate import Batch
 from heedful.errors import TrainingError
-from heedful.models.value_head import ValueHead
+from heedful.models.value_model import ValueHead
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online import minibatch, update
 from heedful.train.online.engine import train_grpo, train_ppo

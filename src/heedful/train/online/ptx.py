@@ -12,8 +12,8 @@ from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
 from heedful.data.loading import Example, encode_demonstrations, read_usable
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import DataError
-from heedful.models.context import context_length
 from heedful.models.policy import Policy
+from heedful.models.shape import context_length
 from heedful.models.source import Source, load_config
 from heedful.parallel.sharding import passes
 from heedful.sampling.teacher_forced import micro_batches

@@ -16,10 +16,9 @@ from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_prompts
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
-from heedful.models.context import context_length
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
-from heedful.models.rows import check_rows
+from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.planning.work import Lengths

@@ -14,8 +14,7 @@ from heedful.core.policy_losses import Metrics
 from heedful.core.surrogates import SURROGATES
 from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
-from heedful.models.value_head import ValueHead
-from heedful.models.value_model import ValueModel
+from heedful.models.value_model import ValueHead, ValueModel
 from heedful.parallel import ranks
 from heedful.parallel.in_step import together
 from heedful.parallel.sharding import Passes, passes
