@@ -10,13 +10,24 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 """Tokens that are letters of texts, also where they are marked as special."""
+
+
+class _PutsSpace(NamedTuple):
+    """Where a tokenizer puts a space that is not in the text, as decoding shows."""
+
+    everywhere: bool
+    """Its tokens do not say whether a space stands before them, as with WordPiece."""
+    at_start: bool
+    after_special: bool
+    before_spaces: bool
+    """Also before a text that begins with one."""
 
 
 class Encoder:
@@ -119,8 +130,7 @@ class Encoder:
         for is_added, group in groupby(ids, self._added.__contains__):
             run = list(group)
             text = self._decoded_inside(run)
-            is_put = text.startswith(" ") and not is_added and self._puts_space(known)
-            texts.append(text[1:] if is_put and not (text.startswith("  ") and self._spares_spaces) else text)
+            texts.append(text[1:] if text.startswith(" ") and not is_added and self._is_put(text, known) else text)
             known += run
         return "".join(texts)
 
@@ -130,13 +140,14 @@ class Encoder:
         start, text = self.decode([neutral]), self.decode([neutral, *ids])
         return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
-    def _puts_space(self, before: Sequence[int]) -> bool:
-        """True if a text that follows these ids is decoded with a space that it has not."""
-        if not self._has_spaces:
-            return True
-        if not before or list(before) == [self.tokenizer.bos_token_id]:
-            return self._prefixes[0]
-        return before[-1] in self._added and self._prefixes[1]
+    def _is_put(self, text: str, before: Sequence[int]) -> bool:
+        """Whether the tokenizer itself put the space with which a text begins that follows these ids."""
+        puts = self._puts_space
+        if text.startswith("  ") and not puts.before_spaces:
+            return False
+        at_start = not before or list(before) == [self.tokenizer.bos_token_id]
+        follows_added = bool(before) and before[-1] in self._added
+        return puts.everywhere or (puts.at_start if at_start else follows_added and puts.after_special)
 
     @cached_property
     def _added(self) -> set[int]:
@@ -145,22 +156,18 @@ class Encoder:
         return tokens - ({self.tokenizer.unk_token_id} - {self.tokenizer.eos_token_id})
 
     @cached_property
-    def _spares_spaces(self) -> bool:
-        """True if the tokenizer puts no space before a text that begins with one."""
-        return self.literal(" a") == self.literal("a")
-
-    @cached_property
-    def _has_spaces(self) -> bool:
-        """False if tokens do not say whether a space stands before them, as with WordPiece."""
-        return self.literal(".a") != self.literal(". a")
-
-    @cached_property
-    def _prefixes(self) -> tuple[bool, bool]:
-        """Whether the tokenizer puts a space before a text, and before what follows a special token."""
-        end = self.tokenizer.eos_token
-        ids = self.read(end), self.read(f"{end}a"), self.literal("a")
-        found = [self.decode(row).removeprefix(self.decode(ids[0])) for row in (ids[0] + ids[2], ids[1])]
-        return found[0].startswith(" "), found[1].startswith(" ")
+    def _puts_space(self) -> "_PutsSpace":
+        end, by_itself = self.tokenizer.eos_token, self.literal("a")
+        ids = self.read(end)
+        at_start, after_special = (
+            self.decode(row).removeprefix(self.decode(ids)) for row in (ids + by_itself, self.read(f"{end}a"))
+        )
+        return _PutsSpace(
+            everywhere=self.literal(".a") == self.literal(". a"),
+            at_start=at_start.startswith(" "),
+            after_special=after_special.startswith(" "),
+            before_spaces=self.literal(" a") != by_itself,
+        )
 
     def _unmarked(self, text: str) -> str:
         """Return a text as `_renamed` reads it: typed special tokens as they are, the others by their names."""

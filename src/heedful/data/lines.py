@@ -7,6 +7,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from heedful.errors import DataError
 
@@ -105,40 +106,21 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-class _Recoded(io.RawIOBase):
-    """The content of a file in another encoding, as UTF-8."""
-
-    def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
-        self._stream, self._decoder, self._left = stream, codecs.getincrementaldecoder(encoding)(), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer, in typeshed
-        while not self._left:
-            raw = self._stream.read(MIB)
-            self._left = self._decoder.decode(raw, final=not raw).encode("utf-8")
-            if not raw:
-                break
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
+UTF_16 = {
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
+    **dict.fromkeys((b"{\0", b"[\0"), "utf-16-le"),
+    **dict.fromkeys((b"\0{", b"\0["), "utf-16-be"),
+}
+"""How a file begins that Windows saved: with a byte order mark, or a NUL beside the bracket that JSON begins with."""
 
 
-def _as_utf8(stream: io.BufferedReader) -> io.BufferedReader:
-    """UTF-16, as Windows saves it, is told by its byte order mark, or by the NUL beside the bracket that JSON begins with."""
-    start = stream.peek(2)[:2]
-    is_utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding = (
-        "utf-16"
-        if is_utf16
-        else {b"{\0": "utf-16-le", b"[\0": "utf-16-le", b"\0{": "utf-16-be", b"\0[": "utf-16-be"}.get(start)
-    )
-    return stream if encoding is None else io.BufferedReader(_Recoded(stream, encoding), MIB)
+def _as_utf8(stream: BinaryIO) -> BinaryIO:
+    encoding = UTF_16.get(stream.peek(2)[:2])  # type: ignore[attr-defined]  # both streams below are buffered
+    return stream if encoding is None else io.BytesIO(stream.read().decode(encoding).encode("utf-8"))
 
 
 @contextlib.contextmanager
-def _opened(path: str, file: Path) -> Iterator[io.BufferedReader]:
+def _opened(path: str, file: Path) -> Iterator[BinaryIO]:
     """Open a file to read its content. What goes wrong meanwhile becomes a DataError."""
     try:
         with file.open("rb") as stream:
