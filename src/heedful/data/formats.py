@@ -31,13 +31,13 @@ class Format:
     """What its columns are read as, for a person."""
     columns: Shape
     """Those that tell it from others."""
-    optional: Shape
-    gives: Shape
-    """The columns that its records get, by which `heedful.data.schemas` reads them."""
-    has_kinds: Callable[[Fields], bool]
-    """Whether its columns hold values of the kinds that they have in this format."""
     convert: Callable[[Record], dict[str, Any]]
     """Returns the columns of ``gives``."""
+    gives: Shape
+    """The columns that its records get, by which `heedful.data.schemas` reads them."""
+    optional: Shape = ()
+    has_kinds: Callable[[Fields], bool] | None = None
+    """Whether its columns hold values of the kinds that they have in this format; None: whether all are text."""
     answer: str = ""
     """The column of the last message of ``messages``. If only a prompt is wanted, it may be empty."""
 
@@ -51,7 +51,8 @@ class Format:
         present = present_in(fields)
         given = {*self.gives, *(present & {"label"})}
         is_wanted = any(given.issuperset(shape) for shape in task.shapes)
-        return is_wanted and present.issuperset(self.columns) and self.has_kinds(fields)
+        has_kinds = self.has_kinds or _are(str, *self.columns)
+        return is_wanted and present.issuperset(self.columns) and has_kinds(fields)
 
 
 def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, str], task: Task) -> "Known":
@@ -63,7 +64,7 @@ def in_known_shape(path: str, records: Sequence[Record], mapping: Mapping[str, s
     records = [_renamed(record) for record in records]
     found = next((one for record in records if (one := _recognised(record, mapping, task)) is not None), None)
     known = Known(found if isinstance(found, Format) else None, mapping, task)
-    _tell(path, records, known)
+    _report(path, records, known)
     return known
 
 
@@ -92,9 +93,9 @@ class Known:
                 text(record.source, self.format.answer, record.fields[self.format.answer])
             given = self.format.convert(record)
         except DataError as error:
-            told = DataError(f"{error} (read as {self.format.name})")
-            told.cause = error.cause
-            raise told from error
+            explained = DataError(f"{error} (read as {self.format.name})")
+            explained.cause = error.cause
+            raise explained from error
         own = {name for shape in self.task.shapes for name in shape}
         own -= {"messages"} if "prompt" in given else set()
         kept = {n: v for n, v in record.fields.items() if n in BESIDE or (self.task.others and n not in own)}
@@ -123,7 +124,7 @@ def _recognised(record: Record, mapping: Mapping[str, str], task: Task) -> Forma
             rivals.append((_columns(own), own))
     if rivals:
         choices = [(best.name, best.columns), *rivals]
-        every = [f"{name} by --columns {_itself(_telling(columns, choices))}" for name, columns in choices]
+        every = [f"{name} by --columns {_as_flag(_distinguishing(columns, choices))}" for name, columns in choices]
         raise DataError(
             f"{record.source}: this may be {' or '.join(name for name, _ in choices)}, and what is learned depends on it. "
             f"Choose: {'; '.join(every)}"
@@ -131,12 +132,12 @@ def _recognised(record: Record, mapping: Mapping[str, str], task: Task) -> Forma
     return best
 
 
-def _telling(columns: Shape, choices: Sequence[tuple[str, Shape]]) -> list[str]:
+def _distinguishing(columns: Shape, choices: Sequence[tuple[str, Shape]]) -> list[str]:
     others = [other for _, other in choices if other != columns]
     return [name for name in columns if not any(name in other for other in others)] or list(columns)
 
 
-def _itself(names: Iterable[str]) -> str:
+def _as_flag(names: Iterable[str]) -> str:
     return ",".join(f"{name}={name}" for name in names)
 
 
@@ -165,7 +166,7 @@ def _renamed(record: Record) -> Record:
 # What is said at the start ---------------------------------------------------------------------------------------------
 
 
-def _tell(path: str, records: Sequence[Record], known: Known) -> None:
+def _report(path: str, records: Sequence[Record], known: Known) -> None:
     if known.format is not None:
         say(f"{path}: read as {known.format.name}: {known.format.how}")
     texts: dict[str, None] = {}
@@ -221,7 +222,7 @@ def _remedy(record: Record, texts: Sequence[str], shapes: Sequence[Shape], known
         if shape not in shapes and any(name in texts for name in shape)
     ]
     if others and known.format is None:
-        return f"--columns {_itself(others[0])} reads {_columns(others[0])} instead"
+        return f"--columns {_as_flag(others[0])} reads {_columns(others[0])} instead"
     if "system" in texts and shapes:
         instead = WITH_SYSTEM.get(shapes[0])
         if instead and (shapes[0] == ("messages",) or isinstance(record.fields.get("prompt"), str)):
@@ -248,12 +249,12 @@ def _are_messages(*names: str) -> Callable[[Fields], bool]:
     return lambda fields: all(_is_conversation(fields.get(name)) for name in names)
 
 
+def _have_system(*names: str) -> Callable[[Fields], bool]:
+    return lambda fields: _are(str, *names)(fields) and any(name in fields for name in SYSTEM)
+
+
 def _are_orca(asked: str) -> Callable[[Fields], bool]:
-    return lambda fields: (
-        _are(str, asked, "chosen", "rejected")(fields)
-        and any(name in fields for name in SYSTEM)
-        and "instruction" not in fields
-    )
+    return lambda fields: _have_system(asked, "chosen", "rejected")(fields) and "instruction" not in fields
 
 
 def _is_conversation(value: Any) -> bool:
@@ -375,130 +376,83 @@ FORMATS = (
     Format(
         "UltraFeedback",
         "the prompt is what `chosen` and `rejected` share, in which `prompt` is a user message",
-        PAIR,
-        (),
-        PAIR,
-        lambda fields: isinstance(fields["prompt"], str) and _are_messages("chosen", "rejected")(fields),
-        _text_prompt,
+        PAIR, _text_prompt, PAIR,
+        has_kinds=lambda fields: isinstance(fields["prompt"], str) and _are_messages("chosen", "rejected")(fields),
     ),
     Format(
         "a prompt with a conversation",
         "`prompt` is a user message before the answer in `completion`",
-        ("prompt", "completion"),
-        (),
-        ("prompt", "completion"),
-        lambda fields: isinstance(fields["prompt"], str) and _are_messages("completion")(fields),
-        _text_prompt,
+        ("prompt", "completion"), _text_prompt, ("prompt", "completion"),
+        has_kinds=lambda fields: isinstance(fields["prompt"], str) and _are_messages("completion")(fields),
     ),
     Format(
         "ShareGPT",
         "`conversations` are the messages, after `system`",
-        ("conversations",),
-        ("system",),
-        ("messages",),
-        _are(list, "conversations"),
-        _sharegpt,
+        ("conversations",), _sharegpt, ("messages",), ("system",),
+        has_kinds=_are(list, "conversations"),
     ),
     Format(
         "ShareGPT pairs",
         "`conversations` are the prompt, after `system`; `chosen` and `rejected` answer it",
-        ("conversations", "chosen", "rejected"),
-        ("system",),
-        PAIR,
-        _are(list, "conversations"),
-        _sharegpt_pair,
+        ("conversations", "chosen", "rejected"), _sharegpt_pair, PAIR, ("system",),
+        has_kinds=_are(list, "conversations"),
     ),
     Format(
         "pairs after messages",
         "`messages` are the prompt; `chosen` and `rejected` answer it",
-        ("messages", "chosen", "rejected"),
-        (),
-        PAIR,
-        lambda fields: _are_messages("messages")(fields) and _are((dict, str), "chosen", "rejected")(fields),
-        lambda record: {"prompt": record.fields["messages"], **_pair(record)},
+        ("messages", "chosen", "rejected"), lambda record: {"prompt": record.fields["messages"], **_pair(record)}, PAIR,
+        has_kinds=lambda fields: _are_messages("messages")(fields) and _are((dict, str), "chosen", "rejected")(fields),
     ),
     Format(
         "alpaca",
         f"{INSTRUCTION}; `output` is the answer",
-        ("instruction", "output"),
-        ("input", *OF_THE_RECORD),
-        ("messages",),
-        _are(str, "instruction", "output"),
-        lambda record: _answered(_instruction(record), record.fields["output"]),
-        "output",
+        ("instruction", "output"), lambda record: _answered(_instruction(record), record.fields["output"]),
+        ("messages",), ("input", *OF_THE_RECORD), answer="output",
     ),
     Format(
         "alpaca pairs",
         f"{INSTRUCTION}; `chosen` and `rejected` answer it",
-        ("instruction", "chosen", "rejected"),
-        ("input", *OF_THE_RECORD),
-        PAIR,
-        _are(str, "instruction", "chosen", "rejected"),
-        _pair_after(_instruction),
+        ("instruction", "chosen", "rejected"), _pair_after(_instruction), PAIR, ("input", *OF_THE_RECORD),
     ),
     Format(
         "alpaca pairs in `output`",
         f"{INSTRUCTION}; `output` is the better answer and the worse",
-        ("instruction", "output"),
-        ("input", *OF_THE_RECORD),
-        PAIR,
-        lambda fields: isinstance(fields["output"], list) and len(fields["output"]) == 2,
-        _of_two,
+        ("instruction", "output"), _of_two, PAIR, ("input", *OF_THE_RECORD),
+        has_kinds=lambda fields: isinstance(fields["output"], list) and len(fields["output"]) == 2,
     ),
     Format(
         "Dolly",
         "`instruction` and `context` are the user's message; `response` is the answer",
-        ("instruction", "response"),
-        ("context", *OF_THE_RECORD),
-        ("messages",),
-        _are(str, "instruction", "response"),
-        lambda record: _answered(_instruction(record, "context"), record.fields["response"]),
-        "response",
+        ("instruction", "response"), lambda record: _answered(_instruction(record, "context"), record.fields["response"]),
+        ("messages",), ("context", *OF_THE_RECORD), answer="response",
     ),
     Format(
         "a prompt in alpaca's columns",
         INSTRUCTION,
-        ("instruction", "input"),
-        OF_THE_RECORD,
-        ("prompt",),
-        _are(str, "instruction", "input"),
-        lambda record: {"prompt": _instruction(record)},
+        ("instruction", "input"), lambda record: {"prompt": _instruction(record)}, ("prompt",), OF_THE_RECORD,
     ),
     Format(
         "Orca",
         "the system prompt and `question` are the prompt; `response` is the answer",
-        ("question", "response"),
-        SYSTEM,
-        ("messages",),
-        lambda fields: _are(str, "question", "response")(fields) and any(name in fields for name in SYSTEM),
-        lambda record: _answered(_question(record), record.fields["response"]),
-        "response",
+        ("question", "response"), lambda record: _answered(_question(record), record.fields["response"]),
+        ("messages",), SYSTEM, _have_system("question", "response"), "response",
     ),
     Format(
         "OpenAI's preference format",
         "`input` is the prompt, `preferred_output` chosen and `non_preferred_output` rejected",
-        ("input", "preferred_output", "non_preferred_output"),
-        (),
-        PAIR,
-        lambda fields: isinstance(fields["input"], dict) and isinstance(fields["input"].get("messages"), list),
-        _preferred,
+        ("input", "preferred_output", "non_preferred_output"), _preferred, PAIR,
+        has_kinds=lambda fields: isinstance(fields["input"], dict) and isinstance(fields["input"].get("messages"), list),
     ),
     Format(
         "Orca pairs",
         "the system prompt and `question` are the prompt",
-        ("question", "chosen", "rejected"),
-        SYSTEM,
-        PAIR,
+        ("question", "chosen", "rejected"), _pair_after(_question), PAIR, SYSTEM,
         _are_orca("question"),
-        _pair_after(_question),
     ),
     Format(
         "Orca pairs with `input`",
         "the system prompt and `input` are the prompt",
-        ("input", "chosen", "rejected"),
-        SYSTEM,
-        PAIR,
+        ("input", "chosen", "rejected"), _pair_after(lambda record: _question(record, "input")), PAIR, SYSTEM,
         _are_orca("input"),
-        _pair_after(lambda record: _question(record, "input")),
     ),
-)
+)  # fmt: skip
