@@ -449,6 +449,18 @@ def test_a_damaged_database_is_restored_from_the_backup(project, how, capsys):
     check_sound(project.folder)
 
 
+def test_a_damaged_file_says_nothing_of_how_many_events_there_were(tmp_path, items):
+    """Its largest number may be of bytes that are none: nothing is called lost that never was."""
+    folder = tmp_path / "p"
+    with Project.create(folder, ProjectSettings(overlap=0)) as project:
+        project.add_items(items(3))
+    Project.open(folder).close()
+    root_page(folder / "events.sqlite")
+    assert not any("events are lost" in line for line in restored(folder))
+    with Project.open(folder) as again:
+        assert [event.kind for event in again.events()] == ["person", "item", "item", "item"]
+
+
 @pytest.mark.parametrize("has_backup", [True, False])
 def test_only_damaged_events_are_lost(project, has_backup):
     """Each has a checksum: what was changed is named, and all that was not is kept, before it and after it."""
