@@ -122,23 +122,32 @@ def first_fails(completions):
     return [math.nan if i % 4 == 0 and len(completions) == 16 else float(i) for i in range(len(completions))]
 
 
+def second_fails(completions):
+    """On a response to the second prompt."""
+    return [math.nan if i == 5 and len(completions) == 16 else float(i) for i in range(len(completions))]
+
+
+ALONE = {"advantage": "batch-mean", "kl_in": "reward"}
 TABLES = {
-    "masked": (GRPOConfig, IN_THE_LOSS, varied, 0),
-    "a reward that fails": (GRPOConfig, {}, first_fails, 1),
-    "pairs, a reward that fails": (OnlineDPOConfig, {}, first_fails, 1),
+    "masked": (GRPOConfig, IN_THE_LOSS, varied, [0, 4, 8]),
+    "a reward that fails": (GRPOConfig, ALONE, first_fails, [1, 5, 9]),
+    "groups, a reward that fails": (GRPOConfig, {}, second_fails, [0, 8, 12]),
+    "pairs, a reward that fails": (OnlineDPOConfig, {}, second_fails, [0, 8, 12]),
 }
+"""The rows that are shown, among all that were sampled."""
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_of_samples_has_a_response_to_each_of_the_first_prompts(config, apart, name):
     """The first that has a score, whether it was cut or not."""
-    kind, changes, reward, first = TABLES[name]
+    kind, changes, reward, shown = TABLES[name]
     sizes = {"rollout_batch_size": 16, "minibatch_size": 16, "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1}
     tables = {"rollouts": "all", "sample_every": 1, "num_samples": 3, "eval_fraction": 0.0, "max_failed_rewards": 0.5}
     settings = config(kind, model=apart["policy"], **sizes | tables | changes)
     (train_online_dpo if kind is OnlineDPOConfig else train_online)(settings, [reward])
-    rows = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()[first::4][:3]
-    assert "length" in {row["finish_reason"] for row in rows}
+    everything = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
+    rows = [everything[row] for row in shown]
+    assert "length" in {row["finish_reason"] for row in (everything if reward is second_fails else rows)}
     samples = [json.loads(x) for x in (settings.output / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     named = ("prompt", "response", "score", "kl")
     assert [[one[name] for name in named] for one in samples] == [[row[name] for name in named] for row in rows]

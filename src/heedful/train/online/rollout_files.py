@@ -60,7 +60,7 @@ def _table(step: int, scored: Scored, *, has_kl: bool, hide: Callable[[str], str
     prompts = zip(batch.ids[:, :width].tolist(), batch.attention_mask[:, :width].tolist(), strict=True)
     failed = set(given.failed)
     scores = [None if row in failed else total for row, total in enumerate(given.totals)]
-    # of those that have a score, in their places among all
+    learned = {id(one) for one in scored.completions}  # the others are left out of the step
     shaped, kl = iter(scored.shaped.tolist()), iter(scored.kl.tolist())
     texts, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
     columns = {
@@ -78,8 +78,8 @@ def _table(step: int, scored: Scored, *, has_kl: bool, hide: Callable[[str], str
         "rewards": pa.StructArray.from_arrays(
             [pa.array(column, pa.float64()) for column in given.parts.values()], names=_strings(given.parts).to_pylist()
         ),
-        "shaped_score": pa.array([None if one is None else next(shaped) for one in scores], pa.float64()),
-        "kl": pa.array([None if one is None or not has_kl else next(kl) for one in scores], pa.float64()),
+        "shaped_score": pa.array([next(shaped) if id(one) in learned else None for one in completions], pa.float64()),
+        "kl": pa.array([next(kl) if has_kl and id(one) in learned else None for one in completions], pa.float64()),
         "length": pa.array(rollouts.lengths.tolist(), pa.int32()),
         "finish_reason": pa.array(["length" if cut else "stop" for cut in rollouts.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
