@@ -15,6 +15,7 @@ from heedful.errors import ConfigError
 
 VARIABLE = "HEEDFUL_FAULTS"
 POINTS = {
+    "run.moving": "a file or folder of the run that is replaced has moved, others have not",
     "run.aside": "the run that is replaced is set aside, and nothing is in its place",
     "run.named": "the folder is there with the run's name, but not its settings",
     "run.opened": "the folder is there with the run's settings",

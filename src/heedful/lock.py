@@ -8,56 +8,49 @@ import platform
 import time
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from heedful.errors import ConfigError
 from heedful.files import to_json
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # there is no lock then
-
 LOCK = ".lock"
-HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-"""What the system says of a lock that somebody has; anything else means that it has no locks here."""
-TRIES = 4
-"""A lock is tried so often, 50 ms apart: somebody may be looking at it (`is_locked`), or just letting it go."""
+WAIT = 0.2
+"""Seconds for which a lock is tried: another process may be testing it (`is_locked`), or just releasing it."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+"""What the system says on a file system without locks."""
 
 
 class FolderLock:
-    """A lock on a folder, held until `release`, the end of a ``with`` block or of the process. Raises ConfigError, naming the
-    owner.
+    """A lock on a folder, held until `release`, the end of a ``with`` block or of the process.
 
-    ``refusal`` is what its message says, with ``{owner}`` where the owner is named. Where there are no locks,
-    `keeps_others_out` is false.
+    Args:
+        folder: a folder that exists.
+        refusal: what the error says, with ``{owner}`` where the owner is named; None is the text for an output folder.
+
+    Raises ConfigError, naming the owner, if another process holds the lock. On a file system without locks,
+    `keeps_others_out` is False.
     """
 
     def __init__(self, folder: Path, refusal: str | None = None) -> None:
         self.path = folder / LOCK
-        self.keeps_others_out = fcntl is not None
-        for tries in range(1, TRIES + 1):
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            self._file: int | None = file
-            if fcntl is None:
-                return
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self.path.exists() and os.fstat(file).st_ino == self.path.stat().st_ino:
-                    break  # else the former owner has removed the file meanwhile
-                os.close(file)
-            except OSError as error:
-                if error.errno not in HELD:  # a file system without locks
-                    self.keeps_others_out = False
-                    break
-                os.close(file)
-            if tries == TRIES:
-                refusal = refusal or (
-                    f"--output {folder} is being written by another run ({{owner}}); wait for it, end it, or choose "
-                    "another folder"
-                )
-                raise ConfigError(refusal.replace("{owner}", owner(folder)))
-            time.sleep(0.05)
-        os.ftruncate(file, 0)
-        os.write(file, to_json({"process": os.getpid(), "host": platform.node(), "since": time.time()}).encode())
+        self.keeps_others_out = True
+        self._is_held = True
+        self._lock = _file_lock(self.path)
+        try:
+            self._lock.acquire(timeout=WAIT, poll_interval=WAIT / 4)
+        except Timeout:
+            refusal = refusal or (
+                f"--output {folder} is being written by another run ({{owner}}); wait for it, end it, or choose "
+                "another folder"
+            )
+            raise ConfigError(refusal.replace("{owner}", owner(folder))) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            self.keeps_others_out = False
+        facts = {"process": os.getpid(), "host": platform.node(), "since": time.time()}
+        with contextlib.suppress(OSError):  # Windows, where nobody may write to a locked file
+            self.path.write_text(to_json(facts), encoding="utf-8")
 
     def __enter__(self) -> "FolderLock":
         return self
@@ -67,25 +60,30 @@ class FolderLock:
 
     def release(self) -> None:
         """Let others write. A second time does nothing."""
-        file, self._file = self._file, None
-        if file is not None:
+        if self._is_held:
+            self._is_held = False
             with contextlib.suppress(OSError):
-                if os.fstat(file).st_ino == self.path.stat().st_ino:
-                    self.path.unlink()
-            os.close(file)
+                self.path.unlink()
+            self._lock.release()
+
+
+def _file_lock(path: Path) -> FileLock:
+    # A soft lock, which filelock would use where there are no others, stays after a kill.
+    return FileLock(path, thread_local=False, fallback_to_soft=False)
 
 
 def is_locked(folder: Path) -> bool:
-    """True if a process holds the lock of a folder."""
-    if fcntl is None or not (folder / LOCK).is_file():
+    """True if a process holds the lock of a folder, or if this process may not find out."""
+    if not (folder / LOCK).is_file():
         return False
-    file = os.open(folder / LOCK, os.O_RDONLY)
+    lock = _file_lock(folder / LOCK)
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in HELD
-    finally:
-        os.close(file)
+        lock.acquire(timeout=0)
+    except (Timeout, PermissionError):
+        return True
+    except OSError:  # no locks here
+        return False
+    lock.release()
     return False
 
 

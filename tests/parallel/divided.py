@@ -44,13 +44,13 @@ from heedful.parallel.sharding import (
 )
 from heedful.sampling.generate import sample
 from heedful.sampling.vllm import servers
-from heedful.train import compact_adamw, same_run
+from heedful.train import compact_adamw, rank_consistency
+from heedful.train.checkpoints import DIVIDED, read_state, write_divided, write_state
 from heedful.train.division import divide
 from heedful.train.online.average import WeightAverage
 from heedful.train.optimization import make_optimizer, optimizer_step
-from heedful.train.same_run import check_same_weights
+from heedful.train.rank_consistency import check_same_weights
 from heedful.train.state import load_optimizer_state, load_trained_weights, optimizer_state, trained_weights
-from heedful.train.state_file import DIVIDED, read_state, write_divided, write_state
 
 (MODELS, FOLDER), NAMES = (Path(word) for word in sys.argv[1:3]), sys.argv[3:]
 CPU, STEPS, ROWS = torch.device("cpu"), 5, 5
@@ -416,19 +416,19 @@ def patience():
 
 def differs():
     """What is said of a rank with another version of a library, and of one whose code differs by a line."""
-    here, told = Path(same_run.__file__), []
+    here, told = Path(rank_consistency.__file__), []
     other = FOLDER / f"heedful-{ranks.rank()}"
     shutil.copytree(here.parents[1], other)
     for plant in ("versions", "code"):
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank() == 1 and plant == "versions":
-                patched.setattr(same_run, "version", lambda name: "0.1" if name == "torch" else version(name))
+                patched.setattr(rank_consistency, "version", lambda name: "0.1" if name == "torch" else version(name))
             elif plant == "code":
-                patched.setattr(same_run, "__file__", str(other / "train" / here.name))
+                patched.setattr(rank_consistency, "__file__", str(other / "train" / here.name))
                 if ranks.rank() == 1:
                     with (other / "errors.py").open("a", encoding="utf-8") as file:
                         file.write("# another line\n")
-            told.append(message_of(lambda: ranks.check_same(same_run._facts(CONFIG), same_run.REMEDY)))
+            told.append(message_of(lambda: ranks.check_same(rank_consistency._facts(CONFIG), rank_consistency.REMEDY)))
     return told
 
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from heedful.errors import CheckpointError
-from heedful.train.checkpoints import Checkpoints
-from heedful.train.manifest import MANIFEST, verify, write_manifest
-from heedful.train.state_file import read_state, write_state
+from heedful.train.checkpoints import MANIFEST, Checkpoints, read_state, verify, write_manifest, write_state
 
 
 class Model:
@@ -130,7 +128,7 @@ def test_of_another_run(checkpoints, tmp_path):
 def resigned(folder, **changes):
     """Write a manifest that is right in itself, with other content."""
     from heedful.files import to_json
-    from heedful.train.manifest import _digest
+    from heedful.train.checkpoints import _digest
 
     content = json.loads((folder / MANIFEST).read_text("utf-8")) | changes
     content.pop("sha256")
@@ -248,9 +246,9 @@ def test_not_a_number_is_read_back(tmp_path):
 
 
 def test_a_state_in_several_files(tmp_path, monkeypatch):
-    from heedful.train import state_file
+    from heedful.train import checkpoints
 
-    monkeypatch.setattr(state_file, "MOST_BYTES", 100)
+    monkeypatch.setattr(checkpoints, "MOST_BYTES", 100)
     state = {str(i): torch.randn(i, 7) for i in range(9)}
     write_state(tmp_path / "state", state)
     assert len(list((tmp_path / "state").glob("tensors-*"))) > 4

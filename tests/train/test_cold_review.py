@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -14,8 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import faults
-from heedful import lock as locks
 from heedful.cli import main
 from heedful.configs.demo import DemoConfig
 from heedful.configs.parse import parse
@@ -28,8 +27,9 @@ from heedful.files import complete_or_absent
 from heedful.lock import FolderLock, is_locked
 from heedful.signals import Stops
 from heedful.train import sft as sft_module
-from heedful.train.disk_space import check_space
-from heedful.train.output_folder import check_output, differences, saved_settings, settings_of
+from heedful.train.checkpoints import check_space
+from heedful.train.output_folder import check_output
+from heedful.train.provenance import differences, saved_settings, settings_of
 from heedful.train.run_folder import RunFolder, cut_logs
 from heedful.train.runs import state_of
 
@@ -326,32 +326,22 @@ def test_runs_says_what_the_command_will_do(sft, tmp_path, what, killed):
         sft()
 
 
-def test_nobody_sees_a_folder_that_is_not_locked_yet(sft, tmp_path):
-    """While one run is set aside and its successor is not in its place, another start brings the old one back: then the
-    successor gives up, and the old run is whole."""
+def test_nobody_starts_in_a_folder_whose_run_moves_aside(sft, tmp_path, monkeypatch):
+    """Neither in the middle, which looks like a kill, nor while there is nothing in its place."""
     sft()
-    before = files(tmp_path / "run")
+    refused = []
 
-    def other(right=faults.hit):
-        def act(point):
-            if point == "run.aside":
-                with pytest.raises(ConfigError, match="is being written"):
-                    check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=True))
-            right(point)
+    def other(point):
+        for overwrite in (True, False):
+            with pytest.raises(ConfigError, match="is being written by another run"):
+                check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=overwrite))
+        refused.append(point)
 
-        return act
-
-    import heedful.train.run_folder as module
-
-    right = module.hit
-    module.hit = other()
-    try:
-        with pytest.raises(ConfigError, match="cannot be made"):
-            sft(overwrite=True)
-    finally:
-        module.hit = right
-    assert files(tmp_path / "run") == before
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    monkeypatch.setattr("heedful.train.output_folder.hit", other)
+    sft(overwrite=True)
+    assert set(refused) == {"run.moving", "run.aside"}
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, capsys):
@@ -360,7 +350,7 @@ def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, cap
     def refused(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    monkeypatch.setattr(fcntl, "flock", refused)
     assert sft()["steps"] == 3
     assert not is_locked(tmp_path / "run")
     assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from heedful.configs.sft import SFTConfig
+from heedful.train.early_stopping import EarlyStopping
 from heedful.train.metric_sums import MetricSums
 from heedful.train.optimization import Schedule, lr_factor, make_optimizer, optimizer_step
-from heedful.train.patience import Patience
 
 
 def options(**changes):
@@ -146,7 +146,7 @@ def test_metrics_add_up_over_micro_batches_and_average_over_steps():
 
 
 def test_patience_counts_evaluations_since_the_best():
-    patience = Patience(2, higher_is_better=False)
+    patience = EarlyStopping(2, higher_is_better=False)
     assert [patience.update(value, step) for step, value in enumerate([3.0, 2.0, 2.0, 2.5])] == [
         True,
         True,
@@ -154,7 +154,7 @@ def test_patience_counts_evaluations_since_the_best():
         False,
     ]
     assert (patience.best, patience.best_step, patience.exhausted) == (2.0, 1, True)
-    endless = Patience(0, higher_is_better=True)
+    endless = EarlyStopping(0, higher_is_better=True)
     for step in range(9):
         endless.update(-float(step), step)
     assert not endless.exhausted

@@ -16,10 +16,11 @@ from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError, MachineError
 from heedful.rewards import Reward
-from heedful.train.disk_space import check_space
-from heedful.train.environment import IN_PYTHON, same_sources
+from heedful.train import run_folder
+from heedful.train.checkpoints import check_space
 from heedful.train.online.engine import train_ppo
-from heedful.train.online.given import given_in_python
+from heedful.train.online.provenance import given_in_python
+from heedful.train.provenance import IN_PYTHON, check_same_sources
 from heedful.train.run_folder import RunFolder
 
 
@@ -34,20 +35,22 @@ def files_but_curves(folder):
     return {name: content for name, content in files(folder).items() if not name.startswith("tensorboard/")}
 
 
-LATER = [pytest.param(point, marks=pytest.mark.exhaustive) for point in ("run.started", "evaluated", "save.files")]
+FAULTS = ["run.opened:kill", "evaluation:kill", "run.aside:kill"]
+FAULTS += [f"run.moving:kill@{number}" for number in (1, 5, 9)]
+FAULTS += [pytest.param(f"{p}:kill", marks=pytest.mark.exhaustive) for p in ("run.started", "evaluated", "save.files")]
 
 
-@pytest.mark.parametrize("point", ["run.aside", "run.opened", "evaluation", *LATER])
-def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, point, killed):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_overwrite_that_is_killed_before_its_first_step_loses_nothing(sft, tmp_path, fault, killed):
     """Finding 3: the good run has its name again, whatever is tried next, and as often as it is killed."""
     sft()
     before = files(tmp_path / "run")
     for _ in range(3):
-        killed(f"{point}:kill", lambda: sft(overwrite=True, seed=1))
+        killed(fault, lambda: sft(overwrite=True, seed=1))
     with pytest.raises(ConfigError, match="already holds a run, which is finished"):
         sft()
     assert files(tmp_path / "run") == before
-    assert [path.name for path in tmp_path.glob(".*")] == []
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == []
 
 
 def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path, killed):
@@ -55,9 +58,33 @@ def test_the_replaced_run_is_kept_until_the_new_one_has_its_final(sft, tmp_path,
     sft()
     before = files(tmp_path / "run")
     killed("step.learned:kill@3", lambda: sft(overwrite=True, seed=1))
-    (aside,) = tmp_path.glob(".run.replaced-*")
-    assert files(aside) == before
+    assert files(tmp_path / "run" / ".replaced") == before
     sft(seed=1)
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_runs_replaced_one_after_the_other_come_back_in_turn(sft, tmp_path, killed):
+    """The second never had a final/, so the first is kept inside it while a third, which fails, takes its place."""
+    sft()
+    first = files(tmp_path / "run")
+    killed("step.learned:kill@3", lambda: sft(overwrite=True, seed=1))
+    second = files(tmp_path / "run")
+    faults.plan("evaluation:raise")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        sft(overwrite=True, seed=2)
+    faults.plan("")
+    assert files(tmp_path / "run") == second
+    assert files(tmp_path / "run" / ".replaced") == first
+
+
+def test_a_run_that_an_earlier_version_set_aside_comes_back(sft, tmp_path):
+    """It set a run aside beside its folder; killed there, it left the folder of a run without a first step."""
+    sft()
+    before = files(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / ".run.replaced-0123abcd")
+    with pytest.raises(ConfigError, match="already holds a run, which is finished"):
+        sft()
+    assert files(tmp_path / "run") == before
     assert not list(tmp_path.glob(".*"))
 
 
@@ -286,7 +313,6 @@ def test_a_last_model_without_a_checkpoint_is_never_deleted(sft, tmp_path, kille
 
 
 def test_a_summary_that_cannot_be_written_costs_only_the_summary(sft, tmp_path, monkeypatch):
-    from heedful.train.run_folder import RunFolder
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -434,14 +460,14 @@ def test_another_revision_on_the_hub():
     facts = {"data": {}, "models": {}, "versions": {}, "cpu": {"threads": 1}, "revisions": {"org/模型": "a" * 40}}
     now = facts | {"revisions": {"org/模型": "b" * 40}}
     with pytest.raises(ConfigError, match=r"org/模型 is not what it was.*--allow-change models"):
-        same_sources(facts, now, allowed=["data"])
-    assert same_sources(facts, now, allowed=["models"]) == []
+        check_same_sources(facts, now, allowed=["data"])
+    assert check_same_sources(facts, now, allowed=["models"]) == []
 
 
 def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, tmp_path, monkeypatch):
     """The step is not done then: the model as it is has the step's number, and the run goes on from the one before."""
     sft(output=tmp_path / "whole")
-    right, calls = RunFolder._write_line, []
+    right, calls = run_folder._write_line, []
 
     def write_half(file, record):
         if file.name.endswith("metrics.jsonl") and record["step"] == 3 and "loss/sft" in record:
@@ -451,7 +477,7 @@ def test_a_metric_that_cannot_be_written_leaves_no_torn_line(sft, tmp_path, monk
         right(file, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "_write_line", staticmethod(write_half))
+        patch.setattr(run_folder, "_write_line", write_half)
         with pytest.raises(OSError, match="No space left"):
             sft()
     assert calls

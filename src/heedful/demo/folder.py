@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -13,7 +14,7 @@ from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.models.tiny import make_tiny_model
-from heedful.train.output_folder import aside_prefix, asides, check_folder, has_begun, real_path
+from heedful.train.output_folder import check_folder, has_begun, real_path
 
 MARKER = "demo.json"
 STAGES = ("sft", "reward", "ppo")
@@ -85,7 +86,7 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
     Raises ConfigError if the folder cannot be made.
     """
     output = real_path(config.output)
-    aside = output.with_name(f"{aside_prefix(output)}{uuid.uuid4().hex[:8]}")
+    aside = output.with_name(f".{output.name}.replaced-{uuid.uuid4().hex[:8]}")
     try:
         with contextlib.ExitStack() as unless_made, complete_or_absent(output) as folder:
             lock = unless_made.enter_context(FolderLock(folder))
@@ -115,12 +116,22 @@ def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
 
 def drop_replaced(output: Path) -> None:
     """Remove the demos that a finished one replaces."""
-    for old in asides(real_path(output), holding="world"):
+    for old in _asides(real_path(output)):
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _asides(output: Path) -> list[Path]:
+    """Demos that were set aside for the one in a folder, the last one first."""
+    name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
+    try:
+        found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
+    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
+        return []
+    return sorted((path for path in found if (path / "world").exists()), key=lambda p: -p.stat().st_ctime_ns)
+
+
 def _bring_back(output: Path) -> None:
-    older = asides(output, holding="world")
+    older = _asides(output)
     stages = [output / stage for stage in STAGES]
     if not older or any(map(has_begun, stages)) or any(map(is_locked, (output, *stages))):
         return

@@ -28,7 +28,7 @@ from heedful.label.records import Item
 from heedful.label.rounds_page import COUNTED
 from heedful.rounds.asking import SHARED
 from heedful.rounds.notes import Note, RoundNotes, folder_of
-from heedful.train.disk_space import check_space
+from heedful.train.checkpoints import check_space
 from heedful.train.online import start as online
 from heedful.train.online.engine import train_ppo
 from heedful.train.output_folder import finished

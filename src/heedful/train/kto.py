@@ -68,7 +68,7 @@ def train_kto(config: KTOConfig) -> dict[str, Any]:
         can_evaluate=bool(data.held_out),
     ) as run:
         for step in run.steps():
-            if run.learns(step):
+            if run.needs_update(step):
                 with run.update():
                     run.log(
                         step, learn(learner, [data.train[row] for row in next(learner.batches)], data.pad_id, config)

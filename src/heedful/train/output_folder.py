@@ -1,34 +1,34 @@
-"""What a run may do with its output folder: make it, replace a run in it, go on with one, or leave it alone."""
+"""What a run may do with its output folder: use an empty one, replace a run in it, continue one, or leave it alone.
 
-import hashlib
+A run that is replaced (``--overwrite``) moves into the hidden folder ``.replaced`` of the same output folder until the new
+one has its ``final/``. If the new one never comes to its first step, the older one moves back: at once after an error, at the
+next start after a kill.
+"""
+
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from heedful.configs.checks import flag
 from heedful.configs.options import RunOptions
-from heedful.configs.parse import to_yaml
 from heedful.errors import ConfigError
-from heedful.files import blocking_file, read_object, read_record, to_json
+from heedful.faults import hit
+from heedful.files import blocking_file, read_object, read_record
 from heedful.lock import LOCK, FolderLock, is_locked, owner
 from heedful.train import skips
-from heedful.train.checkpoints import NAME
-from heedful.train.environment import with_bases
+from heedful.train.provenance import differences, inputs, saved_settings, settings_of
 
 MARKER = "run.json"
 """The file by which a folder is a run's."""
 LOGS = ("metrics.jsonl", "samples.jsonl")
-MODELS = ("best", "final")
 NOT_ALWAYS = (skips.FILE,)
 """Logs that are there only if there is something to say."""
-OURS = {
+MODELS = ("best", "final")
+CONTENTS = {
     MARKER,
-    LOCK,
     "config.yaml",
     "environment.json",
     "summary.json",
@@ -40,34 +40,11 @@ OURS = {
     *NOT_ALWAYS,
     *MODELS,
 }
-"""All that a run writes into its folder, besides temporary names of these."""
-TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
-OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
-"""Settings that say where and how a run is called, not what it does."""
-FREE = (
-    *OF_THIS_CALL,
-    "save_every",
-    "save_minutes",
-    "keep",
-    "distributed_timeout_minutes",
-    "memory_check",
-    "judge_cache",
-    "judge_key_env",
-    "reward_concurrency",
-    "reward_retry_minutes",
-    "reward_token_env",
-    "rollouts",
-    "sampler_retry_minutes",
-    "shard",
-    "replicas",
-    "sync_every",
-    *TRACKING,
-)
-"""Settings that an unfinished run may go on with whatever they are: no number depends on them."""
-
-
-ANEW = "the run cannot go on without it: bring it back, choose another folder, or add --overwrite to replace the run"
-"""What to do about a file of an unfinished run that cannot be used."""
+"""All that a run writes into its folder, besides its lock and temporary names of these."""
+REPLACED = ".replaced"
+"""The folder of the run that another replaces."""
+MOVING = ".replaced-partial"
+"""The same while the run moves into it or out of it; what it lacks is still, or again, in the output folder."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +54,7 @@ class Plan:
     resumes: bool = False
     replaces: bool = False
     changes: tuple[str, ...] = ()
-    """Settings that are not those with which the run began, as was allowed."""
+    """Settings that differ from those of the run's beginning, as was allowed."""
 
 
 def check_folder(output: Path) -> None:
@@ -97,7 +74,8 @@ def real_path(output: Path) -> Path:
 def check_output(config: RunOptions) -> Plan:
     """Decide what becomes of what is in the output folder, before any work is done. Raises ConfigError.
 
-    A run that was set aside by another which never came to its first step has its name again.
+    What a kill cut short is repaired first: a replaced run whose successor never came to its first step moves back, and a new
+    run without its first files is removed.
     """
     check_folder(config.output)
     output = real_path(config.output)
@@ -106,15 +84,9 @@ def check_output(config: RunOptions) -> Plan:
         raise ConfigError(
             f"--judge-cache {cache} is in the folder of the run; name a file elsewhere, for other runs too"
         )
-    bring_back(output)
-    found = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    found = {name for name in found if not _is_temporary(name)}
-    if MARKER in found and not {"environment.json", "config.yaml"} <= found and not has_begun(output):
-        lock = FolderLock(output)  # refused if that run is only just writing them
-        clear(output)  # killed while it wrote its first files
-        lock.release()
-        found = set()
-    if not found - {LOCK}:
+    _repair(output)
+    found = set(_foreign(output)) | {path.name for path in _contents(output)}
+    if not found:
         if config.resume not in ("auto", "never"):
             raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
         return Plan()
@@ -128,12 +100,12 @@ def check_output(config: RunOptions) -> Plan:
             "folder"
         )
     if config.overwrite:
-        _check_replaceable(output, found, config)
+        _check_replaceable(output, config)
         return Plan(replaces=True)
     return _check_resumable(output, config)
 
 
-def _check_replaceable(output: Path, found: set[str], config: RunOptions) -> None:
+def _check_replaceable(output: Path, config: RunOptions) -> None:
     if config.resume not in ("auto", "never"):
         raise ConfigError("--overwrite starts anew and --resume goes on; leave out one of the two")
     for path in inputs(config):
@@ -142,18 +114,12 @@ def _check_replaceable(output: Path, found: set[str], config: RunOptions) -> Non
                 f"--output {output} holds {path}, which this run is made from and --overwrite would delete; choose another "
                 "folder"
             )
-    foreign = sorted(name for name in found - OURS if not _is_temporary(name))
+    foreign = sorted(_foreign(output))
     if foreign:
         raise ConfigError(
             f"--output {output} holds {', '.join(foreign[:3])}, which no run wrote and --overwrite would delete; move it "
             "away, or choose another folder"
         )
-
-
-def _is_temporary(name: str) -> bool:
-    """The name that something of ours has while it is written or replaced."""
-    begin, _, end = name.rpartition(".")
-    return begin.startswith(".") and begin[1:] in OURS and end in ("heedful-partial", "heedful-replaced")
 
 
 def _check_resumable(output: Path, config: RunOptions) -> Plan:
@@ -197,115 +163,10 @@ def finished(config: RunOptions) -> dict[str, Any] | None:
     return read_object(path, "choose another folder, or add --overwrite to replace the run", error=ConfigError)
 
 
-def settings_of(config: RunOptions) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, as YAML holds them. See `hidden` for those that hold a secret."""
-    settings = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
-    return _with_marks(settings, hidden(config))
-
-
-def hidden(config: RunOptions) -> dict[str, str]:
-    """A mark of each setting whose secrets are left out of config.yaml, such as the query of an address, by which another
-    value is known as another: 32 bits of a SHA-256 sum, from which no secret can be found."""
-    plain = yaml.safe_load(to_yaml(config, leave_out=FREE))
-    written = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
-    return {
-        name: hashlib.sha256(to_json(value).encode("utf-8", "backslashreplace")).hexdigest()[:8]
-        for name, value in plain.items()
-        if value != written[name]
-    }
-
-
-def _with_marks(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    return settings | {name: f"{settings.get(name)} (#{mark})" for name, mark in marks.items()}
-
-
-def saved_settings(output: Path) -> dict[str, Any]:
-    """The same of the run in a folder. Raises ConfigError."""
-    saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
-    marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
-    return _with_marks({name: value for name, value in saved.items() if name not in FREE}, marks)
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings whose values differ, with both values; None for one that is not there."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return {name: (old.get(name), new.get(name)) for name in names}
-
-
-def inputs(config: RunOptions) -> list[Path]:
-    """The local files and folders that a configuration names; some of them do not exist, as Hub names."""
-    names = (
-        "model",
-        "reference",
-        "value_model",
-        "data",
-        "eval_data",
-        "offset_data",
-        "ptx_data",
-        "chat_template",
-        "judge_rubric",
-    )
-    paths = [getattr(config, name, None) for name in names]
-    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
-        kind, _, rest = reward.partition(":")
-        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
-    return [Path(part) for path in paths if path for part in with_bases(path)]
-
-
-def aside_prefix(output: Path) -> str:
-    """What the name begins with that a run has while another replaces it."""
-    return f".{output.name}.replaced-"
-
-
-def new_prefix(output: Path) -> str:
-    """What the name begins with that a new run has until the one that it replaces is aside."""
-    return f".{output.name}.heedful-new-"
-
-
-def asides(output: Path, *, holding: str = "environment.json") -> list[Path]:
-    """Runs that were set aside for the one in a folder, the last one first: those that hold what every run holds."""
-    named = _named(output, aside_prefix(output))
-    ours = [path for path in named if (path / holding).exists() and not path.is_symlink()]
-    return sorted(ours, key=lambda path: path.stat().st_ctime_ns, reverse=True)
-
-
-def _named(output: Path, prefix: str) -> list[Path]:
-    """What stands beside a folder under a hidden name of ours."""
-    name = re.compile(re.escape(prefix) + "[0-9a-f]{8}")
-    try:
-        return [path for path in output.parent.iterdir() if name.fullmatch(path.name)]
-    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
-        return []
-
-
-def bring_back(output: Path) -> None:
-    """Give a run its name again if what replaced it never came to its first step, as after a kill."""
-    for path in _named(output, new_prefix(output)):
-        if not is_locked(path) and {file.name for file in path.iterdir()} <= {LOCK}:
-            shutil.rmtree(path)
-    older = asides(output)
-    if not older or is_locked(output) or has_begun(output):
-        return
-    if output.exists() and any(path.name not in OURS and not _is_temporary(path.name) for path in output.iterdir()):
-        return
-    if output.exists():
-        clear(output)
-        (output / LOCK).unlink(missing_ok=True)
-        output.rmdir()
-    older[0].rename(output)
-
-
 def holds_models(output: Path) -> bool:
-    """True if a run has left models that nothing goes on from: a last one, or whatever is among its checkpoints."""
+    """True if a run has left models to which no checkpoint leads: a last one, or anything among its checkpoints."""
     checkpoints = output / "checkpoints"
     return (output / "final").exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-
-
-def bytes_of_models(output: Path) -> int:
-    """What the checkpoints, best/ and final/ of a run take of the disk; not what is set aside, which no new one replaces."""
-    found = (output / "checkpoints").glob("step-*")
-    folders = [output / name for name in MODELS] + [path for path in found if NAME.fullmatch(path.name)]
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def has_begun(output: Path) -> bool:
@@ -316,20 +177,94 @@ def has_begun(output: Path) -> bool:
         lines = (output / "metrics.jsonl").read_bytes().split(b"\n")
     except OSError:
         return False
-    return any(_step(line) > 0 for line in lines)
+    steps = [(read_record(line) or {}).get("step") for line in lines]
+    return any(isinstance(step, int) and step > 0 for step in steps)
 
 
-def _step(line: bytes) -> int:
-    step = (read_record(line) or {}).get("step")
-    return step if isinstance(step, int) else 0
-
-
-def clear(folder: Path) -> None:
-    """Remove what a run wrote into its folder, but for its lock."""
-    for path in folder.iterdir():
-        if path.name == LOCK or not (path.name in OURS or _is_temporary(path.name)):
-            continue
+def clear(output: Path) -> None:
+    """Remove what a run wrote into its folder, but for its lock and the run that it replaces."""
+    for path in _contents(output):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+
+
+def set_aside(output: Path) -> None:
+    """Move the run in a folder, and what it had replaced itself, into `REPLACED`."""
+    (output / MOVING).mkdir()
+    for path in [*_contents(output), *_existing(output / REPLACED)]:
+        path.rename(output / MOVING / path.name)
+        hit("run.moving")
+    (output / MOVING).rename(output / REPLACED)
+    hit("run.aside")
+
+
+def bring_back(output: Path) -> None:
+    """Move the run that was set aside back, in the place of one that never came to its first step; if there is one."""
+    if not (output / MOVING).exists():
+        if not (output / REPLACED).exists():
+            return
+        clear(output)
+        (output / REPLACED).rename(output / MOVING)
+    for path in (output / MOVING).iterdir():
+        path.rename(output / path.name)
+    (output / MOVING).rmdir()
+
+
+def drop_replaced(output: Path) -> None:
+    """Remove the run that this one replaces."""
+    shutil.rmtree(output / REPLACED, ignore_errors=True)
+
+
+def _repair(output: Path) -> None:
+    """Bring a folder that a kill left in the middle of something to a state in which it is a run, or empty."""
+    _adopt_sibling(output)
+    is_cut_short = (output / MOVING).exists()
+    if not is_cut_short and has_begun(output):
+        return
+    has_first_files = all((output / name).exists() for name in ("environment.json", "config.yaml"))
+    if is_cut_short or (output / REPLACED).exists() or ((output / MARKER).exists() and not has_first_files):
+        with FolderLock(output):  # refused if another process is only just writing them
+            if (output / MARKER).exists() and not has_first_files and not is_cut_short:
+                clear(output)
+            bring_back(output)
+
+
+def _adopt_sibling(output: Path) -> None:
+    """Move a run that an earlier version set aside beside the folder, as .NAME.replaced-XXXXXXXX, to where this one looks."""
+    name = re.compile(re.escape(f".{output.name}.replaced-") + "[0-9a-f]{8}")
+    try:
+        found = [path for path in output.parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
+    except (FileNotFoundError, PermissionError):  # not there yet; may be entered, but not listed
+        return
+    runs = sorted((path for path in found if (path / "environment.json").exists()), key=lambda p: p.stat().st_ctime_ns)
+    if runs and not (output / REPLACED).exists():
+        output.mkdir(exist_ok=True)
+        with FolderLock(output):
+            runs[-1].rename(output / REPLACED)
+
+
+def _contents(output: Path) -> list[Path]:
+    """What a run wrote into its folder."""
+    return [path for path in _entries(output) if path.name in CONTENTS or _is_temporary(path.name)]
+
+
+def _foreign(output: Path) -> list[str]:
+    """The names of what no run wrote."""
+    ours = {*CONTENTS, LOCK, REPLACED, MOVING}
+    return [path.name for path in _entries(output) if path.name not in ours and not _is_temporary(path.name)]
+
+
+def _entries(output: Path) -> Iterator[Path]:
+    return output.iterdir() if output.is_dir() else iter(())
+
+
+def _existing(path: Path) -> list[Path]:
+    return [path] if path.exists() else []
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether a name is that of something of a run while it is written or replaced."""
+    begin, _, end = name.rpartition(".")
+    return begin.startswith(".") and begin[1:] in CONTENTS and end in ("heedful-partial", "heedful-replaced")

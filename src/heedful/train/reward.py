@@ -103,7 +103,7 @@ def train_reward(config: RewardConfig) -> dict[str, Any]:
         can_evaluate=bool(held_out),
     ) as run:
         for step in run.steps():
-            if run.learns(step):
+            if run.needs_update(step):
                 with run.update():
                     run.log(step, learn(learner, [train[row] for row in next(learner.batches)], config))
                     learner.skips.check()

@@ -1,4 +1,4 @@
-"""The runs in a folder: which are finished, which are being written, which can go on."""
+"""The runs in a folder: which are finished, which are being written, which can continue."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from heedful.errors import CheckpointError, ConfigError
 from heedful.files import read_object, read_record
 from heedful.lock import is_locked, owner
 from heedful.train.checkpoints import Checkpoints
-from heedful.train.output_folder import MARKER, holds_models, saved_settings
+from heedful.train.output_folder import MARKER, holds_models
+from heedful.train.provenance import saved_settings
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RunState:
     metric: str
     """The last value of the metric that decides which model is best; empty before the first evaluation."""
     note: str
-    """Where an unfinished run goes on, or why it cannot."""
+    """Where an unfinished run continues, or why it cannot."""
 
 
 def find_runs(folder: Path) -> Iterator[RunState]:
@@ -40,18 +41,15 @@ def find_runs(folder: Path) -> Iterator[RunState]:
 
 def state_of(run: Path) -> RunState:
     """The state of the run in a folder."""
-    marker, damage = _marker(run)
+    marker: dict[str, Any] = {}
+    damage = ""
+    try:
+        marker = read_object(run / MARKER, "bring it back", needs=["run"])
+    except CheckpointError as error:  # a heedful that could not resume wrote none
+        damage = str(error) if (run / MARKER).exists() else ""
     step, metric = _last_metrics(run / "metrics.jsonl", marker.get("objective"))
     state, note = _state(run, marker, damage)
     return RunState(run, marker.get("algorithm", "?"), state, step, marker.get("total_steps"), metric, note)
-
-
-def _marker(run: Path) -> tuple[dict[str, Any], str]:
-    """What the run.json of a run holds, and what is wrong with it; a heedful that could not resume wrote none."""
-    try:
-        return read_object(run / MARKER, "bring it back", needs=["run"]), ""
-    except CheckpointError as error:
-        return {}, str(error) if (run / MARKER).exists() else ""
 
 
 def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
@@ -59,7 +57,7 @@ def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
         return "running", owner(run)
     if (run / "summary.json").exists():
         return "finished", damage
-    if "run" not in marker and not damage:
+    if not marker and not damage:
         return "old", f"cannot go on: its {MARKER} is missing, or it is of a heedful that could not resume"
     try:
         saved_settings(run)
@@ -68,20 +66,15 @@ def _state(run: Path, marker: dict[str, Any], damage: str) -> tuple[str, str]:
     return "unfinished", f"cannot go on: {damage}" if damage else _where_from(run, marker["run"])
 
 
-def _where_from(run: Path, name: str) -> str:
-    """Where an unfinished run goes on."""
-    damaged: list[str] = []
-    checkpoints = Checkpoints(run, name, keep=0)
+def _where_from(run: Path, identity: str) -> str:
+    """Where an unfinished run continues."""
+    checkpoints, damaged = Checkpoints(run, identity, keep=0), ""
     for path in checkpoints.candidates():
         try:
-            step = checkpoints.check(path)
+            return f"{damaged}goes on from step {checkpoints.check(path)}"
         except CheckpointError as error:
-            damaged.append(f"{path.name} is damaged: {error}; ")
-            continue
-        return f"{''.join(damaged)}goes on from step {step}"
-    if damaged or holds_models(run):
-        return f"{''.join(damaged)}cannot go on"
-    return "starts anew: it has no checkpoint yet"
+            damaged += f"{path.name} is damaged: {error}; "
+    return f"{damaged}cannot go on" if damaged or holds_models(run) else "starts anew: it has no checkpoint yet"
 
 
 def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
@@ -94,7 +87,7 @@ def _last_metrics(path: Path, objective: str | None) -> tuple[int, str]:
     for line in lines:
         record = read_record(line)
         if record is None or not isinstance(record.get("step"), int):
-            continue  # torn by a kill; a run that goes on cuts it off
+            continue  # torn by a kill; a run that continues cuts it off
         step = record["step"]
         if objective is not None and isinstance(record.get(objective), int | float):
             metric = f"{objective} {record[objective]:.4g}"

@@ -26,7 +26,7 @@ from heedful.parallel.own import own_device
 from heedful.tracking.trackers import check_trackers
 from heedful.train.division import divides, loading_device
 from heedful.train.output_folder import Plan, check_output
-from heedful.train.same_run import join_ranks
+from heedful.train.rank_consistency import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""

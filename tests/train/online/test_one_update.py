@@ -11,9 +11,9 @@ from heedful.configs.online_dpo import OnlineDPOConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError
 from heedful.train.online import engine, online_dpo
-from heedful.train.online.about import ONLY_MEASURED
 from heedful.train.online.evaluation import sample_rows
 from heedful.train.online.experience import collect
+from heedful.train.online.provenance import ONLY_MEASURED
 from heedful.train.online.respond import respond
 from heedful.train.online.start import start
 

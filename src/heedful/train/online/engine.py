@@ -45,7 +45,7 @@ def train_online(config: OnlineConfig, rewards: Sequence[str | Reward | RewardFu
     ) as run:
         forget_rollouts(config, after=run.done)
         for step in run.steps():
-            if run.learns(step):
+            if run.needs_update(step):
                 experience = collect(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, experience)

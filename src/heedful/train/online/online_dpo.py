@@ -58,7 +58,7 @@ def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | R
     ) as run:
         forget_rollouts(config, after=run.done)
         for step in run.steps():
-            if run.learns(step):
+            if run.needs_update(step):
                 scored = respond(learner, next(learner.prompts))
                 with run.update():
                     metrics = learn(learner, scored)

@@ -30,13 +30,12 @@ from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
 from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
-from heedful.train.online.about import About, notes_of, parents_of
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
-from heedful.train.online.given import files_of, given_in_python
 from heedful.train.online.going_on import expect_answers, resumable, with_the_same_servers
 from heedful.train.online.learner import Learner, Prompts
+from heedful.train.online.provenance import About, files_of, given_in_python, notes_of, parents_of
 from heedful.train.online.ptx import PretrainingMix, load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine

@@ -14,8 +14,7 @@ from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
 from heedful.parallel.own import own_device
 from heedful.parallel.sharding import is_divided
-from heedful.train.environment import LIBRARIES, digest, sums
-from heedful.train.output_folder import inputs, settings_of
+from heedful.train.provenance import LIBRARIES, content_hashes, digest, inputs, settings_of
 
 REMEDY = {
     "settings": "start every rank with the same flags and the same YAML file",
@@ -43,7 +42,7 @@ def join_ranks(config: RunOptions) -> None:
 
 def _facts(config: RunOptions) -> dict[str, str]:
     """Sums of what a run depends on."""
-    files, models = sums([str(path) for path in inputs(config)])
+    files, models = content_hashes([str(path) for path in inputs(config)])
     code = sorted(Path(__file__).parents[1].rglob("*.py"))
     return {
         "settings": digest(settings_of(config))[:12],

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-class Patience:
-    """Keeps the best evaluation so far and says when to stop."""
+class EarlyStopping:
+    """The best evaluation so far, and whether ``patience`` evaluations in a row were no better; 0 never stops."""
 
     def __init__(self, patience: int, *, higher_is_better: bool) -> None:
         self.patience = patience
@@ -16,16 +16,15 @@ class Patience:
         self.without_improvement = 0
 
     def update(self, value: float, step: int) -> bool:
-        """True if ``value`` is the best so far."""
-        improved = math.isfinite(value) and (self.best is None or self.sign * value > self.sign * self.best)
-        if improved:
+        """Take an evaluation. True if ``value`` is the best so far."""
+        if self.would_improve([value]):
             self.best, self.best_step, self.without_improvement = value, step, 0
-        else:
-            self.without_improvement += 1
-        return improved
+            return True
+        self.without_improvement += 1
+        return False
 
     def would_improve(self, values: Iterable[float]) -> bool:
-        """True if one of some further evaluations is the best so far."""
+        """True if one of some further evaluations is the best so far; none that is not finite is."""
         finite = (value for value in values if math.isfinite(value))
         return any(self.best is None or self.sign * value > self.sign * self.best for value in finite)
 

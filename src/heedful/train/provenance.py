@@ -1,0 +1,252 @@
+"""What a run is made from and with: settings, data, parent models, versions, hardware. An unfinished run goes on only with
+the same."""
+
+import functools
+import hashlib
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from heedful import redact
+from heedful.configs.options import RunOptions
+from heedful.configs.parse import to_yaml
+from heedful.errors import ConfigError
+from heedful.files import read_object, to_json
+from heedful.hub import dataset_sum, downloaded_model, hub_revision
+from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.adapters import adapter_chain
+from heedful.models.save import VALUE_HEAD
+
+LIBRARIES = ("heedful", "torch", "transformers", "tokenizers", "datasets", "peft", "safetensors", "numpy")
+MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+"""Suffixes of the files that a model is read from."""
+IN_PYTHON = "what rewards are functions given in Python"
+"""The name of those among a run's data."""
+SOURCES = {"data": "data", "models": "models", "revisions": "models"}
+"""Keys of `environment` that an unfinished run is compared by, and what ``--allow-change`` calls each."""
+INPUTS = (
+    "model",
+    "reference",
+    "value_model",
+    "data",
+    "eval_data",
+    "offset_data",
+    "ptx_data",
+    "chat_template",
+    "judge_rubric",
+)
+"""Settings that may name a file or a folder."""
+TRACKING = ("track", "track_project", "track_name", "track_offline", "track_wait")
+OF_THIS_CALL = ("output", "overwrite", "resume", "allow_change")
+"""Settings of one call of the command, not of the run."""
+FREE = (
+    *OF_THIS_CALL,
+    "save_every",
+    "save_minutes",
+    "keep",
+    "distributed_timeout_minutes",
+    "memory_check",
+    "judge_cache",
+    "judge_key_env",
+    "reward_concurrency",
+    "reward_retry_minutes",
+    "reward_token_env",
+    "rollouts",
+    "sampler_retry_minutes",
+    "shard",
+    "replicas",
+    "sync_every",
+    *TRACKING,
+)
+"""Settings that may differ when a run goes on: no number depends on them."""
+ANEW = "the run cannot go on without it: bring it back, choose another folder, or add --overwrite to replace the run"
+"""What to do about a file of an unfinished run that cannot be used."""
+
+
+class Artifact(NamedTuple):
+    """An input of a run that is no file, such as a function."""
+
+    name: str
+    content: str
+    """What it is, in words that differ if it does."""
+
+
+def environment(
+    command: str, config: RunOptions, *, data: Sequence[str | Artifact], models: Sequence[str]
+) -> dict[str, Any]:
+    """The content of environment.json: versions, revision, hardware, seed, and hashes of data and parent models.
+
+    Args:
+        command: the trainer's name.
+        config: the run's settings. Local files that they name (code of rewards, a template) count as data.
+        data: further inputs, mostly files.
+        models: names or folders of the models that the run starts from.
+    """
+    device = resolve_device(config.device)
+    local_models = [Path(path) for name in models for path in with_bases(downloaded_model(name))]
+    named = [str(path) for path in inputs(config) if path.is_file()]
+    return {
+        "command": f"heedful {command}",
+        "seed": config.seed,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "revision": _git_revision(),
+        "platform": platform.platform(),
+        "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "device": device.type,
+        "dtype": str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
+        "arguments": redact.command(),
+        "data": {name: content for one in [*data, *named] for name, content in _content(one)},
+        "revisions": {name: revision for name in models if (revision := hub_revision(name))},
+        "models": {str(path): _model_digest(path) for path in local_models if path.is_dir()},
+        "hidden": secret_marks(config),
+    }
+
+
+def made_from(config: RunOptions, facts: Mapping[str, Any]) -> str:
+    """A sum of a run's settings and of its sources in `environment`."""
+    return digest([settings_of(config), {kind: facts[kind] for kind in SOURCES}])
+
+
+def inputs(config: RunOptions) -> list[Path]:
+    """The files and folders that a configuration names; some do not exist, as names on the Hub."""
+    paths = [getattr(config, name, None) for name in INPUTS]
+    for reward in (*getattr(config, "rewards", ()), *getattr(config, "best_by", ())):
+        kind, _, rest = reward.partition(":")
+        paths.append({"python": rest.rpartition(":")[0], "model": rest}.get(kind))
+    return [Path(part) for path in paths if path for part in with_bases(path)]
+
+
+def with_bases(model: str) -> list[str]:
+    """A model, and the models below it if it is adapters."""
+    base, adapters = adapter_chain(str(model))
+    return list(dict.fromkeys([str(model), *map(str, adapters), base]))
+
+
+def content_hashes(paths: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Hashes of those paths that are files, and of those that are folders of models."""
+    return (
+        {path: _file_digest(Path(path)) for path in paths if Path(path).is_file()},
+        {path: _model_digest(Path(path)) for path in paths if Path(path).is_dir()},
+    )
+
+
+def _content(data: str | Artifact) -> list[tuple[str, str]]:
+    """The name of data and what is compared of it; nothing for what has neither a file nor rows."""
+    if isinstance(data, Artifact):
+        return [data]
+    content = _file_digest(Path(data)) if Path(data).is_file() else dataset_sum(data)
+    return [] if content is None else [(data, content)]
+
+
+def _model_digest(folder: Path) -> str:
+    """A sum of all that a model is read from: weights, its value head, configurations, tokenizer, templates, code."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_FILES)
+    files += [path for path in [folder / VALUE_HEAD] if path.is_file()]
+    return digest([[path.relative_to(folder).as_posix(), _file_digest(path)] for path in files])
+
+
+def digest(content: Any) -> str:
+    """The SHA-256 sum of something that JSON can hold."""
+    return hashlib.sha256(to_json(content).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    """The SHA-256 sum of a file; it is read again only if its size or time has changed."""
+    state = path.stat()
+    return _file_digest_at(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_digest_at(path: Path, _size: int, _time: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _git_revision() -> str | None:
+    """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", __file__) is None:  # an installed package inside another repository
+        return None
+    revision = git("rev-parse", "HEAD")
+    return f"{revision}-dirty" if revision and git("status", "--porcelain", "--", ".") else revision
+
+
+def settings_of(config: RunOptions) -> dict[str, Any]:
+    """The settings that a run's numbers depend on, as YAML holds them; one with a secret is marked (`secret_marks`)."""
+    settings = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    return _marked(settings, secret_marks(config))
+
+
+def saved_settings(output: Path) -> dict[str, Any]:
+    """`settings_of` the run in a folder. Raises ConfigError."""
+    saved = read_object(output / "config.yaml", ANEW, needs=["model"], error=ConfigError)
+    marks = read_object(output / "environment.json", ANEW, error=ConfigError).get("hidden") or {}
+    return _marked({name: value for name, value in saved.items() if name not in FREE}, marks)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings whose values differ, with both values; None for one that is not there."""
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def secret_marks(config: RunOptions) -> dict[str, str]:
+    """A mark of each setting whose secret is left out of config.yaml, such as the query of an address: 32 bits of a SHA-256
+    sum, which tell another secret apart and give none away."""
+    plain = yaml.safe_load(to_yaml(config, leave_out=FREE))
+    written = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    return {name: digest(value)[:8] for name, value in plain.items() if value != written[name]}
+
+
+def _marked(settings: dict[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    return settings | {name: f"{settings.get(name)} (#{mark})" for name, mark in marks.items()}
+
+
+def check_same_sources(old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: Sequence[str]) -> list[str]:
+    """Check that a run goes on with the data, models, device and precision of its beginning. Returns notes on versions.
+
+    Args:
+        old: `environment` at its beginning.
+        new: `environment` now.
+        allowed: kinds that may differ: data, models (a revision on the Hub counts as a model), device, dtype.
+
+    Raises ConfigError.
+    """
+    for kind, setting in SOURCES.items():
+        before, now = old.get(kind, {}), new.get(kind, {})
+        changed = sorted(name for name in before if name in now and before[name] != now[name])
+        if changed and setting not in allowed:
+            name = changed[0]
+            differ = f" ({before[name]}; now {now[name]})" if name == IN_PYTHON else ""
+            raise ConfigError(
+                f"{name} is not what it was when the run began{differ}, so the run does not go on with it; bring the "
+                f"former one back, add --overwrite to start anew, or change it on purpose with --allow-change {setting}"
+            )
+    for name in ("device", "dtype"):  # what auto meant
+        if old.get(name) != new.get(name) and name not in allowed:
+            raise ConfigError(
+                f"--{name} was {old.get(name)} when the run began and is {new.get(name)} here; go on where that is the "
+                f"same, or change it on purpose with --allow-change {name}"
+            )
+    pairs = {"threads": (old.get("cpu", {}).get("threads"), new["cpu"]["threads"])}
+    pairs |= {name: (old["versions"].get(name), new["versions"][name]) for name in new["versions"]}
+    return [
+        f"{name} was {was} when the run began and is {now} now: it goes on, but perhaps not bit for bit as it would have"
+        for name, (was, now) in pairs.items()
+        if was != now
+    ]
