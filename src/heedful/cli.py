@@ -98,15 +98,15 @@ def _end(error: BaseException, message: str | None, status: int) -> int:
         if message is not None:
             _say(message)
         return status
-    from heedful.parallel import ranks, roll_call
+    from heedful.parallel import rank_failures, ranks
 
     ranks.give_up(error)
-    elsewhere = roll_call.failure_elsewhere() if isinstance(error, Terminated) else None
+    elsewhere = rank_failures.failure_elsewhere() if isinstance(error, Terminated) else None
     if elsewhere is not None:  # the launcher has ended this rank because another has failed
         message, status = elsewhere
-    if message is not None and roll_call.speaks():
+    if message is not None and rank_failures.speaks():
         _say(f"rank {os.environ.get('RANK')}: {message}" if os.environ.get("RANK") != "0" else message)
-    roll_call.end()
+    rank_failures.end()
     return status
 
 

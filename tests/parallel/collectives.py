@@ -7,7 +7,7 @@ import torch
 
 from heedful.errors import DataError
 from heedful.parallel import ranks
-from heedful.parallel.own import own_random_numbers
+from heedful.parallel.local_device import own_random_numbers
 
 
 def refuse(error):
@@ -50,18 +50,18 @@ def main():
     found["gradients"] = [None if p.grad is None else p.grad.tolist() for p in (both, mine, nobody, frozen)]
 
     costs = [5.0, 1.0, 4.0, 4.0, 2.0]
-    rows = ranks.own(costs)
+    rows = ranks.shard_indices(costs)
     numbers = torch.tensor([[float(row), costs[row]] for row in rows])
     found["rows"] = rows
-    found["whole"] = ranks.whole(numbers, rows, 5).tolist()
-    found["whole flags"] = ranks.whole(numbers[:, 0] > 1, rows, 5).tolist()
+    found["whole"] = ranks.all_gather_rows(numbers, rows, 5).tolist()
+    found["whole flags"] = ranks.all_gather_rows(numbers[:, 0] > 1, rows, 5).tolist()
     few = [0] if here == 0 else []
-    found["one row"] = ranks.whole(torch.full((len(few), 2), 7.0), few, 1).tolist()
+    found["one row"] = ranks.all_gather_rows(torch.full((len(few), 2), 7.0), few, 1).tolist()
 
-    found["shared"] = ranks.share({"中文": here})
+    found["shared"] = ranks.broadcast({"中文": here})
     found["gathered"] = ranks.gather(("秩", here))
-    found["by first"] = ranks.by_first(lambda: [here, "第一"])
-    found["refused"] = raised(lambda: ranks.by_first(lambda: refuse(DataError("坏 line 3"))))
+    found["by first"] = ranks.on_rank_zero(lambda: [here, "第一"])
+    found["refused"] = raised(lambda: ranks.on_rank_zero(lambda: refuse(DataError("坏 line 3"))))
     found["any"] = [ranks.any_of(here == 1), ranks.any_of(False)]
     found["largest"] = ranks.largest(-3.0 - here)
     same = {"code": "abc", "data": "d" if here == 0 else "e"}
@@ -79,7 +79,7 @@ def main():
     found["put together"] = found["put together"][:2].tolist()
     found["merged"] = ranks.merged({here: "秩"})
     with ranks.alone():
-        found["alone"] = [ranks.size(), ranks.total(5.0), ranks.own([1.0, 1.0])]
+        found["alone"] = [ranks.size(), ranks.total(5.0), ranks.shard_indices([1.0, 1.0])]
     ranks.leave()
     found["after"] = ranks.size()
     print(json.dumps(found))

@@ -46,7 +46,7 @@ from heedful.sampling.generate import sample
 from heedful.sampling.vllm import servers
 from heedful.train import compact_adamw, rank_consistency
 from heedful.train.checkpoints import DIVIDED, read_state, write_divided, write_state
-from heedful.train.division import divide
+from heedful.train.fsdp import divide
 from heedful.train.online.average import WeightAverage
 from heedful.train.optimization import make_optimizer, optimizer_step
 from heedful.train.rank_consistency import check_same_weights
@@ -315,9 +315,9 @@ def states(name, make=policy, config=CONFIG):
     folder = FOLDER / name
     if ranks.is_first():
         write_state(folder, state)
-    ranks.share(None)
+    ranks.broadcast(None)
     write_divided(folder / DIVIDED, state)
-    ranks.share(None)
+    ranks.broadcast(None)
     read = read_state(folder)
     names = sorted(path.suffix for path in folder.rglob("*") if path.is_file())
 

@@ -2,8 +2,8 @@
 
 failing.py SECONDS WHAT_RANK_0_DOES WHAT_RANK_1_DOES ...
 
-With LIKE_NCCL set, the end of a group waits for all ranks, as NCCL's does, and a thread looks after the others; "block" is a
-rank whose main thread stands in a sum that is never completed.
+With LIKE_NCCL set, the end of a group waits for all ranks, as NCCL's does; "block" is a rank whose main thread stands in a
+sum that is never completed and hears no signal.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from heedful import cli
 from heedful.errors import DataError, Terminated
-from heedful.parallel import ranks, watch
+from heedful.parallel import ranks
 from heedful.parallel.sharded_files import write_parts
 from heedful.parallel.sharding import make_mesh
 
@@ -34,8 +34,7 @@ def run(seconds, *does):
     ranks.join(torch.device("cpu"), timedelta(seconds=float(seconds)))
     if "LIKE_NCCL" in os.environ:
         torch.distributed.destroy_process_group = lambda: time.sleep(3600)
-        watch.LOOK, watch.PATIENCE = 0.05, 10
-        ranks.watch_others()
+        ranks._World.uses_nccl = True
     assert ranks.total(1.0) == len(does)
     parts = {"w": divided()} if "save" in does else {}
     match does[ranks.rank()]:
@@ -48,7 +47,10 @@ def run(seconds, *does):
             raise ValueError("a mistake of our own")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "hang" | "block":
+        case "hang":
+            time.sleep(3600)
+        case "block":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
             time.sleep(3600)
         case "terminate":
             raise Terminated(signal.SIGTERM)

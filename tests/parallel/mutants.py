@@ -19,7 +19,7 @@ def local_denominator():
     whole = update.Counts.of
 
     def of(minibatch, config):
-        rows = torch.tensor(ranks.own(minibatch.batch.attention_mask.sum(dim=1).tolist()))
+        rows = torch.tensor(ranks.shard_indices(minibatch.batch.attention_mask.sum(dim=1).tolist()))
         return whole(minibatch.select(rows), config)
 
     return patch.object(update.Counts, "of", of)
@@ -37,7 +37,7 @@ def whitened_by_rank():
 
     def own(x, mask):
         mine = torch.zeros_like(mask)
-        mine[torch.tensor(ranks.own([1.0] * len(x)))] = True
+        mine[torch.tensor(ranks.shard_indices([1.0] * len(x)))] = True
         return whiten(x, mask & mine)
 
     return patch.object(experience.core, "whiten", own)

@@ -1,6 +1,11 @@
 """A rank that dies, hangs or fails ends the job: soon, with a message that names it, told by one rank."""
 
+import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,30 +48,50 @@ def test_a_rank_that_is_killed_is_named(ended):
     assert seconds < LIMIT
 
 
-def test_a_rank_that_waits_for_the_gpu_hears_of_an_error(ended):
-    """NCCL raises nothing in the others, and the end of its groups is a sum itself, for which nobody may wait."""
-    (first, second, third), seconds = ended(600, "block", "raise", "block", LIKE_NCCL="1")
-    assert first == (2, ["heedful: RankError: rank 1 of 3: DataError: 坏的 line 3"])
-    assert second == third == (2, [])
-    assert seconds < LIMIT
+@pytest.fixture(scope="module")
+def torchrun():
+    """``torchrun(*does)``: its exit status and what it and its ranks said; the ranks act as those of NCCL do."""
+    script = str(Path(__file__).with_name("failing.py"))
+
+    def of(*does):
+        options = ["--standalone", "--nproc-per-node", str(len(does))]
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *options, script, "600", *does],
+            env=os.environ | {"LIKE_NCCL": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=LIMIT,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    return of
+
+
+def test_a_rank_that_fails_beside_gpus_that_wait_ends_the_job(torchrun):
+    """NCCL raises nothing in the others, and the end of its groups is a sum itself, for which nobody may wait: torchrun ends
+    them once the one that failed has ended."""
+    status, said = torchrun("block", "raise")
+    assert status == 1
+    assert said.count("heedful: rank 1: DataError: 坏的 line 3") == 1
+    assert re.search(r"rank +: 1 .*\n +exitcode +: 2 ", said), said
 
 
 @pytest.mark.exhaustive
-def test_a_rank_that_waits_for_the_gpu_hears_of_a_death(ended):
-    """Each looks at the one before it, and tells the rest."""
-    (first, second, third), _ = ended(600, "block", "block", "kill", LIKE_NCCL="1")
-    assert first == (4, ["heedful: RankError: rank 2 of 3 has died (its process is gone)"])
-    assert second == (4, [])
-    assert third == (-9, [])
+def test_a_rank_that_dies_beside_gpus_that_wait_ends_the_job(torchrun):
+    status, said = torchrun("block", "kill", "block")
+    assert status == 1
+    assert re.search(r"rank +: 1 .*\n +exitcode +: -9 ", said), said
+    assert "Signal 9 (SIGKILL)" in said
 
 
 @pytest.mark.exhaustive
-def test_a_mistake_of_our_own_beside_gpus_has_its_traceback(launch, finished):
+def test_a_mistake_of_our_own_beside_gpus_has_its_traceback(torchrun):
     """Also where the process must end at once."""
-    statuses, said = finished(launch(2, "failing.py", 600, "block", "break", LIKE_NCCL="1"), timeout=LIMIT)
-    assert statuses == [1, 1]
-    assert said[1].count("ValueError: a mistake of our own") == 1
-    assert "Traceback" in said[1]
+    status, said = torchrun("block", "break")
+    assert status == 1
+    assert said.count("ValueError: a mistake of our own") == 1
+    assert "Traceback" in said
 
 
 @pytest.mark.exhaustive

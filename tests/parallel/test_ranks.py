@@ -18,9 +18,9 @@ def test_one_process_is_everything():
     assert (ranks.size(), ranks.rank(), ranks.is_first(), ranks.launched()) == (1, 0, True, False)
     assert tensor.tolist() == [1.0, 0.0]
     assert parameter.grad is None
-    assert ranks.own([3.0, 9.0, 1.0]) == [0, 1, 2]
-    assert ranks.whole(torch.tensor([5.0, 4.0]), [1, 0], 2).tolist() == [4.0, 5.0]
-    assert (ranks.share("值"), ranks.gather("值"), ranks.by_first(lambda: "值")) == ("值", ["值"], "值")
+    assert ranks.shard_indices([3.0, 9.0, 1.0]) == [0, 1, 2]
+    assert ranks.all_gather_rows(torch.tensor([5.0, 4.0]), [1, 0], 2).tolist() == [4.0, 5.0]
+    assert (ranks.broadcast("值"), ranks.gather("值"), ranks.on_rank_zero(lambda: "值")) == ("值", ["值"], "值")
     assert (ranks.any_of(True), ranks.any_of(False), ranks.largest(-2.5)) == (True, False, -2.5)
     ranks.check_same({"code": "a"}, {"code": ""})
     ranks.leave()

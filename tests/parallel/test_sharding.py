@@ -12,9 +12,9 @@ from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.models.shape import load_shape
 from heedful.models.tiny import DECODERS
-from heedful.parallel import in_step
+from heedful.parallel import lockstep
 from heedful.planning.work import Lengths, plan_of
-from heedful.train.division import divide, divides, loading_device
+from heedful.train.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
 
 LEAST = {"model": "m", "data": "d", "output": "o", "rewards": ("rule:digits",), "shard": "full"}
@@ -263,7 +263,7 @@ def divided(tree):
 
 @pytest.fixture
 def _no_passes_open(monkeypatch):
-    monkeypatch.setattr(in_step._Passes, "are_open", False)
+    monkeypatch.setattr(lockstep._Passes, "are_open", False)
 
 
 @pytest.mark.usefixtures("_no_passes_open")
@@ -273,20 +273,20 @@ def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
 
     def work(limit):
         tried.append(limit.rows)
-        with in_step.keep_step():
+        with lockstep.in_lockstep():
             raise torch.OutOfMemoryError("the device has none")
 
     with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run goes on from its newest checkpoint"):
         Room().run(work, MicroBatch(6), rows=20)
     assert tried == [6]
-    assert in_step.others_wait()
-    assert not in_step.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
+    assert lockstep.others_wait()
+    assert not lockstep.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
 
 
 @pytest.mark.usefixtures("_no_passes_open")
 def test_a_rank_that_leaves_in_a_pass_is_named():
     def work(limit):
-        with in_step.keep_step():
+        with lockstep.in_lockstep():
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
 
     with pytest.raises(RankError, match="Connection closed by peer"):
@@ -296,7 +296,7 @@ def test_a_rank_that_leaves_in_a_pass_is_named():
 @pytest.mark.usefixtures("_no_passes_open")
 def test_other_errors_in_a_pass_stay_what_they_are():
     def work(limit):
-        with in_step.keep_step():
+        with lockstep.in_lockstep():
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):

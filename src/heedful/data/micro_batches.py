@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from heedful.parallel import ranks
-from heedful.parallel.in_step import keep_step
+from heedful.parallel.lockstep import in_lockstep
 from heedful.types import MicroBatch
 
 if TYPE_CHECKING:  # which imports torch
@@ -62,7 +62,7 @@ def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Ite
         passes: what a rank does that has fewer than others.
     """
     most = max(map(len, divided))
-    with keep_step():
+    with in_lockstep():
         for i in range(most):
             passes.before(is_last=i == most - 1)
             if i < len(divided[ranks.rank()]):
@@ -81,7 +81,7 @@ def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]
         lengths: tokens of each row.
         limit: the most rows and tokens per micro-batch.
     """
-    return rows_of(ranks.own(lengths), lengths, limit)
+    return rows_of(ranks.shard_indices(lengths), lengths, limit)
 
 
 def rows_of(own: list[int], lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:

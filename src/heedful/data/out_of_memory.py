@@ -9,7 +9,7 @@ import torch
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.parallel import ranks
-from heedful.parallel.in_step import check_present, others_wait
+from heedful.parallel.lockstep import check_present, others_wait
 from heedful.types import MicroBatch
 
 T = TypeVar("T")

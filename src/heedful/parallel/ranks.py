@@ -3,11 +3,12 @@
 torchrun --nproc-per-node 2 -m heedful ppo ...
 
 starts them. Every rank reads all of the data and decides everything, from the same numbers; only the expensive passes are
-split. In one process nothing here does anything: `own` is everything, sums are what they are.
+split. In one process nothing here does anything: `shard_indices` is everything, sums are what they are.
 
-All ranks call the functions that talk (collective operations) in the same order; `rank`, `size`, `is_first`, `own` and
-`parts` do not. A collective that is not completed, because a rank has died, hangs or has failed, raises RankError, which
-names it.
+All ranks call the functions that talk (collective operations) in the same order; `rank`, `size`, `is_first`, `shard_indices`
+and `parts` do not. A collective of Gloo that is not completed, because a rank has died, hangs or has failed, raises
+RankError, which names it. One of NCCL waits in the GPU until the launcher (torchrun) ends the process, as it does once a rank
+has ended, or until NCCL's own timeout.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ if TYPE_CHECKING:  # torch is imported when there are other ranks to talk to
     import torch
     from torch import Tensor
 
-    from heedful.parallel.watch import Watch
-
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -41,7 +40,7 @@ class _World:
     rank = 0
     size = 1
     is_alone = False
-    watch: Watch | None = None  # if sums go by NCCL, which does not say that a rank is lost
+    uses_nccl = False
 
 
 def launched() -> bool:
@@ -90,25 +89,17 @@ def join(device: torch.device, timeout: timedelta) -> None:
     import torch.distributed as dist
 
     from heedful.display import fall_silent
-    from heedful.parallel import roll_call
+    from heedful.parallel import rank_failures
 
     here, count = number("RANK"), number("WORLD_SIZE")
-    store = roll_call.open_store(here, count, timeout)
+    store = rank_failures.open_store(here, count, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with complete():
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=timeout)
     _World.rank, _World.size = here, count
-    if device.type == "cuda":
-        watch_others()
+    _World.uses_nccl = device.type == "cuda"
     if here:
         fall_silent()
-
-
-def watch_others() -> None:
-    """Have a thread look whether the others are there, for sums by NCCL, which do not say so; see `watch`."""
-    from heedful.parallel.watch import start
-
-    _World.watch = start(_World.rank, _World.size)
 
 
 def leave() -> None:
@@ -116,8 +107,6 @@ def leave() -> None:
     if _World.size > 1:
         import torch.distributed as dist
 
-        if _World.watch is not None:
-            _World.watch.stop()
         _World.size = 1
         dist.destroy_process_group()
 
@@ -128,17 +117,17 @@ def give_up(error: BaseException) -> None:
     By Gloo, the others' collectives fail from now on. NCCL's groups end with the process (`ends_at_once`), not together.
     """
     if _World.size > 1:
-        from heedful.parallel import roll_call
+        from heedful.parallel import rank_failures
 
-        roll_call.report(error)
-        if _World.watch is None:
+        rank_failures.report(error)
+        if not _World.uses_nccl:
             leave()
         _World.size = 1
 
 
 def ends_at_once() -> bool:
     """True if this process, after an error, must end without the usual clearing up, where NCCL would wait for others."""
-    return _World.watch is not None
+    return _World.uses_nccl
 
 
 def number(name: str) -> int:
@@ -153,7 +142,7 @@ def number(name: str) -> int:
     return int(text)
 
 
-def own(costs: Sequence[float]) -> list[int]:
+def shard_indices(costs: Sequence[float]) -> list[int]:
     """The indices that are this rank's, in ascending order; see `parts`."""
     return list(range(len(costs))) if size() == 1 else parts(costs, size())[rank()]
 
@@ -229,7 +218,7 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
     add(parameter.grad for parameter in chosen if parameter.grad is not None)
 
 
-def whole(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
+def all_gather_rows(mine: Tensor, rows: Sequence[int], count: int) -> Tensor:
     """Put the rows of all ranks together, ``[count, ...]``; the rows of several ranks do not overlap.
 
     Args:
@@ -270,7 +259,7 @@ def put_together(numbers: Tensor, mine: Sequence[Tensor], among: Tensor | None =
         numbers[among] = kept[among]
 
 
-def share(value: T) -> T:
+def broadcast(value: T) -> T:
     """Rank 0's value, on every rank. It must be something that pickle can hold."""
     if size() == 1:
         return value
@@ -280,7 +269,7 @@ def share(value: T) -> T:
     return held[0]  # type: ignore[return-value]  # what rank 0 put there
 
 
-def by_first(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Do it on rank 0 only (`alone`), and return what it gave on every rank. It must be something that pickle can hold.
 
     An `Exception` that it raised is raised on every rank.
@@ -294,7 +283,7 @@ def by_first(work: Callable[[], T]) -> T:
                 outcome = work(), None
         except Exception as error:
             outcome = None, error if isinstance(error, HeedfulError) else _portable(error)
-    value, failure = share(outcome)
+    value, failure = broadcast(outcome)
     if failure is not None:
         raise failure
     return value  # type: ignore[return-value]  # None only beside a failure, raised above
@@ -395,6 +384,6 @@ def complete() -> Iterator[None]:
     except RuntimeError as error:  # of Gloo and NCCL, DistError among them
         if is_out_of_memory(error):
             raise
-        from heedful.parallel import roll_call
+        from heedful.parallel import rank_failures
 
-        raise roll_call.lost(error) from error
+        raise rank_failures.lost(error) from error

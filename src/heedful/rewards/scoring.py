@@ -195,7 +195,7 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
         tuple(row for row in range(len(completions)) if any(isinstance(c[row], Truncated) for c in columns)),
         note,
         parts=parts,
-        measured=ranks.share(_measured(rewards)),
+        measured=ranks.broadcast(_measured(rewards)),
     )
 
 
@@ -343,7 +343,7 @@ def call_rewards(named: Sequence[tuple[str, RewardFunction]], completions: Seque
     rest = [i for i in range(len(named)) if i not in shared]
     found = {i: call_reward(*named[i], completions) for i in sorted(shared)}
     if rest:
-        found |= zip(rest, ranks.by_first(lambda: _call_here([named[i] for i in rest], completions)), strict=True)
+        found |= zip(rest, ranks.on_rank_zero(lambda: _call_here([named[i] for i in rest], completions)), strict=True)
     return [found[i] for i in range(len(named))]
 
 

@@ -97,7 +97,7 @@ def sample(
 
     tokens, logprobs, kept, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
     if ranks.size() > 1:
-        own = [torch.tensor(ranks.own(costs), dtype=torch.long, device=policy.device)]
+        own = [torch.tensor(ranks.shard_indices(costs), dtype=torch.long, device=policy.device)]
         for numbers in (tokens, logprobs, kept, counts):
             if numbers is not None:
                 ranks.put_together(numbers, own)

@@ -112,7 +112,7 @@ def _at_least_one(batch: Batch, limit: MicroBatch, passes: Passes | None) -> Ite
 
 
 def _own(batch: Batch) -> list[int]:
-    return ranks.own(batch.attention_mask.sum(dim=1).tolist())
+    return ranks.shard_indices(batch.attention_mask.sum(dim=1).tolist())
 
 
 def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
@@ -122,4 +122,4 @@ def _in_place(parts: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
     if ranks.size() == 1:
         return numbers[order.argsort()]
     own = order.tolist() if _own(batch) else []
-    return ranks.whole(numbers[: len(own)], own, len(batch.ids))
+    return ranks.all_gather_rows(numbers[: len(own)], own, len(batch.ids))

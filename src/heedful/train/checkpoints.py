@@ -61,7 +61,7 @@ class RunLearner(Writes, Protocol):
     def parts(self) -> tuple[Sequence[PreTrainedModel], PreTrainedTokenizerBase]:
         """The models that it saves, and their tokenizer."""
 
-    def whole(self) -> Writes:
+    def unsharded(self) -> Writes:
         """What writes its models: itself, if they are not divided among ranks; else a copy of them on rank 0. All call it."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -353,11 +353,11 @@ def parts_of(run: Path, step: int) -> Path:
 def write_parts_of(run: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write this rank's parts of a state that is divided among ranks. All ranks call it. Raises OSError on all of them."""
     folder = parts_of(run, step)
-    ranks.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
+    ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # of a run that was killed
     try:
         write_divided(folder, state)
     except OSError:
-        ranks.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))
+        ranks.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
         raise
 
 

@@ -31,15 +31,15 @@ from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
+from heedful.train.fsdp import divide, divides
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/dpo": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -143,7 +143,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=Skips(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
         room=room,
         stop_ids=sampler.stop_ids,
     )

@@ -27,16 +27,16 @@ from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.division import divide, divides
 from heedful.train.fits import check_memory
+from heedful.train.fsdp import divide, divides
 from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.pairs import whole_logprobs
 from heedful.train.run import Run
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/kto": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin", "reference/z0": "z0"}
@@ -144,7 +144,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=Skips(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
         room=room,
         stop_ids=sampler.stop_ids,
     )

@@ -16,9 +16,9 @@ from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
 from heedful.parallel.sharding import gathered_on_first, is_sharded
+from heedful.train.non_finite import NonFiniteGuard, StepResult
 from heedful.train.optimization import Schedule, optimizer_step, step_metrics
 from heedful.train.performance import performance
-from heedful.train.skips import Skips, Taken
 from heedful.train.state import (
     load_optimizer_state,
     load_scaler_state,
@@ -42,7 +42,7 @@ class Learner:
     batches: BatchOrder
     generator: torch.Generator
     max_grad_norm: float
-    skips: Skips
+    skips: NonFiniteGuard
     room: Room
     """What memory has room for."""
 
@@ -51,9 +51,14 @@ class Learner:
     ) -> dict[str, float]:
         """One optimizer step on the gradients that are there. Returns the step's metrics, with those given.
 
-        If a metric or the gradient is not a finite number, the step is left out (`Skips`). ``sources`` says where its records
-        were read, ``num_tokens`` how many tokens it learns from. In float16 only a metric counts: gradients that are too
-        large are how the scale is found.
+        If a metric or the gradient is not a finite number, the step is left out (`NonFiniteGuard`). In float16 only a metric
+        counts: gradients that are too large are how the scale is found.
+
+        Args:
+            metrics: of the step.
+            started: when it began, by ``time.perf_counter``.
+            sources: where its records were read.
+            num_tokens: how many tokens it learns from.
         """
         learning_rate = self.schedule.advance()
         broken, grad_norm = {name: value for name, value in metrics.items() if not math.isfinite(value)}, math.nan
@@ -65,7 +70,7 @@ class Learner:
                 broken = {"gradient norm": grad_norm}
         if broken:
             self.skips.leave_out(self.schedule.done, 1, broken, sources)
-        self.skips.count([Taken(grad_norm, bool(broken))])
+        self.skips.count([StepResult(grad_norm, bool(broken))])
         seconds = time.perf_counter() - started
         return {
             **metrics,
@@ -80,8 +85,8 @@ class Learner:
         model = self.model.lm if isinstance(self.model, Policy) else self.model.classifier
         return [model], self.tokenizer
 
-    def whole(self) -> Self:
-        """A learner to be saved (`Saves.whole`)."""
+    def unsharded(self) -> Self:
+        """A learner to be saved (`RunLearner.unsharded`)."""
         model = gathered_on_first(self.model) if is_sharded(self.model) else self.model
         return self if model is None or model is self.model else replace(self, model=model)
 

@@ -18,13 +18,13 @@ from heedful.errors import ConfigError
 from heedful.faults import hit
 from heedful.files import blocking_file, read_object, read_record
 from heedful.lock import LOCK, FolderLock, is_locked, owner
-from heedful.train import skips
+from heedful.train import non_finite
 from heedful.train.provenance import differences, inputs, saved_settings, settings_of
 
 MARKER = "run.json"
 """The file by which a folder is a run's."""
 LOGS = ("metrics.jsonl", "samples.jsonl")
-NOT_ALWAYS = (skips.FILE,)
+NOT_ALWAYS = (non_finite.FILE,)
 """Logs that are there only if there is something to say."""
 MODELS = ("best", "final")
 CONTENTS = {

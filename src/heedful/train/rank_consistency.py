@@ -12,7 +12,7 @@ from heedful.configs.sharding import check_ranks
 from heedful.errors import TrainingError
 from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
-from heedful.parallel.own import own_device
+from heedful.parallel.local_device import local_device
 from heedful.parallel.sharding import is_divided
 from heedful.train.provenance import LIBRARIES, content_hashes, digest, inputs, settings_of
 
@@ -35,7 +35,7 @@ def join_ranks(config: RunOptions) -> None:
     """
     if not ranks.launched():
         return
-    ranks.join(own_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
+    ranks.join(local_device(resolve_device(config.device)), timedelta(minutes=config.distributed_timeout_minutes))
     ranks.check_same(_facts(config), REMEDY)
     check_ranks(config, ranks.size())
 

@@ -33,14 +33,14 @@ from heedful.parallel.sharding import is_sharded, passes
 from heedful.planning.work import Lengths
 from heedful.rewards.models import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
-from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
+from heedful.train.fsdp import divide, loading_device
 from heedful.train.learner import Learner
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.setup import check_start, float32_experts, prepare, resolve_machine, stored_dtype
-from heedful.train.skips import Skips
 from heedful.types import MicroBatch, Ranking, plain_response
 
 SHOWN = {"loss/reward": "loss", "reward/accuracy": "accuracy", "reward/margin": "margin"}
@@ -61,11 +61,11 @@ class RewardLearner(Learner):
         """Write the model in Hugging Face format, with the offset of its scores."""
         save_reward_model(self.model, self.tokenizer, folder, offset=self._offset())
 
-    def whole(self) -> Self:
+    def unsharded(self) -> Self:
         """A learner to be saved; the offset of a divided model is measured before, by all ranks."""
         if not is_sharded(self.model):
             return self
-        offset, whole = self._offset(), super().whole()
+        offset, whole = self._offset(), super().unsharded()
         if whole is not self and offset is not None:
             whole.model.offset, whole.demonstrations = offset, ()
         return whole
@@ -166,7 +166,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=Skips(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
         room=Room(),
         demonstrations=demonstrations,
         micro_batch=config.micro_batch,

@@ -25,7 +25,7 @@ from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineEr
 from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.parallel import ranks
-from heedful.parallel.in_step import all_stop
+from heedful.parallel.lockstep import all_stop
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import (
@@ -113,8 +113,8 @@ class Run:
         self._already_reported: list[str] = []
         self._seconds_before = 0.0
         self._stops = Stops(waits=ranks.size() > 1)
-        ranks.by_first(lambda: check_saving(*learner.parts()))
-        ranks.by_first(lambda: check_space(config, learner))
+        ranks.on_rank_zero(lambda: check_saving(*learner.parts()))
+        ranks.on_rank_zero(lambda: check_space(config, learner))
         self._display = Display(algorithm, total_steps, shown)
         self._folder: RunFolder | None = None
         """The run's folder, on rank 0: the others write nothing."""
@@ -126,7 +126,7 @@ class Run:
             found = folder.checkpoint
             return folder.path, folder.made_from, found.path if found else None, folder.notes
 
-        self.path, self._made_from, self._continues_from, folder_notes = ranks.by_first(open_folder)
+        self.path, self._made_from, self._continues_from, folder_notes = ranks.on_rank_zero(open_folder)
         self._trackers = Trackers(config, self.path)
         self._opening = [*(f"{name}: {fact}" for name, fact in facts.items()), *notes, *folder_notes]
 
@@ -175,7 +175,7 @@ class Run:
             ) from error
         if self._folder:
             self._opening += self._folder.rewind(self._stopping, self.objective)
-        self._stopping.best = ranks.share(self._stopping.best)
+        self._stopping.best = ranks.broadcast(self._stopping.best)
         if run["made_from"] != self._made_from:
             self._stopping.best = None
             self._opening.append("best/ is chosen anew, as settings, data or models have changed")
@@ -287,7 +287,7 @@ class Run:
             return
         hit("evaluation")
         check_same_weights(self.learner.optimizer)
-        metrics = ranks.share(dict(metrics))
+        metrics = ranks.broadcast(dict(metrics))
         if self._first_evaluation is None:
             self._first_evaluation = dict(metrics)
         self._last_evaluation = dict(metrics)
@@ -396,7 +396,7 @@ class Run:
     def _save_if_due(self, step: int) -> None:
         """Write a checkpoint if its step or time has come. A disk that is full ends no run: the next is tried in its turn."""
         minutes = (time.monotonic() - self._last_saved) / 60
-        by_time = ranks.share(0 < self.config.save_minutes <= minutes and step < self.total_steps)
+        by_time = ranks.broadcast(0 < self.config.save_minutes <= minutes and step < self.total_steps)
         if step == 0 or not (by_time or (self.config.save_every and step % self.config.save_every == 0)):
             return
         self._last_saved = time.monotonic()
@@ -410,7 +410,7 @@ class Run:
 
     def _save(self, name: str) -> None:
         """Write the model to a folder of the run: rank 0 does, once all have given it their parts of what is divided."""
-        model = self.learner.whole()
+        model = self.learner.unsharded()
         if self._folder:
             with ranks.alone():
                 self._folder.save(model, name)
@@ -419,10 +419,10 @@ class Run:
         """Write a checkpoint of a step, unless it is there: rank 0 does, and all their parts of what is divided."""
         is_divided = holds_divided(self._state)
         path = checkpoint_path(self.path, step)
-        is_there = is_divided and ranks.share(path.exists())
+        is_there = is_divided and ranks.broadcast(path.exists())
         if is_divided and not is_there:
             write_parts_of(self.path, step, self._state)
-        model = self.learner if is_there else self.learner.whole()
+        model = self.learner if is_there else self.learner.unsharded()
         if self._folder:
             with ranks.alone():
                 self._folder.save_checkpoint(step, model, self._state)

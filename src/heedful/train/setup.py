@@ -22,9 +22,9 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.source import Source, resolve
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
-from heedful.parallel.own import own_device
+from heedful.parallel.local_device import local_device
 from heedful.tracking.trackers import check_trackers
-from heedful.train.division import divides, loading_device
+from heedful.train.fsdp import divides, loading_device
 from heedful.train.output_folder import Plan, check_output
 from heedful.train.rank_consistency import join_ranks
 
@@ -44,12 +44,12 @@ def check_start(config: Config) -> Plan:
         check_trackers(config)
         return plan
 
-    return ranks.by_first(check)
+    return ranks.on_rank_zero(check)
 
 
 def resolve_machine(config: Config) -> tuple[torch.device, torch.dtype]:
     """Device and compute dtype of a run. Raises ConfigError if the options ask for what is not here."""
-    device = own_device(resolve_device(config.device))
+    device = local_device(resolve_device(config.device))
     check_bitsandbytes(config, quantized(config), device)
     if config.compile:
         check_compiler(device)

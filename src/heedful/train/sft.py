@@ -24,18 +24,18 @@ from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.parallel.own import own_random_numbers
+from heedful.parallel.local_device import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.work import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.division import divide
 from heedful.train.fits import check_memory
+from heedful.train.fsdp import divide
 from heedful.train.learner import PolicyLearner
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.run import Run
 from heedful.train.setup import check_start, load_trained, prepare, resolve_machine
-from heedful.train.skips import Skips
 from heedful.types import Demonstration, MicroBatch, Prompt, plain_response
 
 SHOWN = {"loss/sft": "loss", "optimizer/learning_rate": "lr", "perf/tokens_per_second": "tokens/s"}
@@ -135,7 +135,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
         batches=batches,
         generator=generator,
         max_grad_norm=config.max_grad_norm,
-        skips=Skips(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
         room=Room(),
         stop_ids=sampler.stop_ids,
     )

@@ -154,7 +154,7 @@ class Servers:
         def start() -> None:
             pending.drawn = self._start(self._draw(self._current(whole, seen), asked))
 
-        ranks.by_first(start)
+        ranks.on_rank_zero(start)
         self._seen = seen
         return pending
 
@@ -167,7 +167,7 @@ class Servers:
             self.retries += retries
             return drawn
 
-        drawn = ranks.by_first(wait)
+        drawn = ranks.on_rank_zero(wait)
         stops = [] if self.config.response_length != "stop" else self.stop_ids
         batch = collate(pending.prompts, [one.ids for one in drawn], pad_id=self.pad_id)
         logprobs = torch.zeros(batch.response_mask.shape)
@@ -301,7 +301,7 @@ def connect(
     """
     servers = Servers(config, stop_ids=stop_ids, pad_id=pad_id)
     try:
-        ranks.by_first(lambda: servers.connect(policy, longest=longest, is_known=is_known))
+        ranks.on_rank_zero(lambda: servers.connect(policy, longest=longest, is_known=is_known))
     except BaseException:
         servers.close()
         raise

@@ -20,7 +20,7 @@ from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.models.value_model import ValueModel, normalise_values, value_model_from
 from heedful.rewards import Reward
 from heedful.rewards.models import ModelReward
-from heedful.train.division import divides, loading_device
+from heedful.train.fsdp import divides, loading_device
 from heedful.train.setup import float32_experts, prepare, stored_dtype
 
 

@@ -22,11 +22,11 @@ from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.rewards import Reward
 from heedful.rewards.models import model_rewards
 from heedful.sampling.sampler import Sampler
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.average import WeightAverage, averaged
 from heedful.train.online.health import Health
 from heedful.train.online.ptx import PretrainingMix
 from heedful.train.optimization import Schedule
-from heedful.train.skips import Skips
 from heedful.train.state import (
     load_optimizer_state,
     load_scaler_state,
@@ -91,7 +91,7 @@ class Learner(Generic[C_co]):
     entropy: core.EntropyControl = field(default_factory=lambda: core.EntropyControl(0.0))
     """The coefficient of the entropy bonus."""
     health: Health = field(default_factory=Health)
-    skips: Skips = field(default_factory=lambda: Skips(None, 0))
+    skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None, 0))
     ahead: "Ahead | None" = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
     room: Room = field(default_factory=Room)
@@ -132,8 +132,8 @@ class Learner(Generic[C_co]):
         if self.critic is not None:
             save_value_model(self.critic, tokenizer, folder / "value_model")
 
-    def whole(self) -> Self:
-        """A learner to be saved (`Saves.whole`): with the average's weights, if there is one."""
+    def unsharded(self) -> Self:
+        """A learner to be saved (`RunLearner.unsharded`): with the average's weights, if there is one."""
         if not is_sharded(self.policy):
             return self
         with averaged(self.average):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from heedful.configs.online import RolloutConfig
 from heedful.core.policy_losses import Metrics
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import StepResult
 from heedful.train.online.learner import Learner
 from heedful.train.optimization import mean_norm, optimizer_step
-from heedful.train.skips import Taken
 from heedful.types import MicroBatch
 
 MOST_APPROX_KL = 10.0
@@ -76,7 +76,7 @@ def take_step(
     update: int,
     sources: Sequence[str],
     most_approx_kl: float = math.inf,
-) -> Taken:
+) -> StepResult:
     """One optimizer step on the gradients that are there, for all modules or, if a number is broken, for none.
 
     Args:
@@ -98,10 +98,10 @@ def take_step(
     if broken:
         sums.reset(before)
         learner.skips.leave_out(learner.schedule.done, update, broken, sources)
-    return Taken(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
+    return StepResult(norm, bool(broken), norms[-1] if norms and len(modules) > 1 else math.nan)
 
 
-def critic_norm(of_head: Sequence[Taken], taken: Sequence[Taken]) -> dict[str, float]:
+def critic_norm(of_head: Sequence[StepResult], taken: Sequence[StepResult]) -> dict[str, float]:
     """``value/grad_norm``: mean norm of the critic's own gradient over its steps; nothing if it made none.
 
     Args:

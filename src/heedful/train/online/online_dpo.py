@@ -22,6 +22,7 @@ from heedful.parallel.sharding import passes
 from heedful.rewards import Reward, RewardFunction
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import StepResult
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.learner import Learner
 from heedful.train.online.metrics import SHOWN, note_of, pass_metrics, rollout_metrics, score_metrics, tied_frac
@@ -32,7 +33,6 @@ from heedful.train.online.rollout_files import forget_rollouts, write_rollouts
 from heedful.train.online.start import start
 from heedful.train.optimization import step_metrics
 from heedful.train.run import Run
-from heedful.train.skips import Taken
 
 
 def train_online_dpo(config: OnlineDPOConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def learn(learner: Learner[OnlineDPOConfig], scored: Scored) -> dict[str, float]
     config, started = learner.config, time.perf_counter()
     learning_rate = learner.schedule.advance()
     pairs = best_and_worst(scored.shaped, config.samples_per_prompt)
-    sums, taken = MetricSums(), list[Taken]()
+    sums, taken = MetricSums(), list[StepResult]()
     if scored.old is None:
         _read_the_rest(learner, scored, pairs, sums)
     for minibatch in _minibatches(pairs, config, learner.generator):

@@ -28,8 +28,9 @@ from heedful.rewards.models import check_context, model_rewards
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
-from heedful.train.division import divide, loading_device
 from heedful.train.fits import check_memory
+from heedful.train.fsdp import divide, loading_device
+from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage
 from heedful.train.online.critic import check_critic, check_same_text, load_critic, start_from_scores
@@ -39,7 +40,6 @@ from heedful.train.online.provenance import About, files_of, given_in_python, no
 from heedful.train.online.ptx import PretrainingMix, load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.train.skips import Skips
 from heedful.types import MicroBatch, SpecialTokens
 
 C = TypeVar("C", bound=RolloutConfig)
@@ -140,7 +140,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
         sampler=sampler,
         judges=judges,
         entropy=entropy_control(config) if isinstance(config, OnlineConfig) else core.EntropyControl(0.0),
-        skips=Skips(config.output, config.max_skipped_steps),
+        skips=NonFiniteGuard(config.output, config.max_skipped_steps),
         ahead=Ahead(config.async_steps) if isinstance(config, OnlineConfig) and config.async_steps else None,
     )
     return Started(config, learner, held_out, _about(learner, counts, wanted))

@@ -16,10 +16,11 @@ from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.models.value_model import ValueHead, ValueModel
 from heedful.parallel import ranks
-from heedful.parallel.in_step import together
+from heedful.parallel.lockstep import naming_lost_ranks
 from heedful.parallel.sharding import Passes, passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
+from heedful.train.non_finite import StepResult
 from heedful.train.online.advantages import action_mask
 from heedful.train.online.experience import Experience
 from heedful.train.online.learner import Learner
@@ -29,7 +30,6 @@ from heedful.train.online.performance import performance
 from heedful.train.online.ratio_metrics import ratio_metrics, with_effective_frac
 from heedful.train.online.respond import response_kl
 from heedful.train.optimization import step_metrics
-from heedful.train.skips import Taken
 from heedful.types import MicroBatch
 
 
@@ -48,7 +48,7 @@ def learn(learner: Learner[OnlineConfig], experience: Experience) -> dict[str, f
     is_warming_up = learner.schedule.done <= config.critic_warmup_steps
     of_values, of_head = ({}, []) if experience.states is None else learn_values(learner, experience)
     experience = replace(experience, states=None)
-    sums, taken, visited = MetricSums(), list[Taken](), 0
+    sums, taken, visited = MetricSums(), list[StepResult](), 0
     epochs = 0 if is_warming_up and learner.critic is None else config.ppo_epochs
     for rows in _minibatches(experience, epochs, config, learner.generator):
         minibatch, before = experience.select(rows), dict(sums.totals)
@@ -118,7 +118,7 @@ def _of_all_ranks(share: Tensor) -> float | Tensor:
     return ranks.total(float(share))
 
 
-def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[Taken]]:
+def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tuple[dict[str, float], list[StepResult]]:
     """``value_epochs`` passes of the policy's value head over the states that it read when the responses were scored.
 
     They cost next to nothing, as the trunk has no pass, and the value loss does not pull it away from the policy's.
@@ -127,12 +127,12 @@ def learn_values(learner: Learner[OnlineConfig], experience: Experience) -> tupl
     config, head, states = learner.config, learner.policy.value_head, experience.states
     assert head is not None
     assert states is not None
-    sums, taken = MetricSums(), list[Taken]()
+    sums, taken = MetricSums(), list[StepResult]()
     for rows in _minibatches(experience, config.value_epochs, config, learner.generator):
         minibatch, before = experience.select(rows), dict(sums.totals)
         num_actions = action_mask(minibatch.batch.response_mask, config).sum()
         first = states[rows[:1]], minibatch.batch.response_mask[:1]
-        with together():
+        with naming_lost_ranks():
             for part, batch in micro_batches(minibatch.batch, MicroBatch(len(rows)), _through_head(head, *first)):
                 mask = batch.response_mask
                 values = scatter(head(states[rows[part]], mask), mask)

@@ -9,7 +9,7 @@ from heedful.errors import ConfigError
 from heedful.parallel import ranks
 
 
-def own_device(device: torch.device) -> torch.device:
+def local_device(device: torch.device) -> torch.device:
     """The device of this rank: of several CUDA devices that with its number on this machine (LOCAL_RANK), made current.
 
     Raises ConfigError if a device was chosen that the ranks would share.

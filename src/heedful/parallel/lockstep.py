@@ -1,4 +1,4 @@
-"""Ranks whose models are divided keep step: each pass needs all of them, so what one cannot finish none can."""
+"""Ranks whose models are divided move in lockstep: each pass needs all of them, so what one cannot finish none can."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class _Passes:
 
 
 @contextlib.contextmanager
-def keep_step() -> Iterator[None]:
+def in_lockstep() -> Iterator[None]:
     """Around passes through divided models. After an error they stay open: the other ranks still wait."""
     _Passes.are_open = True
     yield
@@ -30,14 +30,14 @@ def check_present(error: Exception) -> None:
     """Raise RankError if an error in a pass through divided models is that another rank has left."""
     if not _Passes.are_open or not isinstance(error, RuntimeError) or isinstance(error, HeedfulError):
         return
-    from heedful.parallel import roll_call  # which loads torch
+    from heedful.parallel import rank_failures  # which loads torch
 
-    if any(word in str(error) for word in roll_call.TRANSPORTS):
-        raise roll_call.lost(error) from error
+    if any(word in str(error) for word in rank_failures.TRANSPORTS):
+        raise rank_failures.lost(error) from error
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def naming_lost_ranks() -> Iterator[None]:
     """Around passes through divided models that are not made in a `Room`: RankError if another rank leaves in their midst."""
     try:
         yield
@@ -47,13 +47,12 @@ def together() -> Iterator[None]:
 
 
 def all_stop(error: BaseException) -> bool:
-    """Say that this rank stops by an error, and wait a little: True if all others stop by the same, and can act together.
+    """Tell that this rank stops by an error, and wait a little: True if all others stop by the same, and can act together.
 
     All of them get the same answer, unless one comes so late that the others have gone.
     """
     if ranks.size() == 1 or _Passes.are_open:
         return False
-    from heedful.parallel import roll_call
+    from heedful.parallel import rank_failures
 
-    roll_call.report(error)
-    return roll_call.all_said(type(error).__name__)
+    return rank_failures.all_stop_by(error)

@@ -17,7 +17,7 @@ NAMED = 3
 """How many records a message names; the file has all of them."""
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """An optimizer step that was taken, or left out."""
 
     norm: float
@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 
 
 @dataclass
-class Skips:
+class NonFiniteGuard:
     """Keeps count of a run's steps without an update, and writes down what they were to learn from.
 
     Args:
@@ -65,7 +65,7 @@ class Skips:
             with (self.folder / FILE).open("a", encoding="utf-8") as file:
                 file.write(to_json(line) + "\n")
 
-    def count(self, updates: Sequence[Taken]) -> None:
+    def count(self, updates: Sequence[StepResult]) -> None:
         """Count a step by its updates: it was left out if all of them were, and there were any."""
         is_left_out = bool(updates) and all(update.is_left_out for update in updates)
         self.in_a_row = self.in_a_row + 1 if is_left_out else 0
