@@ -142,8 +142,7 @@ def measure(config: Any, smallest: Any) -> dict[str, Any]:
 
     import heedful
     from heedful.models.shape import load_shape
-    from heedful.planning.memory import plan
-    from heedful.planning.work import Lengths, work_of
+    from heedful.planning.memory import Lengths, plan_of
 
     train = {
         "SFTConfig": heedful.train_sft,
@@ -156,9 +155,8 @@ def measure(config: Any, smallest: Any) -> dict[str, Any]:
     before = memory("VmRSS")
     train(config)
     peak = memory("VmHWM") - before
-    online = hasattr(config, "max_new_tokens")
-    lengths = Lengths(PROMPT + RESPONSE, PROMPT if online else 0)
-    found = plan(work_of(config, load_shape, lengths, device="cpu", half=config.dtype != "float32"))
+    lengths = Lengths(PROMPT + RESPONSE, PROMPT)
+    found = plan_of(config, load_shape, lengths, device="cpu", half=config.dtype != "float32")
     return {"planned": found.peak / 1e9, "measured": peak, "phase": found.peak_phase, "phases": found.phases}
 
 

@@ -25,8 +25,7 @@ from heedful.models.shape import shape_of
 from heedful.models.tiny import make_tiny_model
 from heedful.parallel.sharded_files import Parts, write_parts
 from heedful.parallel.sharding import clip_gradients, gathered, held, is_divided, make_mesh, shard
-from heedful.planning.memory import CUDA_CONTEXT, plan
-from heedful.planning.work import Lengths, work_of
+from heedful.planning.memory import CUDA_CONTEXT, Lengths, plan_of
 from heedful.sampling.cuda_graph import POSITIONS, GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample
 from heedful.sampling.teacher_forced import token_outputs
@@ -347,7 +346,7 @@ def test_the_plan_is_what_a_run_takes():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
-    planned = plan(work_of(settings, lambda _: meta_shape(config), Lengths(512), device="cuda", half=True)).peak
+    planned = plan_of(settings, lambda _: meta_shape(config), Lengths(512), device="cuda", half=True).peak
     assert planned - CUDA_CONTEXT == pytest.approx(measured, rel=0.1)
 
 

@@ -225,6 +225,8 @@ def _run(words: list[str], *, is_program: bool) -> int:
         print(version("heedful"))
         return 0
     name = words.pop(0)
+    if name == "plan" and words and words[0].endswith((".yaml", ".yml")):
+        words.insert(0, _load("configs.plan:trainer_of")(Path(words[0])))
     if name in GROUPS:
         from heedful.configs.names import GONE
 

@@ -195,7 +195,7 @@ COMMANDS = {
 }
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),
-    "plan": ("trainer", "plan a run of one trainer"),
+    "plan": ("trainer", "plan the run of a YAML file (heedful plan FILE.yaml) or of a trainer's flags"),
     "label": ("command", "have people label, in a project"),
 }
 """Commands of two words, by the first: what the second is called, and what the first does with it."""

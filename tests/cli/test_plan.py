@@ -1,6 +1,21 @@
 """`heedful plan`."""
 
+from pathlib import Path
+
 import pytest
+
+from heedful.configs.plan import trainer_of
+
+
+@pytest.fixture
+def write_text(tmp_path):
+    """``write_text(name, text)`` is the path of a new file."""
+
+    def write(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
 
 
 def test_a_plan_needs_no_data_and_writes_nothing(heedful, tmp_path, monkeypatch):
@@ -28,6 +43,57 @@ def test_a_divided_run_is_planned_by_what_a_rank_holds(heedful):
     assert outcome.status == 0, outcome.err
     for part in ("sampl", "keys and values"):
         assert part not in outcome.out
+
+
+RECIPE = "model: 1.5B\nrewards: [model:0.5B]\ndata: 数据.jsonl\noutput: 运行/一\n"
+
+
+@pytest.mark.parametrize("name", ["ppo.yaml", "礼貌-ppo.yaml", "PPO_v2.yml"])
+def test_a_file_is_planned_by_the_trainer_that_its_name_names(heedful, write_text, name):
+    file = write_text(name, RECIPE + "max_new_tokens: 32\n")
+    outcome = heedful("plan", file, "--gpu-gb", "24")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out == heedful("plan", "ppo", file, "--gpu-gb", "24").out
+    assert "that does not fit into 24 GB; what would:" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("key", "trainer"),
+    [("desirable_weight", "kto"), ("nll_coef", "dpo"), ("loss_on", "sft"), ("center_coef", "reward")],
+)
+def test_a_file_is_planned_by_the_only_trainer_that_has_its_keys(write_text, key, trainer):
+    assert trainer_of(Path(write_text("配方.yaml", f"model: 0.5B\n{key}: 2\n"))) == trainer
+
+
+def test_the_settings_of_a_run_are_planned_by_its_trainer(heedful, write_text):
+    file = write_text("config.yaml", RECIPE)
+    write_text("run.json", '{"algorithm": "grpo"}')
+    assert heedful("plan", file).out == heedful("plan", "grpo", file).out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("无.yaml", None, "there is no such YAML file"),
+        (
+            "配方.yaml",
+            RECIPE,
+            "it could be that of heedful ppo, a2c, grpo or online-dpo; name the trainer: heedful plan ppo",
+        ),
+        ("配方.yaml", "project: 标注\n", "no trainer has all of its keys (there are plans of heedful sft, reward,"),
+        ("配方.yaml", "- 一\n", "expected 'key: value' lines, found a list"),
+        ("ppo.yaml", RECIPE + "temprature: 1\n", "ppo.yaml:5: temprature (--temprature) is not a setting"),
+        ("ppo.yaml", RECIPE.replace("1.5B", "3B/没有"), "model 3B/没有 does not exist"),
+        ("sft-dpo.yaml", "model: 1.5B\n", "name the trainer: heedful plan sft"),
+    ],
+)
+def test_files_that_cannot_be_planned_are_named(heedful, write_text, tmp_path, name, content, said):
+    file = str(tmp_path / name) if content is None else write_text(name, content)
+    outcome = heedful("plan", file)
+    assert outcome.status == 2
+    assert said in outcome.message
+    assert name in outcome.message or "没有" in name + outcome.message
+    assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from heedful.models.quantize import FourBit, say_unquantized
 from heedful.models.shape import load_shape
 from heedful.models.source import resolve
 from heedful.models.tiny import byte_tokenizer
-from heedful.planning.memory import plan
-from heedful.planning.work import Lengths, work_of
+from heedful.planning.memory import Lengths, plan_of
 from heedful.train import setup
 from heedful.train.setup import float32_experts
 
@@ -110,9 +109,7 @@ def test_experts_with_adapters_stay_in_float32_as_planned(folder, targets, adapt
     experts = {policy.lm.get_parameter(name) for name in expert_parameters(policy.lm)}
     assert {p.dtype for p in experts} == {torch.float32 if adapts else torch.bfloat16}
     add_adapters(policy.lm, config, base=str(folder), seed=3)
-    work = work_of(config, lambda _: load_shape(str(folder)), Lengths(16), device="cuda", half=True)
-    assert work.policy.adapts_experts == adapts
-    step = plan(work).phases["step"]
+    step = plan_of(config, lambda _: load_shape(str(folder)), Lengths(16), device="cuda", half=True).phases["step"]
     assert step["policy, frozen"] == held(p for p in policy.lm.parameters() if not p.requires_grad)
     learned = held(p for p in policy.lm.parameters() if p.requires_grad)
     assert (learned == step["policy, trained"]) == adapts, "of linear layers all targets are planned"
@@ -168,9 +165,7 @@ def test_a_reference_has_experts_as_its_policy_has(folder, monkeypatch, weights,
         assert {model.lm.get_parameter(name).dtype for name in expert_parameters(model.lm)} == {expected}
     mask = torch.ones_like(IDS, dtype=torch.bool)
     assert torch.equal(policy(IDS, mask, mask[:, 1:]).logprobs, reference(IDS, mask, mask[:, 1:]).logprobs)
-    step = plan(work_of(config, lambda _: load_shape(str(folder)), Lengths(16, 8), device="cuda", half=True)).phases[
-        "step"
-    ]
+    step = plan_of(config, lambda _: load_shape(str(folder)), Lengths(16, 8), device="cuda", half=True).phases["step"]
     assert step["reference"] == held(reference.lm.parameters())
     assert step["policy, trained"] == held(policy.lm.parameters())
     stored = load_policy(str(folder), device=CPU, compute_dtype=torch.bfloat16, stored=torch.bfloat16)

@@ -13,7 +13,7 @@ from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.models.shape import load_shape
 from heedful.models.tiny import DECODERS
 from heedful.parallel import lockstep
-from heedful.planning.work import Lengths, plan_of
+from heedful.planning.memory import Lengths, plan_of
 from heedful.train.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
 

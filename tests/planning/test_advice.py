@@ -11,12 +11,10 @@ from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
-from heedful.planning.advice import what_fits
-from heedful.planning.memory import GB, plan
-from heedful.planning.report import plan_report
+from heedful.planning.memory import GB, Lengths, plan_of
+from heedful.planning.report import plan_report, what_fits
 from heedful.planning.shapes import KNOWN
-from heedful.planning.work import Lengths, plan_of, work_of
-from heedful.train.fits import refuse_beyond
+from heedful.train.memory_preflight import refuse_on_gpu
 
 BASE = {"data": "d", "output": "o"}
 RUNS = {
@@ -30,7 +28,7 @@ RUNS = {
 
 def peak(config):
     lengths = Lengths(1024, 512 if hasattr(config, "max_new_tokens") else 0)
-    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).peak
+    return plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True).peak
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -71,13 +69,13 @@ def test_several_changes_are_all_needed():
 def test_nothing_fits_into_next_to_nothing():
     assert what_fits(RUNS["grpo"], peak, 1 * GB) == []
     with pytest.raises(ConfigError, match="take a smaller model or shorter texts"):
-        refuse_beyond(RUNS["grpo"], KNOWN.__getitem__, Lengths(1024, 512), half=True, free=1 * GB)
+        refuse_on_gpu(RUNS["grpo"], KNOWN.__getitem__, Lengths(1024, 512), half=True, free=1 * GB)
 
 
 def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
     config, lengths = RUNS["sft"], Lengths(1024)
     with pytest.raises(ConfigError) as caught:
-        refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=24 * GB)
+        refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=24 * GB)
     said = str(caught.value)
     need = (peak(config) - 0.6 * GB) / GB
     assert said.startswith(f"this run needs about {need:.1f} GB, and 24.0 GB of the GPU are free")
@@ -89,9 +87,9 @@ def test_a_run_that_is_far_too_large_is_refused_with_what_would_fit():
 def test_a_plan_that_is_a_tenth_above_is_let_through():
     config, lengths = RUNS["sft"], Lengths(1024)
     need = peak(config) - 0.6 * GB
-    refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.09)
+    refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.09)
     with pytest.raises(ConfigError):
-        refuse_beyond(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.11)
+        refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, free=need / 1.11)
 
 
 def test_a_report_says_part_by_part_what_is_needed_and_whether_it_fits():
@@ -125,7 +123,7 @@ def test_a_plan_on_a_cpu_has_no_gpu_in_it():
 
 def phases(config):
     lengths = Lengths(1024)
-    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).phases
+    return plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True).phases
 
 
 @pytest.mark.parametrize("loss", ["simpo", "orpo"])
@@ -224,7 +222,7 @@ def test_adapters_beside_the_experts_are_offered_where_those_on_them_do_not_fit(
     config = SFTConfig(model="m", lora_rank=16, micro_batch_size=1, gradient_checkpointing=True, **BASE)
 
     def peak(settings):
-        return plan(work_of(settings, lambda _: mixture, Lengths(1024), device="cuda", half=True)).peak
+        return plan_of(settings, lambda _: mixture, Lengths(1024), device="cuda", half=True).peak
 
     assert peak(config) > 4 * mixture.experts
     ((flags, size),) = what_fits(config, peak, 80 * GB)
@@ -292,8 +290,8 @@ def test_dividing_is_offered_to_several_ranks_only():
 def test_a_rank_that_has_too_little_memory_is_told_what_would_fit():
     config, lengths = replace(RUNS["grpo"], shard="full"), Lengths(1024, 512)
     need = max(sum(parts.values()) for parts in phases_of_ranks(config).values()) - 0.6 * GB
-    refuse_beyond(config, KNOWN.__getitem__, lengths, 8, half=True, free=need / 1.09)
+    refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, number=8, free=need / 1.09)
     with pytest.raises(ConfigError) as caught:
-        refuse_beyond(config, KNOWN.__getitem__, lengths, 8, half=True, free=need / 1.11)
+        refuse_on_gpu(config, KNOWN.__getitem__, lengths, half=True, number=8, free=need / 1.11)
     assert f"each of the 8 ranks needs about {need / GB:.1f} GB" in str(caught.value)
     assert "heedful plan --ranks 8 says what" in str(caught.value)

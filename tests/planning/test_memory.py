@@ -5,16 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.grpo import GRPOConfig
 from heedful.configs.lora import LoRAOptions
-from heedful.kernels import attention, head_logprobs
+from heedful.configs.ppo import PPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
+from heedful.kernels import attention, head_logprobs, last_mlp
 from heedful.models import value_model
 from heedful.models.load import load_policy
 from heedful.models.lora import add_adapters
 from heedful.models.shape import load_shape
 from heedful.models.tiny import make_tiny_model
 from heedful.planning import memory
-from heedful.planning.memory import FOUR_BIT, GB, Network, Sampling, Work, plan
-from heedful.planning.saved import saved_per_token
+from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
 from heedful.planning.shapes import KNOWN, decoder
 from heedful.sampling import kv_cache
 
@@ -22,9 +26,12 @@ SMALL = decoder(
     vocabulary=1000, hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, tied=True, head_norms=True
 )
 """Per layer 10 * (10 + 5 + 5 + 10 + 3 * 20) = 900 weights in matrices and 10 + 10 + 5 + 5 = 30 in norms."""
-SFT = Work(
-    device="cpu", half=False, policy=Network(shape=SMALL, trained="all"), rows=4, length=16, responses=16, batch=8
-)
+BASE = {"model": "m", "data": "d", "output": "o"}
+SFT = SFTConfig(**BASE, batch_size=8, micro_batch_size=4)
+
+
+def phases(config, shape=SMALL, *, lengths=None, device="cpu", half=False):
+    return plan_of(config, lambda _: shape, lengths or Lengths(16), device=device, half=half).phases
 
 
 def saved_bytes(folder, rank, layers):
@@ -59,6 +66,17 @@ def test_a_layer_keeps_what_is_planned_to_the_byte(tmp_path, architecture, rank)
     assert (more - less) / tokens == saved_per_token(shape, half=False, rank=rank)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_last_layer_keeps_nothing_of_its_mlp_for_tokens_that_are_not_read(tmp_path, monkeypatch, rank):
+    """16 of 24 tokens of each row are read. The switch is the share of tokens from which on all are computed."""
+    part, tokens, shape = saved_bytes(tmp_path / "qwen3-a", rank, 2)
+    monkeypatch.setattr(last_mlp, "MOST_READ", 0.0)
+    whole, _, _ = saved_bytes(tmp_path / "qwen3-b", rank, 2)
+    kept = shape.hidden + 4 * shape.intermediate + 3 * rank
+    unread, read = tokens // 3, 2 * tokens // 3
+    assert whole - part == 4 * (unread * kept - read * shape.hidden)
+
+
 def test_sizes_are_those_of_the_code():
     assert (memory.CHUNK, memory.SMALLEST_CHUNK, memory.BLOCK, memory.KEPT) == (
         head_logprobs.CHUNK,
@@ -69,31 +87,32 @@ def test_sizes_are_those_of_the_code():
     assert memory.MOST_SCORES == attention.MOST_SCORES
     assert memory.CACHE_BLOCK == kv_cache.BLOCK
     assert memory.VALUE_HEAD == value_model.WIDTH
+    assert memory.MOST_READ == last_mlp.MOST_READ
     head = value_model.ValueHead(SMALL.hidden)
-    with_head = plan(replace(SFT, value_head=True)).phases["step"]["policy, trained"]
-    assert with_head - plan(SFT).phases["step"]["policy, trained"] == 4 * sum(p.numel() for p in head.parameters())
+    ppo = {**BASE, "rewards": ("rule:digits",), "max_new_tokens": 8}
+    shared, none = (phases(kind(**ppo), lengths=Lengths(16, 8))["step"] for kind in (PPOConfig, GRPOConfig))
+    assert shared["policy, trained"] - none["policy, trained"] == 4 * sum(p.numel() for p in head.parameters())
 
 
 def test_weights_by_hand():
     assert (SMALL.embedding, SMALL.linear, SMALL.vectors) == (10_000, 1800, 70)
     assert SMALL.edges == 2 * (20 + 15 + 15 + 20 + 3 * 30)
-    step = plan(SFT).phases["step"]
+    step = phases(SFT)["step"]
     assert step == {"policy, trained": 4 * 11_870, "moments of the optimizer": 8 * 11_870, "gradients": 4 * 11_870}
 
 
 def test_lora_by_hand():
-    policy = Network(shape=SMALL, trained="adapters", lora_rank=3)
-    step = plan(replace(SFT, policy=policy)).phases["step"]
+    adapted = replace(SFT, lora_rank=3)
     adapters = 3 * 320
-    assert step == {
+    assert phases(adapted)["step"] == {
         "policy, frozen": 4 * 11_870,
         "policy, trained": 4 * adapters,
         "moments of the optimizer": 8 * adapters,
         "gradients": 4 * adapters,
     }
-    on_gpu = plan(replace(SFT, policy=policy, device="cuda", half=True)).phases["step"]
+    on_gpu = phases(adapted, device="cuda", half=True)["step"]
     assert on_gpu["policy, frozen"] == 2 * 11_800 + 4 * 70
-    in_four_bits = plan(replace(SFT, policy=replace(policy, four_bit=True), device="cuda", half=True)).phases["step"]
+    in_four_bits = phases(replace(adapted, quantize="4bit"), device="cuda", half=True)["step"]
     assert in_four_bits["policy, frozen"] == pytest.approx(1800 * (0.5 + 1 / 64 + 1 / 4096) + 2 * 10_000 + 4 * 70)
 
 
@@ -107,12 +126,11 @@ def test_a_mixture_by_hand():
     assert mixture.has_adapted_experts("q_proj, experts.down_proj")
     assert not mixture.has_adapted_experts("q_proj,v_proj,gate_proj")
     assert not SMALL.has_adapted_experts("all-linear")
-    learns_few = Network(shape=mixture, trained="adapters", lora_rank=3)
-    learns_all = replace(learns_few, adapts_experts=True, float32_experts=True)
-    gpu = replace(SFT, device="cuda", half=True)
+    all_layers = replace(SFT, lora_rank=3)
+    attention_only = replace(all_layers, lora_targets="q_proj,k_proj,v_proj,o_proj")
     few, many, four = (
-        plan(replace(gpu, policy=policy)).phases
-        for policy in (learns_few, learns_all, replace(learns_few, four_bit=True))
+        phases(config, mixture, device="cuda", half=True)
+        for config in (attention_only, all_layers, replace(attention_only, quantize="4bit"))
     )
     assert few["step"]["policy, frozen"] == 2 * (11_800 + 4800) + 4 * 70
     assert few["step"]["policy, trained"] == 4 * 3 * 320
@@ -126,83 +144,115 @@ def test_a_mixture_by_hand():
 
 def test_weights_in_bfloat16_by_hand():
     """Matrices and their gradients in two bytes, norms in four; the moments stay in float32, or are on the CPU."""
-    step = plan(replace(SFT, half=True, half_weights=True)).phases["step"]
+    narrow = phases(replace(SFT, weights_dtype="bfloat16"), half=True)
     weights = 2 * 11_800 + 4 * 70
-    assert step == {"policy, trained": weights, "moments of the optimizer": 8 * 11_870, "gradients": weights}
-    assert "moments of the optimizer" not in plan(replace(SFT, optimizer_on_device=False)).phases["step"]
-    assert "copies in half precision" not in plan(replace(SFT, half=True, half_weights=True)).phases["backward"]
+    assert narrow["step"] == {"policy, trained": weights, "moments of the optimizer": 8 * 11_870, "gradients": weights}
+    assert "copies in half precision" not in narrow["backward"]
+    assert "moments of the optimizer" not in phases(replace(SFT, optimizer_device="cpu"))["step"]
 
 
 def test_a_first_micro_batch_finds_no_gradients():
     """Of a step with one micro-batch only the head's gradient is there while all activations are."""
-    split, whole = plan(SFT).phases["backward"], plan(replace(SFT, batch=4)).phases["backward"]
+    split, whole = (phases(replace(SFT, batch_size=size))["backward"] for size in (8, 4))
     assert whole["gradients"] == 4 * SMALL.output
     assert split["gradients"] == 4 * SMALL.output + 4 * SMALL.parameters
 
 
+def test_the_last_layers_mlp_reads_what_is_scored_on_a_cpu():
+    """Of 8 rows of 16 tokens a reward model reads 8 states; for the others nothing is kept of the last MLP: its input, and
+    four times its width; of the 8 its output is kept. In half precision, recomputed or compiled the MLP reads all tokens."""
+    config = RewardConfig(**BASE, micro_batch_size=4)
+    kept = 4 * ((10 + 4 * 20) * (8 * 16 - 8) - 10 * 8)
+    whole, read = (phases(c)["backward"]["activations"] for c in (replace(config, compile=True), config))
+    assert whole - read == kept
+    adapted = replace(config, lora_rank=3)
+    whole, read = (phases(c)["backward"]["activations"] for c in (replace(adapted, compile=True), adapted))
+    assert whole - read == kept + 4 * 3 * 3 * (8 * 16 - 8)
+    for options in ({"half": True}, {"device": "cuda", "half": True}):
+        assert phases(config, **options) == phases(replace(config, compile=True), **options)
+
+
+ONLINE = PPOConfig(
+    model="1.5B",
+    data="d",
+    output="o",
+    critic="separate",
+    rewards=("model:0.5B",),
+    micro_batch_size=8,
+    minibatch_size=64,
+    rollout_batch_size=64,
+    rollout_micro_batch_size=64,
+    max_new_tokens=512,
+)
+
+
+def on_gpu(config, length=1024, ranks=1):
+    lengths = Lengths(length, 512)
+    return plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True, ranks=ranks)
+
+
 def test_keys_and_values_by_hand():
     """Two of width 5, in float32, for 8 rows of 40 tokens in blocks of 32, in two layers and one that grows."""
-    sampling = Sampling(rows=8, prompt=24, new_tokens=16)
-    phases = plan(replace(SFT, sampling=sampling, rollout=8)).phases
-    assert phases["sampling"]["keys and values"] == 2 * 5 * 4 * 8 * 64 * 3
+    config = GRPOConfig(**BASE, rewards=("rule:digits",), rollout_micro_batch_size=8, max_new_tokens=16)
+    assert phases(config, lengths=Lengths(40, 24))["sampling"]["keys and values"] == 2 * 5 * 4 * 8 * 64 * 3
 
 
 def test_scoring_by_hand():
-    """8 rows of 16 tokens are read at a time, not the 4 of a micro-batch: logits over 1,000 words in float32, and three more
-    such numbers, of the log-softmax and the entropy."""
-    few, many = (plan(replace(SFT, rollout=64, scored_rows=rows)).phases["scoring"] for rows in (None, 8))
-    assert many["activations"] == 8 * 16 * 1000 * 4 * (1 + 3) == 2 * few["activations"]
+    """As many rows of 16 tokens are read as are sampled, not the 4 of a micro-batch: logits over 1,000 words in float32,
+    and three more such numbers, of the log-softmax and the entropy. Each of 16 ranks reads its 4 rows."""
+    config = GRPOConfig(**BASE, rewards=("rule:digits",), micro_batch_size=4, max_new_tokens=16)
+    sizes = []
+    for rows, ranks in ((4, 1), (8, 1), (8, 16)):
+        found = plan_of(
+            replace(config, rollout_micro_batch_size=rows),
+            lambda _: SMALL, Lengths(16), device="cpu", half=False, ranks=ranks,
+        )  # fmt: skip
+        sizes.append(found.phases["scoring"]["activations"])
+    assert sizes[1] == 8 * 16 * 1000 * 4 * (1 + 3) == 2 * sizes[0] == 2 * sizes[2]
 
 
-ONLINE = Work(
-    device="cuda",
-    half=True,
-    policy=Network(shape=KNOWN["1.5B"], trained="all"),
-    reference=Network(shape=KNOWN["1.5B"]),
-    critic=Network(shape=KNOWN["1.5B"].trunk, trained="all", output="score"),
-    rewards=(Network(shape=KNOWN["0.5B"].trunk, output="score"),),
-    rows=8,
-    length=1024,
-    responses=512,
-    batch=64,
-    rollout=64,
-    sampling=Sampling(rows=64, prompt=512, new_tokens=512),
-)
+def test_a_recorded_copy_stays():
+    """CUDA graphs keep the copy that samples, in all phases; otherwise it is there to sample only."""
+    plain = on_gpu(replace(ONLINE, critic="shared")).phases
+    kept = on_gpu(replace(ONLINE, critic="shared", cuda_graphs=True)).phases
+    copy = plain["sampling"]["copy that samples"]
+    assert kept["sampling"] == plain["sampling"]
+    for phase in ("scoring", "backward", "step"):
+        assert kept[phase] == plain[phase] | {"copy that samples": copy}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"rows": 4},
-        {"scored_rows": 4, "rows": 4},
-        {"length": 768, "responses": 256},
-        {"checkpointing": True},
+        {"micro_batch_size": 4},
+        {"rollout_micro_batch_size": 4, "micro_batch_size": 4},
+        {"max_new_tokens": 256},
+        {"gradient_checkpointing": True},
         {"optimizer": "adamw-8bit"},
-        {"optimizer_on_device": False},
-        {"half_weights": True},
-        {"reference": None},
-        {"reference": replace(ONLINE.reference, on_device=False)},
-        {"critic": None},
-        {"critic": None, "value_head": True},
-        {"rewards": ()},
-        {"policy": replace(ONLINE.policy, trained="adapters", lora_rank=16)},
-        {"policy": replace(ONLINE.policy, trained="adapters", lora_rank=16, four_bit=True)},
+        {"optimizer_device": "cpu"},
+        {"weights_dtype": "bfloat16"},
+        {"reference_device": "cpu"},
+        {"critic": "shared"},
+        {"rewards": ("rule:digits",)},
+        {"lora_rank": 16},
+        {"lora_rank": 16, "quantize": "4bit"},
     ],
     ids=str,
 )
 def test_what_saves_memory_does_so_in_the_plan(change):
-    assert plan(replace(ONLINE, **change)).peak < plan(ONLINE).peak - 0.01 * GB
+    length = 512 + change.get("max_new_tokens", 512)
+    assert on_gpu(replace(ONLINE, **change), length).peak < on_gpu(ONLINE).peak - 0.01 * GB
 
 
 def test_the_peak_is_the_largest_phase():
-    found = plan(ONLINE)
+    found = on_gpu(ONLINE)
     assert set(found.phases) == {"sampling", "scoring", "backward", "step"}
     assert found.peak == max(map(found.total, found.phases)) == found.total(found.peak_phase)
     assert all(size > 0 for parts in found.phases.values() for size in parts.values())
 
 
 def test_dpo_gives_its_reference_back():
-    found = plan(replace(SFT, device="cuda", half=True, reference=Network(shape=SMALL), reference_is_freed=True)).phases
+    found = phases(DPOConfig(**BASE, reference="r"), device="cuda", half=True)
     assert "reference" in found["scoring"]
     assert "reference" not in found["backward"] | found["step"]
     assert "moments of the optimizer" not in found["scoring"]

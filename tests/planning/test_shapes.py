@@ -1,12 +1,16 @@
 """Shapes counted without weights."""
 
+import warnings
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from heedful.errors import CheckpointError
 from heedful.models.load import load_causal_lm
 from heedful.models.shape import load_shape, shape_of
+from heedful.models.tiny import make_tiny_model
 from heedful.planning.shapes import KNOWN
 
 CONFIGS = {
@@ -73,6 +77,29 @@ def test_every_parameter_of_a_folder_is_counted_once(decoder):
     shape = load_shape(decoder)
     assert shape.parameters == sum(p.numel() for p in load_causal_lm(decoder).parameters())
     assert shape.trunk.parameters == sum(p.numel() for p in load_causal_lm(decoder).base_model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("trained", "untied"),
+    [
+        ({"modules_to_save": ["lm_head"]}, True),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, True),
+        ({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_a_head_that_adapters_untie_is_counted(tmp_path, trained, untied):
+    """The base has one matrix for embeddings and head; what trains one of them gives it a matrix of its own."""
+    base, folder = tmp_path / "模型", tmp_path / "适配器"
+    make_tiny_model("qwen3", base, hidden_size=32, num_layers=1)
+    lm = AutoModelForCausalLM.from_pretrained(base)
+    assert lm.config.tie_word_embeddings
+    with warnings.catch_warnings(action="ignore"):
+        get_peft_model(lm, LoraConfig(**{"target_modules": ["q_proj"], "r": 2} | trained)).save_pretrained(folder)
+    shape = load_shape(str(folder))
+    assert shape.parameters == sum(p.numel() for p in load_causal_lm(str(folder)).parameters())
+    assert shape.parameters - load_shape(str(base)).parameters == (shape.output if untied else 0)
 
 
 def test_a_folder_that_holds_no_model_is_refused(tmp_path):

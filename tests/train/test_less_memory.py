@@ -14,7 +14,7 @@ from heedful.errors import ConfigError
 from heedful.models.load import load_policy
 from heedful.models.shape import load_shape
 from heedful.models.tiny import make_tiny_model
-from heedful.train import fits
+from heedful.train import memory_preflight
 from heedful.train.dpo import train_dpo
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.reward import train_reward
@@ -149,7 +149,7 @@ def test_weights_beyond_the_machines_memory_are_refused_before_a_run(model, data
 
 
 def test_the_machine_says_how_much_memory_it_has():
-    assert 10**8 < fits.main_memory() < 10**14
+    assert 10**8 < memory_preflight.main_memory() < 10**14
 
 
 @pytest.mark.parametrize(

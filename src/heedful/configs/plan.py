@@ -1,6 +1,7 @@
 """Settings of ``heedful plan``: those of a trainer, and how large the GPU and the texts are."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,14 @@ from heedful.configs.dpo import DPOConfig
 from heedful.configs.grpo import GRPOConfig
 from heedful.configs.kto import KTOConfig
 from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.parse import read_yaml_flags
 from heedful.configs.ppo import PPOConfig
 from heedful.configs.ranges import POSITIVE
 from heedful.configs.reward_model import RewardConfig
 from heedful.configs.sft import SFTConfig
 from heedful.configs.sharding import ShardOptions, check_ranks
 from heedful.errors import ConfigError
+from heedful.files import read_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +110,40 @@ PlanConfig = (
     | PlanGRPOConfig
     | PlanOnlineDPOConfig
 )
+TRAINERS: dict[str, type[PlanConfig]] = {
+    "sft": PlanSFTConfig,
+    "reward": PlanRewardConfig,
+    "ppo": PlanPPOConfig,
+    "a2c": PlanA2CConfig,
+    "grpo": PlanGRPOConfig,
+    "online-dpo": PlanOnlineDPOConfig,
+    "dpo": PlanDPOConfig,
+    "kto": PlanKTOConfig,
+}
+"""Every trainer that can be planned, by its command."""
+
+
+def trainer_of(path: Path) -> str:
+    """The trainer whose settings a YAML file holds.
+
+    It is the one of the run whose config.yaml the file is; else the one in the file's name, as in polite-ppo.yaml; else the
+    only one that has all keys of the file. Raises ConfigError if none has them, or several have.
+    """
+    run = path.parent / "run.json"
+    if path.name == "config.yaml" and run.is_file():
+        command = read_object(run, f"name the trainer: heedful plan ppo {path}", error=ConfigError).get("algorithm")
+        if command in TRAINERS:
+            return str(command)
+    names = "|".join(sorted(TRAINERS, key=len, reverse=True))
+    named = set(re.findall(rf"(?<![a-z0-9])({names})(?![a-z0-9])", path.stem.lower().replace("_", "-")))
+    if len(named) == 1:
+        return str(named.pop())
+    keys = {flag.key for flag in read_yaml_flags(path, PlanPPOConfig)}
+    fitting = [name for name, config in TRAINERS.items() if keys <= {field.name for field in fields(config)}]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        found = f"it could be that of heedful {', '.join(fitting[:-1])} or {fitting[-1]}"
+    else:
+        found = f"no trainer has all of its keys (there are plans of heedful {', '.join(TRAINERS)})"
+    raise ConfigError(f"{path}: {found}; name the trainer: heedful plan {(fitting or ['ppo'])[0]} {path}")

@@ -3,14 +3,16 @@
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from heedful.errors import CheckpointError, DataError
+from heedful.models.adapters import read_adapter_config
 from heedful.models.lora import expert_parameters
 from heedful.models.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
@@ -21,7 +23,25 @@ def load_shape(model: str | Source) -> Shape:
     source = resolve(model)
     config = load_config(source)
     with explained(source.folder, "model's shape"), torch.device("meta"):
-        return shape_of(config, runs_code=source.runs_code)
+        shape = shape_of(config, runs_code=source.runs_code)
+        return replace(shape, head=shape.output) if _are_untied(source, config) else shape
+
+
+def _are_untied(source: Source, config: Any) -> bool:
+    """Whether adapters give the head a matrix of its own, which their base ties to the embeddings: one of both was trained,
+    and PEFT was not asked to keep them tied."""
+    if not source.adapters or not config.get_text_config().tie_word_embeddings:
+        return False
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.runs_code)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if module in ends}
+    for folder in source.adapters:
+        settings = read_adapter_config(folder)
+        lists = [settings.get(key) for key in ("modules_to_save", "target_modules")]
+        trained = {str(name).rpartition(".")[2] for some in lists if isinstance(some, list) for name in some}
+        if trained & names and not settings.get("ensure_weight_tying"):
+            return True
+    return False
 
 
 def shape_of(config: Any, *, runs_code: bool = False) -> Shape:

@@ -1,6 +1,6 @@
-"""From the shapes of a run to the bytes of each of its parts, phase by phase.
+"""How much memory a run needs, counted from its settings and the shapes of its models: no torch, no download.
 
-A run's memory is what it holds all the time (weights, moments of the optimizer) and what a phase adds:
+A run holds weights, moments of the optimizer and the like all the time. Each phase adds something:
 
     sampling   the copy of the weights that samples, keys and values, logits
     scoring    one layer's activations, a chunk of logits (DPO with another reference: before the first step)
@@ -8,120 +8,61 @@ A run's memory is what it holds all the time (weights, moments of the optimizer)
     backward   all activations, a chunk of logits, gradients of earlier micro-batches
     step       all gradients
 
-The peak is the largest of them. Every number below is a tensor that the code holds, counted from its shape; what an
-allocator adds is not in it.
+The peak is the largest phase. Every number is a tensor that the code holds, counted from its shape; what an allocator adds
+is not in it. The activations are those of dense decoders such as Llama, Qwen2 and Qwen3.
+
+Each of several ranks has its share of the rows. With ``--shard full`` it also has its share of all that is stored, and for
+a time it holds whole: a copy of the policy (sampling); two blocks, embeddings and head (scoring and backward); gradients of a
+block and the ends, or of everything until they are summed (backward).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from heedful.planning.saved import saved_per_token
+from heedful.configs.dpo import DPOConfig
+from heedful.configs.kto import KTOConfig
+from heedful.configs.online import OnlineConfig, RolloutConfig
+from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.reward_model import RewardConfig
+from heedful.configs.sft import SFTConfig
 from heedful.planning.shapes import Shape
+
+Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
+"""The settings of a trainer."""
+ShapeOf = Callable[[str], Shape]
+"""Gives the shape of the model of a name."""
+Parts = dict[str, float]
+"""Bytes of each part."""
 
 GB = 10**9
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in NF4: half a byte, a byte for 64 of them, and a float32 for 256 of those bytes (Dettmers et al.
-2023)."""
-EIGHT_BIT_ADAM = 2 + 8 / 256
-"""Bytes of Adam's two moments of a weight in bitsandbytes: a byte each, and a float32 for 256 of them."""
+"""Bytes of a weight in NF4: half a byte, a byte for 64 of them, a float32 for 256 of those (Dettmers et al. 2023)."""
+MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 + 8 / 256}
+"""Bytes of Adam's two moments of a weight. In bitsandbytes: a byte each, and a float32 for 256 of them."""
 CUDA_CONTEXT = 600 * 10**6
 """What a process holds on a GPU before its first tensor, with the workspaces of cuBLAS. Not measured here."""
 CHUNK, SMALLEST_CHUNK, BLOCK, KEPT = 2**22, {"cpu": 256, "cuda": 1024}, {"cpu": 2**19}, 2**24
 """The sizes of `heedful.kernels.head_logprobs`, which a test compares."""
 MOST_SCORES = 2**22
 """That of `heedful.kernels.attention`."""
+MOST_READ = 0.9
+"""That of `heedful.kernels.last_mlp`."""
 CACHE_BLOCK = 32
 """That of `heedful.sampling.kv_cache`."""
 VALUE_HEAD = 128
 """Width of a value head's hidden layer (`heedful.models.value_model`)."""
+IN_FLIGHT = 2
+"""Blocks of a divided model that are whole at a time: the one that computes, and the next, which is on its way."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """One network of a run."""
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the longest text, and of the longest prompt in it."""
 
-    shape: Shape
-    trained: Literal["all", "adapters", "nothing"] = "nothing"
-    output: Literal["logits", "score"] = "logits"
-    lora_rank: int = 0
-    four_bit: bool = False
-    on_device: bool = True
-    """False: on the CPU beside a GPU, so that it takes nothing there."""
-    shares_weights: bool = False
-    """Its frozen weights are another network's."""
-    adapts_experts: bool = False
-    """Adapters are on a mixture's experts too."""
-    float32_experts: bool = False
-    """Its frozen experts stay in float32 on a GPU: adapters are folded into them, or the policy's are in float32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How responses are sampled."""
-
-    rows: int
-    prompt: int
-    new_tokens: int
-    keeps_copy: bool = False
-    """The copy that samples stays in memory (CUDA graphs)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What `plan` counts."""
-
-    device: Literal["cpu", "cuda"]
-    half: bool
-    """Products are computed in a half precision."""
-    policy: Network
-    critic: Network | None = None
-    """One of its own."""
-    value_head: bool = False
-    reference: Network | None = None
-    reference_is_freed: bool = False
-    """It is read before the first step and then given back (DPO)."""
-    rewards: tuple[Network, ...] = ()
-    half_weights: bool = False
-    """Trained matrices are stored in bfloat16."""
-    optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
-    optimizer_on_device: bool = True
-    averages_weights: bool = False
-    checkpointing: bool = False
-    with_entropy: bool = False
-    """The entropy is part of the loss."""
-    rows: int
-    """Of a micro-batch."""
-    length: int
-    """Tokens of the longest row."""
-    responses: int
-    """Tokens of a row whose log-probs are computed."""
-    batch: int
-    """Rows that are learned from in one optimizer step."""
-    per_item: int = 1
-    """Rows that a rank has together: 2 of a pair."""
-    rollout: int = 0
-    """Rows of a rollout batch."""
-    scored_rows: int | None = None
-    """Rows that policy, reference and critic read at a time without gradients; None if as many as in a micro-batch."""
-    sampling: Sampling | None = None
-    """None also where servers sample."""
-    sends_copy: bool = False
-    """A copy of the policy goes from this device to servers, and stays for the next time."""
-
-    @property
-    def is_split(self) -> bool:
-        """A step has several micro-batches."""
-        return self.batch > self.rows
-
-    @property
-    def tokens(self) -> int:
-        """Of a micro-batch."""
-        return self.rows * self.length
-
-    @property
-    def bytes_computed(self) -> int:
-        return 2 if self.half else 4
+    longest: int
+    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,249 +86,483 @@ class Plan:
         return self.total(self.peak_phase)
 
 
-def plan(work: Work) -> Plan:
-    """The bytes that each part of a run needs in each phase."""
-    held = _held(work)
-    phases: dict[str, dict[str, float]] = {}
-    if work.sampling is not None:
-        phases["sampling"] = held | _sampling(work, work.sampling)
-    if work.rollout or work.reference_is_freed:
-        phases["scoring"] = (_weights(work) if work.reference_is_freed else held) | _scoring(work)
-    if work.value_head:
-        phases["values"] = held | {"activations": 10 * work.batch * work.responses * 4 * work.policy.shape.hidden}
-    of_backward = [_backward(work, network, before) for network, before in _in_order(work)]
-    phases["backward"] = held | max(of_backward, key=lambda parts: sum(parts.values()))
-    phases["step"] = held | {"gradients": sum(_gradients(work, network) for network in learning(work))}
-    if work.reference_is_freed:
-        for name in ("backward", "step"):
-            del phases[name]["reference"]
-    return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
+def plan_of(
+    config: Trainer,
+    shape_of: ShapeOf,
+    lengths: Lengths,
+    *,
+    device: Literal["cpu", "cuda"],
+    half: bool,
+    ranks: int = 1,
+) -> Plan:
+    """The bytes that each part of a run needs on each of its ranks, phase by phase.
+
+    Args:
+        config: the settings.
+        shape_of: gives the shape of each model that the settings name.
+        lengths: of the texts. Every text is taken to be as long as the longest.
+        device: where the run is.
+        half: whether products are in a half precision.
+        ranks: processes that train together, each with a device of its own.
+    """
+    return _Run(config, shape_of, lengths, device=device, half=half, ranks=ranks).plan()
 
 
-def learning(work: Work) -> list[Network]:
-    """The networks that learn."""
-    return [network for network in (work.policy, work.critic) if network is not None]
+@dataclass(frozen=True, kw_only=True)
+class _Network:
+    """One network of a run, and bytes per weight of each kind as it is stored. Vectors have 4."""
+
+    shape: Shape
+    trained: Literal["all", "adapters", "nothing"]
+    has_logits: bool
+    rank: int = 0
+    """Of its adapters."""
+    adapts_experts: bool = False
+    shares_weights: bool = False
+    """Its frozen weights are those of another network."""
+    linear: float
+    head: float
+    embedding: float
+    experts: float
+
+    @property
+    def stored(self) -> float:
+        """Bytes of all weights but adapters."""
+        shape = self.shape
+        matrices = self.linear * shape.linear + self.head * shape.head + self.embedding * shape.embedding
+        return matrices + self.experts * shape.experts + 4 * shape.vectors
+
+    @property
+    def frozen(self) -> float:
+        """Bytes of the weights that do not learn."""
+        return 0 if self.trained == "all" or self.shares_weights else self.stored
+
+    @property
+    def learned(self) -> int:
+        """Number of weights that learn."""
+        if self.trained == "all":
+            return self.shape.parameters
+        return self.rank * (self.shape.edges + (self.shape.expert_edges if self.adapts_experts else 0))
+
+    @property
+    def gradients(self) -> float:
+        """Bytes of the weights that learn, and so of their gradients. Adapters are in float32."""
+        return self.stored if self.trained == "all" else 4 * self.learned
+
+    @property
+    def folded(self) -> float:
+        """Bytes of a layer's experts with their adapters added: each pass makes them anew, and a backward pass needs them."""
+        return self.experts * self.shape.experts / self.shape.layers if self.adapts_experts else 0
+
+    @property
+    def block(self) -> float:
+        """Weights of one block's matrices."""
+        return (self.shape.linear + self.shape.experts) / self.shape.layers
+
+    @property
+    def ends(self) -> int:
+        """Weights of embeddings and head."""
+        return self.shape.embedding + self.shape.head
 
 
-def _in_order(work: Work) -> list[tuple[Network, float]]:
-    """The networks in the order of their backward passes, and the bytes of gradients that are there before each."""
-    total = sum(_gradients(work, network) for network in learning(work))
-    pairs, before = [], 0.0
-    for network in learning(work):
-        pairs.append((network, total if work.is_split else before))
-        before += _gradients(work, network)
-    return pairs
+class _Run:
+    """A run as far as memory is concerned: its networks, and the rows that one rank has at a time."""
 
+    def __init__(
+        self,
+        config: Trainer,
+        shape_of: ShapeOf,
+        lengths: Lengths,
+        *,
+        device: Literal["cpu", "cuda"],
+        half: bool,
+        ranks: int,
+    ) -> None:
+        self.config, self.lengths, self.device, self.half = config, lengths, device, half
+        self.online = config if isinstance(config, RolloutConfig) else None
+        self.is_divided = config.shard == "full" and ranks > 1
+        self.shards = ranks // config.replicas if self.is_divided else 1
+        self.computed = 2 if half else 4
+        """Bytes of a number in products."""
+        self.responses = lengths.longest - lengths.prompt
+        """Tokens of a row whose log-probs are computed."""
+        self._count_rows(ranks)
+        self._find_networks(shape_of)
 
-def _held(work: Work) -> dict[str, float]:
-    """Weights, and what grows with those that learn."""
-    learned = sum(_learned(network) for network in learning(work)) + _value_head(work)
-    each = 0.0 if not work.optimizer_on_device else EIGHT_BIT_ADAM if work.optimizer == "adamw-8bit" else 8.0
-    return _weights(work) | {
-        "moving average": trained_bytes(work, work.policy) + 4 * _value_head(work) if work.averages_weights else 0,
-        "moments of the optimizer": each * learned,
-        "states of the value head": _states(work),  # those of a rollout batch, until the next one has been sampled
-    }
+    def _count_rows(self, ranks: int) -> None:
+        """Of one rank: rows per optimizer step, per micro-batch, per pass without gradients, and sampled at a time."""
+        config, longest = self.config, self.lengths.longest
+        is_pairs = isinstance(config, DPOConfig | RewardConfig | OnlineDPOConfig)
+        limit, together = (config.micro_batch.of_pairs, 2) if is_pairs else (config.micro_batch, 1)
+        if isinstance(config, OnlineDPOConfig):
+            batch = 2 * config.minibatch_size // config.samples_per_prompt
+        elif isinstance(config, RolloutConfig):
+            batch = config.minibatch_size
+        else:
+            batch = config.batch_size * (1 if isinstance(config, KTOConfig) else together)
+        rows = min(limit.rows, batch)
+        if limit.tokens is not None:
+            rows = min(rows, max(together, limit.tokens // longest // together * together))
+        self.batch = together * math.ceil(batch / together / ranks)
+        self.rows = min(rows, self.batch)
+        self.is_split = self.batch > self.rows
+        """A step has several micro-batches."""
+        self.tokens = self.rows * longest
+        self.rollout = self.scored_rows = self.sampled_rows = 0
+        if self.online is not None:
+            self.rollout = self.online.rollout_batch_size
+            here = math.ceil(self.rollout / ranks)
+            limits = (self.online.scoring_micro_batch, self.online.rollout_micro_batch)
+            self.scored_rows, self.sampled_rows = (
+                min(most.rows, here, self.rollout if most.tokens is None else max(1, most.tokens // longest))
+                for most in limits
+            )
 
-
-def _states(work: Work) -> int:
-    """The states ``[batch, time, hidden]`` that a value head learns from, in float32."""
-    return work.rollout * work.responses * 4 * work.policy.shape.hidden if work.value_head else 0
-
-
-def _weights(work: Work) -> dict[str, float]:
-    critic, reference = work.critic, work.reference
-    sampling = work.sampling
-    return {
-        "CUDA itself": CUDA_CONTEXT if work.device == "cuda" else 0,
-        "policy, frozen": _frozen(work, work.policy),
-        "policy, trained": trained_bytes(work, work.policy) + 4 * _value_head(work),
-        "critic, frozen": 0 if critic is None else _frozen(work, critic),
-        "critic, trained": 0 if critic is None else trained_bytes(work, critic),
-        "reference": 0 if reference is None else _frozen(work, reference),
-        "reward models": sum(_frozen(work, reward) for reward in work.rewards),
-        "copy that samples": _copy(work) if sampling is not None and sampling.keeps_copy else 0,
-        "copy for servers": work.bytes_computed * work.policy.shape.parameters if work.sends_copy else 0,
-    }
-
-
-def _value_head(work: Work) -> int:
-    hidden = work.policy.shape.hidden
-    return (3 * hidden + 2) * VALUE_HEAD + hidden + 1 if work.value_head else 0
-
-
-def _frozen(work: Work, network: Network) -> float:
-    """Bytes of the weights that do not learn: on a GPU, matrices are in the dtype of the products."""
-    shape, short = network.shape, work.bytes_computed
-    if network.trained == "all" or network.shares_weights or not network.on_device:
-        return 0
-    rest = 4 * shape.vectors + expert_size(work, network) * shape.experts
-    if network.four_bit:  # of linear layers
-        return FOUR_BIT * shape.linear + short * (shape.embedding + shape.head) + rest
-    if work.device == "cuda":
-        return short * (shape.embedding + shape.head + shape.linear) + rest
-    if network.trained == "adapters":  # on a CPU the base of adapters stays in float32
-        return 4 * (shape.embedding + shape.head + shape.linear) + rest
-    return short * (shape.linear + shape.head) + 4 * shape.embedding + rest
-
-
-def expert_size(work: Work, network: Network) -> int:
-    """Bytes of a weight of a mixture's experts as it is stored."""
-    if network.trained == "all":
-        return 2 if work.half_weights else 4
-    return 4 if work.device == "cpu" or network.float32_experts else work.bytes_computed
-
-
-def folded(work: Work, network: Network) -> float:
-    """Bytes of a layer's experts with their adapters added to them, which each pass makes anew and a backward pass needs."""
-    shape = network.shape
-    if network.trained != "adapters" or not network.adapts_experts:
-        return 0
-    return expert_size(work, network) * shape.experts / shape.layers
-
-
-def adapters(network: Network) -> int:
-    """Weights of a network's adapters."""
-    shape = network.shape
-    return network.lora_rank * (shape.edges + (shape.expert_edges if network.adapts_experts else 0))
-
-
-def _learned(network: Network) -> int:
-    """Weights that learn."""
-    return {"all": network.shape.parameters, "adapters": adapters(network), "nothing": 0}[network.trained]
-
-
-def trained_bytes(work: Work, network: Network) -> int:
-    """Bytes of the weights that learn, and so of their gradients. Adapters and vectors are in float32."""
-    if network.trained == "all" and work.half_weights:
-        return 2 * network.shape.matrices + 4 * network.shape.vectors
-    return 4 * _learned(network)
-
-
-_gradients = trained_bytes
-
-
-def casts(work: Work, network: Network, *, learning: bool) -> float:
-    """Copies of float32 matrices in half precision: autocast keeps those of weights that learn until a pass is over, and
-    the backward pass those that it needs."""
-    shape = network.shape
-    if not work.half or (network.trained == "all" and work.half_weights):
-        return 0
-    head = 2 * shape.output if network.output == "logits" else 0
-    if network.trained == "all":
-        return 2 * shape.linear + head
-    if network.trained == "adapters":
-        frozen_is_float32 = work.device == "cpu" and learning
-        return (
-            2 * _learned(network)
-            + (2 * shape.linear if frozen_is_float32 else 0)
-            + (head if work.device == "cpu" else 0)
+    def _find_networks(self, shape_of: ShapeOf) -> None:
+        """The networks that are on the device."""
+        config, is_reward_model = self.config, isinstance(self.config, RewardConfig)
+        shape = shape_of(config.model)
+        self.policy = self._network(
+            shape.trunk if is_reward_model else shape, learns=True, has_logits=not is_reward_model
         )
-    tied = shape.head == 0 and work.device == "cpu"
-    return head if tied else 0
+        self.reference: _Network | None = None
+        self.reference_is_freed = False
+        """A reference is read before the first step and then given back."""
+        if not isinstance(config, SFTConfig | RewardConfig) and self._has_reference(config):
+            self.reference_is_freed = isinstance(config, DPOConfig | KTOConfig)
+            as_policy = self.policy.adapts_experts if config.lora_rank else config.weights_dtype == "float32"
+            if config.reference_device == "same":
+                self.reference = self._network(
+                    shape if config.reference is None else shape_of(config.reference),
+                    four_bit=config.quantize == "4bit",
+                    float32_experts=config.reference is None and as_policy,
+                )
+        self.critic: _Network | None = None
+        self.has_value_head = False
+        if isinstance(config, OnlineConfig) and config.estimator.critic:
+            self.has_value_head = config.critic == "shared"
+            self.critic = None if self.has_value_head else self._critic(config, shape_of)
+        scorers = () if self.online is None else (*self.online.rewards, *self.online.best_by)
+        names = [scorer.removeprefix("model:") for scorer in scorers if scorer.startswith("model:")]
+        self.rewards = [self._network(shape_of(name).trunk, has_logits=False) for name in names]
 
+    def _has_reference(self, config: DPOConfig | KTOConfig | RolloutConfig) -> bool:
+        """Whether there is a reference with weights of its own."""
+        is_policy = bool(config.lora_rank) or isinstance(config, DPOConfig | KTOConfig)
+        if is_policy and config.reference is None and not self.is_divided:
+            return False  # DPO's on the CPU is a copy that takes nothing here
+        if isinstance(config, DPOConfig):
+            return config.needs_reference
+        return isinstance(config, KTOConfig) or config.loads_reference
 
-def _sampling(work: Work, sampling: Sampling) -> dict[str, float]:
-    shape, size = work.policy.shape, work.bytes_computed
-    places = -(-(sampling.prompt + sampling.new_tokens) // CACHE_BLOCK) * CACHE_BLOCK
-    logits = sampling.rows * shape.vocabulary * (size + 8 if work.half else 8)
-    prefill = sampling.rows * sampling.prompt * _one_layer(work, shape) + folded(work, work.policy)
-    return {
-        "copy that samples": 0 if sampling.keeps_copy else _copy(work),
-        "keys and values": 2
-        * shape.key
-        * size
-        * sampling.rows
-        * places
-        * (shape.layers + 1),  # one layer grows at a time
-        "logits": max(logits, prefill),
-    }
+    def _critic(self, config: OnlineConfig, shape_of: ShapeOf) -> _Network:
+        """A critic with a network of its own."""
+        start = config.value_model or config.model
+        if config.critic == "reward":
+            start = next((r.removeprefix("model:") for r in config.rewards if r.startswith("model:")), config.model)
+        is_policy = bool(config.lora_rank) and config.critic == "separate" and start == config.model
+        shares_weights = is_policy and not self.is_divided
+        return self._network(shape_of(start).trunk, learns=True, has_logits=False, shares_weights=shares_weights)
 
-
-def _copy(work: Work) -> float:
-    """The copy that samples holds the policy's float32 matrices in half precision."""
-    shape = work.policy.shape
-    if not work.half:
-        return 0
-    if work.policy.trained == "adapters":
-        return 2 * _learned(work.policy) + (2 * (shape.linear + shape.output) if work.device == "cpu" else 0)
-    if work.half_weights:
-        return 2 * shape.linear if work.device == "cpu" else 0  # there packed in the order that oneDNN reads
-    return 2 * (shape.linear + shape.output)
-
-
-def _one_layer(work: Work, shape: Shape) -> int:
-    """Bytes per token that a layer holds at once without gradients: the stream, its norm, and the MLP between."""
-    return 4 * 3 * shape.hidden + work.bytes_computed * max(3 * shape.intermediate, 3 * shape.query + 2 * shape.key)
-
-
-def _scoring(work: Work) -> dict[str, float]:
-    networks = [
-        work.policy,
-        *(n for n in (work.critic, work.reference, *work.rewards) if n is not None and n.on_device),
-    ]
-    passes = []
-    for network in networks:
-        is_reward = any(network is reward for reward in work.rewards)
-        part = work if is_reward or work.scored_rows is None else replace(work, rows=work.scored_rows)
-        head = _head(part, network, with_entropy=network is work.policy)[0] if network.output == "logits" else 0
-        activations = part.tokens * _one_layer(work, network.shape) + folded(work, network)
-        passes.append(
-            {
-                "copies in half precision": casts(work, network, learning=False),
-                "activations": max(max(activations, head) + _states(work), 3 * _states(work)),
-            }
+    def _network(
+        self,
+        shape: Shape,
+        *,
+        learns: bool = False,
+        has_logits: bool = True,
+        four_bit: bool = False,
+        float32_experts: bool = False,
+        shares_weights: bool = False,
+    ) -> _Network:
+        """A network that learns as the settings say, or is frozen. Frozen matrices are in the dtype of the products; on a CPU
+        embeddings, experts and all that is under adapters are in float32."""
+        config, size, on_cpu = self.config, self.computed, self.device == "cpu"
+        if learns and not config.lora_rank:
+            size = 2 if config.weights_dtype == "bfloat16" else 4
+            return _Network(
+                shape=shape, trained="all", has_logits=has_logits, linear=size, head=size, embedding=size, experts=size
+            )
+        adapts_experts = learns and shape.has_adapted_experts(config.lora_targets)
+        four_bit = four_bit or (learns and config.quantize == "4bit")
+        base = 4 if on_cpu and learns else size
+        return _Network(
+            shape=shape,
+            trained="adapters" if learns else "nothing",
+            has_logits=has_logits,
+            rank=config.lora_rank if learns else 0,
+            adapts_experts=adapts_experts,
+            shares_weights=shares_weights,
+            linear=FOUR_BIT if four_bit else base,
+            head=size if four_bit else base,
+            embedding=4 if on_cpu and not four_bit else size,
+            experts=4 if on_cpu or adapts_experts or float32_experts else size,
         )
-    return max(passes, key=lambda parts: sum(parts.values()))
+
+    @property
+    def learning(self) -> list[_Network]:
+        """The networks that learn, in the order of their backward passes."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    @property
+    def reading(self) -> list[_Network]:
+        """The networks that read texts."""
+        return [*self.learning, *([] if self.reference is None else [self.reference]), *self.rewards]
+
+    def plan(self) -> Plan:
+        """The bytes of each part in each phase."""
+        weights, held = self._weights(), self._weights() | self._kept()
+        phases: dict[str, Parts] = {}
+        if self.online is not None and not self.online.sampler:
+            phases["sampling"] = held | self._sampling(self.online)
+        if self.online is not None or self.reference_is_freed:
+            phases["scoring"] = (weights if self.reference_is_freed else held) | self._scoring()
+        if self.reference_is_freed:
+            held["reference"] = 0
+        if self.has_value_head:
+            phases["values"] = held | {"activations": 10 * self.batch * self._state}
+        phases["backward"] = held | self._backward()
+        phases["step"] = held | {"gradients": sum(network.gradients for network in self.learning) / self.shards}
+        return Plan({phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()})
+
+    def _weights(self) -> Parts:
+        """Weights, of which a rank has its share if models are divided."""
+        critic, reference = self.critic, self.reference
+        stored: Parts = {
+            "policy, frozen": self.policy.frozen,
+            "policy, trained": self.policy.gradients + 4 * self._value_head,
+            "critic, frozen": 0 if critic is None else critic.frozen,
+            "critic, trained": 0 if critic is None else critic.gradients,
+            "reference": 0 if reference is None else reference.frozen,
+            "reward models": sum(reward.frozen for reward in self.rewards),
+        }
+        copies: Parts = {}
+        if self.online is not None and not self.online.sampler:
+            copies["copy that samples"] = self._copy() if self.online.cuda_graphs else 0
+        if self.online is not None and self.online.sampler_weights == "nccl":
+            copies["copy for servers"] = self.computed * self.policy.shape.parameters
+        cuda = {"CUDA itself": CUDA_CONTEXT if self.device == "cuda" else 0}
+        return cuda | {name: size / self.shards for name, size in stored.items()} | copies
+
+    def _kept(self) -> Parts:
+        """What grows with the weights that learn, and the states that a value head reads until the next rollout batch."""
+        config, learned = self.config, sum(network.learned for network in self.learning) + self._value_head
+        averages = self.online is not None and self.online.ema_decay > 0
+        moments = MOMENTS[config.optimizer] * learned if config.optimizer_device == "same" else 0
+        average = self.policy.gradients + 4 * self._value_head if averages else 0
+        return {
+            "moving average": average / self.shards,
+            "moments of the optimizer": moments / self.shards,
+            "states of the value head": self._states,
+        }
+
+    @property
+    def _value_head(self) -> int:
+        """Weights of the value head."""
+        hidden = self.policy.shape.hidden
+        return (3 * hidden + 2) * VALUE_HEAD + hidden + 1 if self.has_value_head else 0
+
+    @property
+    def _state(self) -> int:
+        """Bytes of the states of a response, ``[time, hidden]`` in float32."""
+        return self.responses * 4 * self.policy.shape.hidden
+
+    @property
+    def _states(self) -> int:
+        """Bytes of the states of a rollout batch, if a value head learns from them. Each rank has them all."""
+        return self.rollout * self._state if self.has_value_head else 0
+
+    def _copy(self) -> float:
+        """Bytes of the copy that samples: the policy's float32 matrices in half precision."""
+        shape, on_cpu = self.policy.shape, self.device == "cpu"
+        if not self.half:
+            return 0
+        if self.policy.trained == "adapters":
+            return 2 * self.policy.learned + (2 * (shape.linear + shape.output) if on_cpu else 0)
+        if self.policy.linear == 2:
+            return 2 * shape.linear if on_cpu else 0  # there packed in the order that oneDNN reads
+        return 2 * (shape.linear + shape.output)
+
+    def _whole_copy(self) -> float:
+        """Bytes of the copy that samples of a divided policy, which is whole: matrices of linear layers in the dtype of the
+        products, embeddings and vectors as they are stored."""
+        policy, shape = self.policy, self.policy.shape
+        copy = policy.linear * (policy.ends + shape.linear)
+        if self.half and policy.linear == 4:
+            copy = 2 * (shape.linear + shape.output) + 4 * shape.embedding
+        adapters = self.computed * policy.learned if policy.trained == "adapters" else 0
+        return copy + 4 * shape.vectors + policy.experts * shape.experts + adapters
+
+    def _sampling(self, online: RolloutConfig) -> Parts:
+        shape, rows, prompt = self.policy.shape, self.sampled_rows, self.lengths.prompt
+        places = -(-self.lengths.longest // CACHE_BLOCK) * CACHE_BLOCK
+        logits = rows * shape.vocabulary * (self.computed + 8 if self.half else 8)
+        prefill = rows * prompt * self._one_layer(shape) + self.policy.folded
+        written: Parts = {
+            "keys and values": 2 * shape.key * self.computed * rows * places * (shape.layers + 1),  # one layer grows
+            "logits": max(logits, prefill),
+        }
+        if not self.is_divided:
+            return written if online.cuda_graphs else {"copy that samples": self._copy()} | written
+        weight = self.policy.linear * shape.head  # while the copy is made, one weight at a time is whole
+        if sum(written.values()) < weight:
+            written = {"whole blocks": weight}
+        return {"copy that samples": self._whole_copy()} | written
+
+    def _one_layer(self, shape: Shape) -> int:
+        """Bytes per token that a layer holds at once without gradients: the stream, its norm, and the MLP between."""
+        return 4 * 3 * shape.hidden + self.computed * max(3 * shape.intermediate, 3 * shape.query + 2 * shape.key)
+
+    def _scoring(self) -> Parts:
+        """The pass without gradients that needs most. Reward models read as many rows as a micro-batch has."""
+        passes: list[Parts] = []
+        for network in self.reading:
+            is_reward = any(network is reward for reward in self.rewards)
+            rows = self.rows if is_reward or self.online is None else self.scored_rows
+            activations: float = rows * self.lengths.longest * self._one_layer(network.shape) + network.folded
+            if network.has_logits:
+                activations = max(activations, self._logits(network.shape, rows, network is self.policy)[0])
+            activations = max(activations + self._states, 3 * self._states)
+            passes.append(
+                {"copies in half precision": self._casts(network, learning=False), "activations": activations}
+            )
+        return max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.reading, learning=False)
+
+    def _backward(self) -> Parts:
+        """The backward pass that needs most, when it begins: all activations are there, and none is given back yet."""
+        total = sum(network.gradients for network in self.learning)
+        passes, before = [], 0.0
+        for network in self.learning:
+            passes.append(self._activations(network) | {"gradients": total if self.is_split else before})
+            passes[-1]["gradients"] += self._gradient_of_head(network)
+            before += network.gradients
+        most = max(passes, key=lambda parts: sum(parts.values())) | self._whole_in_pass(self.learning, learning=True)
+        if self.is_divided and most["gradients"]:
+            most["gradients"] = self._divided_gradients()
+        return most
+
+    def _activations(self, network: _Network) -> Parts:
+        """What a network's backward pass reads."""
+        shape, adapted = network.shape, network.trained == "adapters"
+        per_layer: float = self.tokens * saved_per_token(shape, half=self.half, device=self.device, rank=network.rank)
+        per_layer += self._scores(shape) + network.folded
+        activations: float = shape.layers * per_layer - self._unread(network)
+        temporary: float = self.tokens * (2 * self.computed * shape.intermediate + 8 * shape.hidden)
+        temporary += network.folded  # the gradients of a layer's, of which those of adapters are made
+        if self.config.gradient_checkpointing:  # a layer comes back when the logits are gone
+            activations = shape.layers * self.tokens * 4 * shape.hidden
+            temporary += per_layer
+        if network.linear == FOUR_BIT:
+            temporary = max(temporary, 2 * max(shape.hidden * shape.intermediate, shape.hidden * shape.query))
+        ends = self.tokens * 4 * shape.hidden * (1 if adapted or self.device == "cpu" else 2)  # the last norm
+        logits = 0.0
+        if network.has_logits:
+            has_entropy = isinstance(self.config, OnlineConfig) and self.config.has_entropy_bonus
+            logits = self._logits(shape, self.rows, has_entropy)[1]
+            states = 10 if self.half else 8  # bytes of a state, its gradient, and a copy in half precision
+            ends += self.rows * self.responses * shape.hidden * states
+        return {
+            "copies in half precision": self._casts(network, learning=True),
+            "activations": activations + ends + max(0, temporary - logits),
+            "logits": logits,
+        }
+
+    def _gradient_of_head(self, network: _Network) -> float:
+        """Bytes. A first micro-batch's gradient of the head becomes the gradient; a later one's is beside it until added."""
+        return network.head * network.shape.output if network.trained == "all" and network.has_logits else 0
+
+    def _unread(self, network: _Network) -> float:
+        """Bytes of the last layer's MLP for tokens that nothing reads, which in float32 on a CPU is not computed. The output
+        for the others is kept once more."""
+        shape, read = network.shape, self.rows * (1 if isinstance(self.config, RewardConfig) else self.responses)
+        as_written = not (self.half or self.is_divided or self.config.compile or shape.experts)
+        if self.device != "cpu" or not as_written or read > MOST_READ * self.tokens:
+            return 0
+        kept = shape.hidden + 4 * shape.intermediate + 3 * network.rank
+        return 4 * ((self.tokens - read) * kept - read * shape.hidden)
+
+    def _scores(self, shape: Shape) -> int:
+        """Bytes of a layer's attention weights, where plain products attend: few scores, half precision, on a CPU."""
+        scores = self.rows * shape.heads * self.lengths.longest**2
+        return 6 * scores if self.device == "cpu" and self.half and scores <= MOST_SCORES else 0
+
+    def _logits(self, shape: Shape, rows: int, has_entropy: bool) -> tuple[float, float]:
+        """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`)."""
+        vocabulary, tokens = shape.vocabulary, rows * self.responses
+        chunk = min(tokens, max(SMALLEST_CHUNK[self.device], CHUNK // vocabulary)) * vocabulary
+        block = min(chunk, max(vocabulary, BLOCK.get(self.device, chunk)))
+        kept = tokens * vocabulary if tokens * vocabulary <= KEPT else chunk
+        softmax = 4 * block * (3 if has_entropy else 2)
+        return self.computed * chunk + softmax, self.computed * (kept + chunk) + softmax
+
+    def _casts(self, network: _Network, *, learning: bool, blocks: int | None = None) -> float:
+        """Copies of float32 matrices in half precision: autocast keeps those of weights that learn until a pass is over, and
+        the backward pass those that it needs. ``blocks``: of so many blocks, not of all."""
+        shape, on_cpu = network.shape, self.device == "cpu"
+        if not self.half or (network.trained == "all" and network.linear == 2):
+            return 0
+        head = 2 * shape.output if network.has_logits else 0
+        linear = shape.linear if blocks is None else blocks * (shape.linear // shape.layers)
+        if network.trained == "all":
+            return 2 * linear + head
+        if network.trained == "adapters":
+            learned = network.learned if blocks is None else blocks * network.learned // shape.layers
+            return 2 * learned + (2 * linear if on_cpu and learning else 0) + (head if on_cpu else 0)
+        return head if on_cpu and shape.head == 0 else 0  # of a tied head, whose matrix is stored in float32
+
+    def _whole_in_pass(self, through: Sequence[_Network], *, learning: bool) -> Parts:
+        """What is whole in a pass through divided models: blocks and ends as they are stored, and autocast's copies of the
+        blocks that compute, or of all blocks where a backward pass reads them."""
+        if not self.is_divided:
+            return {}
+        blocks = None if learning and not self.config.gradient_checkpointing else 1
+        of_blocks = (
+            n.linear * n.ends + IN_FLIGHT * (n.linear * n.shape.linear + n.experts * n.shape.experts) / n.shape.layers
+            for n in through
+        )
+        copies = (self._casts(network, learning=learning, blocks=blocks) for network in through)
+        return {"whole blocks": max(of_blocks), "copies in half precision": max(copies)}
+
+    def _divided_gradients(self) -> float:
+        """Bytes of the gradients of a rank in a backward pass.
+
+        If they are summed once per step, those of earlier micro-batches are whole, in float32 also of weights in bfloat16.
+        Beside them is what a block sends, in float32; of weights in bfloat16 also the ends' gradients of the micro-batch, of
+        others the head's, if that is more. Otherwise a rank has its share, and until they are summed a block's and the ends'
+        and what the block sends; or if that is more, the ends' and what they send, when the blocks' are gone.
+        """
+        trained = [network for network in self.learning if network.trained == "all"]
+        if self.is_split and self.config.sync_every == "step":
+            beside = (
+                2 * n.ends + 4 * n.block if n.linear == 2 else 4 * max(n.block, n.shape.output if n.has_logits else 0)
+                for n in trained
+            )
+            return 4 * sum(network.learned for network in self.learning) + max(beside, default=0.0)
+        until_summed = (max(n.linear * (n.ends + n.block) + 4 * n.block, (n.linear + 4) * n.ends) for n in trained)
+        return sum(network.gradients for network in self.learning) / self.shards + max(until_summed, default=0.0)
 
 
-def _backward(work: Work, network: Network, gradients_before: float) -> dict[str, float]:
-    """What is there when a network's backward pass begins: all activations, before any is given back."""
-    shape, rank = network.shape, network.lora_rank if network.trained == "adapters" else 0
-    saved = work.tokens * saved_per_token(shape, half=work.half, device=work.device, rank=rank)
-    per_layer = saved + _scores(work, shape) + folded(work, network)
-    activations: float = shape.layers * per_layer
-    transient: float = work.tokens * (2 * work.bytes_computed * shape.intermediate + 8 * shape.hidden)
-    transient += folded(work, network)  # the gradients of a layer's, of which those of adapters are made
-    if work.checkpointing:  # a layer comes back when the logits are gone
-        activations = shape.layers * work.tokens * 4 * shape.hidden
-        transient += per_layer
-    ends = work.tokens * 4 * shape.hidden * (1 if rank or work.device == "cpu" else 2)  # the last norm
-    logits = 0.0
-    if network.output == "logits":
-        _, logits = _head(work, network, with_entropy=work.with_entropy)
-        responses = work.rows * work.responses
-        ends += (
-            responses * shape.hidden * (8 if not work.half else 10)
-        )  # states, their gradient, in half precision a copy
-    of_head = 0.0
-    if network.trained == "all" and network.output == "logits":
-        of_head = shape.output * (2 if work.half_weights else 4)
-    # A first micro-batch's gradient of the head becomes the gradient; a later one's is there beside it until it is added.
-    gradients = gradients_before + of_head
-    if network.four_bit:
-        transient = max(transient, 2 * max(shape.hidden * shape.intermediate, shape.hidden * shape.query))
-    return {
-        "copies in half precision": casts(work, network, learning=True),
-        "activations": activations + ends + max(0, transient - logits),
-        "logits": logits,
-        "gradients": gradients,
-    }
+def saved_per_token(shape: Shape, *, half: bool, device: str = "cpu", rank: int = 0) -> int:
+    """Bytes per token that a layer keeps for its backward pass.
 
+    Counted on transformers' Qwen3 (and Qwen2, which has no norms of heads). Per norm: its input, its inverse root, and, if
+    autograd differentiates it, what its weights multiply if they learn. Per product: its input, once for each product in half
+    precision, as each casts for itself. Rotated queries, keys and values; what attention gives; the MLP's gate, before and
+    after its activation, its other half, and their product.
 
-def _scores(work: Work, shape: Shape) -> int:
-    """Bytes of a layer's attention weights, where plain products attend: few scores, half precision, on a CPU."""
-    scores = work.rows * shape.heads * work.length**2
-    return 6 * scores if work.device == "cpu" and work.half and scores <= MOST_SCORES else 0
-
-
-def _head(work: Work, network: Network, *, with_entropy: bool) -> tuple[float, float]:
-    """Bytes of logits in the forward and in the backward pass (`heedful.kernels.head_logprobs`)."""
-    vocabulary, tokens, size = network.shape.vocabulary, work.rows * work.responses, work.bytes_computed
-    chunk = min(tokens, max(SMALLEST_CHUNK[work.device], CHUNK // vocabulary)) * vocabulary
-    block = min(chunk, max(vocabulary, BLOCK.get(work.device, chunk)))
-    kept = tokens * vocabulary <= KEPT
-    log_softmax = 4 * block * (3 if with_entropy else 2)
-    forward = size * chunk + log_softmax
-    backward = size * (tokens * vocabulary if kept else chunk) + size * chunk + log_softmax
-    return forward, backward
+    Args:
+        shape: the model.
+        half: products are computed in a half precision; the stream between layers stays in float32.
+        device: where it is; on a CPU norms in float32 keep less (`heedful.kernels.norms`).
+        rank: of the adapters; 0 means that all weights learn.
+    """
+    hidden, query, key, size = shape.hidden, shape.query, shape.key, 2 if half else 4
+    keeps_scaled = rank == 0 and device != "cpu"
+    norms = 2 * (hidden * 4 * (2 if keeps_scaled else 1) + 4)
+    if shape.head_norms:
+        keeps_scaled_heads = rank == 0 and (half or device != "cpu")
+        norms += (query + key) * (4 + (size if keeps_scaled_heads else 0)) + 4 * (shape.heads + shape.key_heads)
+    inputs = hidden * (5 * 2 if half else 2 * 4)
+    attention = size * (2 * query + 2 * key) + 4 * shape.heads  # with a number per head and query, of its softmax
+    if rank and half:
+        attention += 2 * query  # PEFT casts the adapters' input to float32, and autocast that back
+    return norms + inputs + attention + 4 * shape.intermediate * size + size * rank * 7

@@ -1,12 +1,38 @@
-"""What ``heedful plan`` prints."""
+"""What ``heedful plan`` prints, and which change of a run's settings makes it fit."""
 
-from typing import Literal
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Literal, TypeVar
 
+from heedful.configs.checks import flag
 from heedful.configs.online import RolloutConfig
 from heedful.configs.plan import OnlinePlanOptions, PlanConfig
-from heedful.planning.advice import table, what_fits
-from heedful.planning.memory import GB, Plan
-from heedful.planning.work import Lengths, ShapeOf, Trainer, plan_of
+from heedful.errors import ConfigError
+from heedful.planning.memory import GB, Lengths, Plan, ShapeOf, Trainer, plan_of
+
+C = TypeVar("C")
+Change = dict[str, Any]
+"""Settings and their other values."""
+
+LORA: Change = {"lora_rank": 16}
+ATTENTION: Change = LORA | {"lora_targets": "q_proj,k_proj,v_proj,o_proj"}
+"""Adapters that leave a mixture's experts out. A plan of another model has no less for it, so it is never offered there."""
+QLORA: Change = LORA | {"quantize": "4bit"}
+CHECKPOINTING: Change = {"gradient_checkpointing": True}
+DIVIDING: list[Change] = [
+    {"sync_every": "micro-batch"},
+    {"replicas": 1},
+    {"shard": "full"},
+    {"shard": "full", "sync_every": "micro-batch"},
+]
+"""Of a run on several ranks; in one process they change nothing."""
+OTHERS: list[Change] = [
+    {"reference_device": "cpu"},
+    {"weights_dtype": "bfloat16"},
+    {"optimizer_device": "cpu"},
+    {"weights_dtype": "bfloat16", "optimizer_device": "cpu"},
+]
 
 
 def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
@@ -14,12 +40,16 @@ def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
 
     The run is planned for a CUDA device and bfloat16, unless ``device`` is cpu or ``dtype`` says otherwise.
     """
-    lengths = planned_lengths(config)
     device: Literal["cpu", "cuda"] = "cpu" if config.device == "cpu" else "cuda"
     half = config.dtype in ("bfloat16", "float16") or (config.dtype == "auto" and device == "cuda")
+    if isinstance(config, RolloutConfig):
+        assert isinstance(config, OnlinePlanOptions)
+        lengths = Lengths(config.prompt_tokens + config.max_new_tokens, config.prompt_tokens)
+    else:
+        lengths = Lengths(config.max_length)
 
-    def planned(changed: Trainer) -> Plan:
-        return plan_of(changed, shape_of, lengths, ranks=config.ranks, device=device, half=half)
+    def planned(settings: Trainer) -> Plan:
+        return plan_of(settings, shape_of, lengths, ranks=config.ranks, device=device, half=half)
 
     found = planned(config)
     where = f" on each of {config.ranks} ranks" if config.ranks > 1 else ""
@@ -32,13 +62,87 @@ def plan_report(config: PlanConfig, shape_of: ShapeOf) -> list[str]:
     return [*lines, f"that does not fit into {config.gpu_gb:g} GB; {advice(changes)}"]
 
 
-def planned_lengths(config: PlanConfig) -> Lengths:
-    """The lengths that a plan is asked for."""
-    if isinstance(config, RolloutConfig):
-        assert isinstance(config, OnlinePlanOptions)
-        return Lengths(config.prompt_tokens + config.max_new_tokens, config.prompt_tokens)
-    assert config.max_length is not None
-    return Lengths(config.max_length)
+def table(plan: Plan) -> list[str]:
+    """Lines with GB of each part in each phase, and the sums."""
+    names = dict.fromkeys(name for parts in plan.phases.values() for name in parts)
+    width = max(map(len, names))
+    lines = [f"{'GB':<{width}}" + "".join(f"{phase:>10}" for phase in plan.phases)]
+    for name in names:
+        sizes = (parts.get(name, 0) / GB for parts in plan.phases.values())
+        lines.append((f"{name:<{width}}" + "".join(f"{size:10.2f}" if size else " " * 10 for size in sizes)).rstrip())
+    return [*lines, f"{'together':<{width}}" + "".join(f"{plan.total(phase) / GB:10.2f}" for phase in plan.phases)]
+
+
+def what_fits(config: C, peak: Callable[[C], float], limit: float) -> list[tuple[str, float]]:
+    """Changes of settings that each make a run fit, as flags, with the bytes that it then needs; the mildest first.
+
+    If no single change is enough, they are added up until they are; if even that is not, the list is empty.
+
+    Args:
+        config: settings that do not fit.
+        peak: the bytes that settings need.
+        limit: the bytes that there are.
+    """
+
+    def size_with(change: Change) -> float:
+        changed = _changed(config, change)
+        return math.inf if changed is None else peak(changed)
+
+    def added_up(start: Change) -> Change | None:
+        made, smallest = start, size_with(start) if start else peak(config)
+        for change in (
+            {"micro_batch_size": 1},
+            {"rollout_micro_batch_size": 8},
+            CHECKPOINTING,
+            *DIVIDING,
+            *OTHERS,
+        ):
+            size = size_with(made | change)
+            if size >= smallest:
+                continue
+            made, smallest = made | change, size
+            if size <= limit:
+                for name in [name for name in reversed(made) if name not in start]:  # what turned out not to be needed
+                    fewer = {other: value for other, value in made.items() if other != name}
+                    made = fewer if size_with(fewer) <= limit else made
+                return made
+        return None
+
+    halves = [
+        [{name: size >> i} for i in range(1, size.bit_length())]
+        for name, size in ((n, getattr(config, n, 1)) for n in ("rollout_micro_batch_size", "micro_batch_size"))
+    ]
+    single = [
+        [CHECKPOINTING],
+        [{"optimizer": "adamw-8bit"}],
+        *([other] for other in OTHERS),
+        [LORA, ATTENTION],
+        [QLORA],
+    ]
+    found = [
+        next((change for change in alternatives if size_with(change) <= limit), None)
+        for alternatives in (*halves, DIVIDING, *single)
+    ]
+    if not any(found):
+        found = [added_up(start) for start in ({}, LORA, QLORA)]
+    if not any(found):
+        found = [added_up(ATTENTION)]
+    return [(_flags(change), size_with(change)) for change in found if change]
+
+
+def _changed(config: C, change: Change) -> C | None:
+    """The settings with a change; None if they have no such setting, have it already, or refuse it."""
+    known = {field.name for field in fields(config)}  # type: ignore[arg-type]  # C is a dataclass, which no bound can say
+    if not change.keys() <= known or all(getattr(config, name) == value for name, value in change.items()):
+        return None
+    try:
+        return replace(config, **change)  # type: ignore[type-var]  # as above
+    except ConfigError:
+        return None
+
+
+def _flags(change: Change) -> str:
+    return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in change.items())
 
 
 def advice(changes: list[tuple[str, float]]) -> str:

@@ -128,17 +128,3 @@ KNOWN: Mapping[str, Shape] = {
     ),
 }  # fmt: skip
 """Shapes of well-known models, by their size."""
-LARGE: Mapping[str, Shape] = {
-    "7B": decoder(  # Qwen2.5-7B
-        vocabulary=152_064, hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18_944,
-        tied=False, biases=True,
-    ),
-    "70B": decoder(  # Llama-3.1-70B
-        vocabulary=128_256, hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, intermediate=28_672, tied=False,
-    ),
-    "405B": decoder(  # Llama-3.1-405B
-        vocabulary=128_256, hidden=16_384, layers=126, heads=128, kv_heads=8, head_dim=128, intermediate=53_248,
-        tied=False,
-    ),
-}  # fmt: skip
-"""Shapes of models for many GPUs (docs/scale.md)."""

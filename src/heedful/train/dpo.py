@@ -29,11 +29,11 @@ from heedful.models.shape import check_rows, context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel.sharding import passes
-from heedful.planning.work import Lengths
+from heedful.planning.memory import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.fits import check_memory
 from heedful.train.fsdp import divide, divides
 from heedful.train.learner import PolicyLearner
+from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything

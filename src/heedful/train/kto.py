@@ -25,12 +25,12 @@ from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes
-from heedful.planning.work import Lengths
+from heedful.planning.memory import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler
-from heedful.train.fits import check_memory
 from heedful.train.fsdp import divide, divides
 from heedful.train.labelled import LabelledRow, check_labels, encode_labelled, with_others, with_reference
 from heedful.train.learner import PolicyLearner
+from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything

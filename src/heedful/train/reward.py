@@ -30,12 +30,12 @@ from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.parallel import ranks
 from heedful.parallel.sharding import is_sharded, passes
-from heedful.planning.work import Lengths
+from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
-from heedful.train.fits import check_memory
 from heedful.train.fsdp import divide, loading_device
 from heedful.train.learner import Learner
+from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything

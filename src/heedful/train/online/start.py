@@ -21,15 +21,15 @@ from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
-from heedful.planning.work import Lengths
+from heedful.planning.memory import Lengths
 from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import check_context, model_rewards
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
-from heedful.train.fits import check_memory
 from heedful.train.fsdp import divide, loading_device
+from heedful.train.memory_preflight import check_memory
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.online.ahead import Ahead
 from heedful.train.online.average import WeightAverage

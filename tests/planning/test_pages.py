@@ -1,18 +1,20 @@
-"""docs/memory.md is written by the planner: `python tests/planning/test_memory_page.py` writes its tables again."""
+"""docs/memory.md and docs/scale.md hold what the planner says. `python tests/planning/test_pages.py` writes the tables of
+docs/memory.md again, `python docs/scale.py` those of docs/scale.md."""
 
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from heedful.configs.plan import PlanDPOConfig, PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
-from heedful.planning.memory import GB, plan
+from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report
 from heedful.planning.shapes import KNOWN
-from heedful.planning.work import Lengths, work_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "memory.md"
 LENGTHS = {"offline": Lengths(1024), "online": Lengths(1024, 512)}
 ONLINE = {"max_new_tokens": 512, "prompt_tokens": 512, "rewards": ("model:0.5B",), "rollout_micro_batch_size": 16}
 TRAINERS = {
@@ -40,7 +42,7 @@ DIVIDED_COMMAND = "heedful plan ppo --model 8B --rewards model:0.5B --shard full
 def peak(config):
     """Bytes that a run needs on a GPU in bfloat16."""
     lengths = LENGTHS["online" if hasattr(config, "prompt_tokens") else "offline"]
-    return plan(work_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True)).peak
+    return plan_of(config, KNOWN.__getitem__, lengths, device="cuda", half=True).peak
 
 
 def cell(config, gigabytes):
@@ -78,10 +80,25 @@ def between(name):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_page_holds_what_the_planner_says(name):
+def test_memory_holds_what_the_planner_says(name):
     found = between(name).search(PAGE.read_text(encoding="utf-8"))
     assert found is not None
     assert found.group() == f"<!-- {name} -->\n{PARTS[name]()}\n<!-- /{name} -->"
+
+
+def test_scale_holds_what_its_script_says():
+    script = runpy.run_path(str(DOCS / "scale.py"))
+    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    assert script["written"](page) == page
+
+
+def test_the_models_of_scale_have_the_parameters_that_are_published():
+    script = runpy.run_path(str(DOCS / "scale.py"))
+    assert {name: round(shape.parameters / 1e9, 2) for name, shape in script["MODELS"].items()} == {
+        "7B": 7.62,
+        "70B": 70.55,
+        "405B": 405.85,
+    }
 
 
 if __name__ == "__main__":
