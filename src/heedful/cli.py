@@ -228,24 +228,10 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if name == "plan" and words and words[0].endswith((".yaml", ".yml")):
         words.insert(0, _load("configs.plan:trainer_of")(Path(words[0])))
     if name in GROUPS:
-        from heedful.configs.names import GONE
-
-        kind, does = GROUPS[name]
-        measures = [c.split()[1] for c in COMMANDS if c.startswith(f"{name} ")]
-        if not words or words[0] in ("-h", "--help") or words[0] not in measures:
-            listing = "\n".join(
-                f"  heedful {c:<20}  {COMMANDS[c].summary}" for c in COMMANDS if c.startswith(f"{name} ")
-            )
-            asked = bool(words) and words[0] in ("-h", "--help")
-            wrong = "" if not words or asked else f"heedful: {name} has no {kind} {words[0]!r}\n"
-            if words and (instead := GONE.get(f"{name} {words[0]}")):
-                wrong = f"heedful: {name} {words[0]} is gone: {instead}\n"
-            print(
-                f"{wrong}heedful {name}: {does}\n{listing}",
-                file=sys.stdout if asked else sys.stderr,
-            )
-            return 0 if asked else 2
-        name = f"{name} {words.pop(0)}"
+        found = _command_of_group(name, words)
+        if isinstance(found, int):
+            return found
+        name = found
     if name not in COMMANDS:
         import difflib
 
@@ -276,6 +262,25 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if command.objective is not None and os.environ.get("RANK", "0") == "0":
         _load("commands:report_training")(config, result, command.objective)
     return 0
+
+
+def _command_of_group(group: str, words: list[str]) -> str | int:
+    """The command that the next word names, which is taken off ``words``; or the exit status once the choice was shown."""
+    from heedful.configs.names import GONE
+
+    kind, does = GROUPS[group]
+    commands = {name.split()[1]: name for name in COMMANDS if name.startswith(f"{group} ")}
+    word = words[0] if words else None
+    if word in commands:
+        return commands[words.pop(0)]
+    if word is not None and word not in ("-h", "--help"):
+        instead = GONE.get(f"{group} {word}")
+        wrong = f"{group} {word} is gone: {instead}" if instead else f"{group} has no {kind} {word!r}"
+        print(f"heedful: {wrong}", file=sys.stderr)
+    listing = "\n".join(f"  heedful {name:<20}  {COMMANDS[name].summary}" for name in commands.values())
+    is_help = word in ("-h", "--help")
+    print(f"heedful {group}: {does}\n{listing}", file=sys.stdout if is_help else sys.stderr)
+    return 0 if is_help else 2
 
 
 def _let_threads_sleep() -> None:
