@@ -134,7 +134,7 @@ def test_weights_beyond_the_machines_memory_are_refused_before_a_run(model, data
         "--sample-every",
         "0",
     ]
-    monkeypatch.setattr(fits, "main_memory", lambda: 16 * weights - 1)
+    monkeypatch.setattr(memory_preflight, "main_memory", lambda: 16 * weights - 1)
     assert main(command) == 2
     said = capsys.readouterr().err
     assert f"needs about {16 * weights / 1e9:.1f} GB for weights, gradients and the optimizer's moments alone" in said
@@ -144,7 +144,7 @@ def test_weights_beyond_the_machines_memory_are_refused_before_a_run(model, data
     assert not (tmp_path / "run").exists()
     assert main([*command, "--lora-rank", "16"]) == 0
     assert main([*command, "--overwrite", "--no-memory-check"]) == 0
-    monkeypatch.setattr(fits, "main_memory", lambda: 16 * weights)
+    monkeypatch.setattr(memory_preflight, "main_memory", lambda: 16 * weights)
     assert main([*command, "--overwrite"]) == 0
 
 
