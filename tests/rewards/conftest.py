@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,9 +10,9 @@ import torch
 
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.rewards import Completion
-from heedful.rewards.serve import limits_of
-from heedful.rewards.serve_worker import answer_requests, longest_text
-from heedful.serving.process import FrontProcess
+from heedful.rewards.score_request import longest_text
+from heedful.rewards.serve import END_SECONDS, Front, Requests, running, score_requests
+from heedful.serving.connections import Server, bound
 from heedful.types import Message, Prompt
 
 
@@ -111,30 +110,25 @@ def answering():
 
 @pytest.fixture(scope="session")
 def serving():
-    """``with serving(reward, **settings) as address`` serves a reward: the process that receives requests is the real one.
-
-    The reward is asked in a thread of this process. Several rewards are several workers.
-    """
+    """``with serving(reward, **settings) as address`` serves a reward in threads of this process."""
 
     @contextlib.contextmanager
-    def serve(*rewards, max_characters=None, **settings):
-        limits = limits_of(ServeRewardConfig(**({"model": "m", "workers": len(rewards)} | settings)))
-        threads = []
-        with socket.socket() as bound:
-            bound.bind(("127.0.0.1", 0))
-            with FrontProcess(bound) as front:
-                front.open(limits)
-                for reward in rewards:
-                    ours, theirs = socket.socketpair()
-                    front.add(theirs)
-                    threads.append(threading.Thread(target=work, args=(ours, reward, max_characters)))
-                    threads[-1].start()
-                yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-            for thread in threads:
-                thread.join()
-
-    def work(channel, reward, max_characters):
-        with channel, contextlib.suppress(SystemExit):  # a worker that ends in the middle of its work
-            answer_requests(channel, reward, max_characters=max_characters or longest_text(reward))
+    def serve(reward, *, max_characters=None, token=None, **settings):
+        config, requests = ServeRewardConfig(**({"model": "m"} | settings)), Requests()
+        server = Server(
+            Front(config, requests, token=token).application,
+            most_connections=config.max_connections,
+            receive_seconds=config.receive_timeout,
+            end_seconds=END_SECONDS,
+            at_end=requests.close,
+        )
+        limit = max_characters or longest_text(reward)
+        scores = threading.Thread(target=score_requests, args=(requests, reward), kwargs={"max_characters": limit})
+        with bound("127.0.0.1", 0) as listening:
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            with running(server, requests, listening):
+                scores.start()
+                yield address
+        scores.join()
 
     return serve

@@ -1,11 +1,7 @@
 """heedful serve-reward: the same scores over HTTP as in the process, and a message for every request that is wrong."""
 
 import json
-import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import httpx2
@@ -16,7 +12,7 @@ from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.ppo import PPOConfig
 from heedful.data.chat import RewardInputs
-from heedful.errors import RewardError
+from heedful.errors import MachineError, RewardError
 from heedful.evaluate.policies import evaluate_scores
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
@@ -24,7 +20,9 @@ from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
-from heedful.rewards.serve_worker import answer, longest_text
+from heedful.rewards.score_request import answer, longest_text
+from heedful.rewards.serve import ENDING, Requests, Waiting, running, score_requests
+from heedful.serving.connections import Server, bound
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall
 
@@ -268,29 +266,6 @@ def test_a_model_that_fails_is_status_500(value, serving, capfd):
         assert said == "heedful: the reward model gave a score that is not finite\n"
 
 
-def test_the_command_serves_until_it_is_interrupted(folder, reward):
-    """The whole way: heedful serve-reward as a process of its own, scores, and Ctrl-C without a traceback."""
-    command = ["-m", "heedful.cli", "serve-reward", "--model", folder, "--port", "0", "--dtype", "float32"]
-    process = subprocess.Popen(
-        [sys.executable, *command, "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
-    try:
-        line = process.stdout.readline()
-        url = re.search(r"http://127\.0\.0\.1:\d+/score", line).group()
-        assert folder in line
-        over_http, _ = score([Reward("h", HTTPReward(url))], COMPLETIONS)
-        assert over_http == pytest.approx(score([Reward("m", reward)], COMPLETIONS)[0], abs=1e-6)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out, err) == (0, "the server has ended\n", "")
-
-
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -325,3 +300,59 @@ def test_a_long_text_of_few_tokens_is_scored(tiny):
     body = json.dumps({"prompts": ["问"], "completions": [word * 600]}).encode()  # 120,000 characters
     status, content = answer(reward, body, max_characters=longest_text(reward), log=print)
     assert (status, len(content.get("scores", ()))) == (200, 1), content
+
+
+def raises(error):
+    def reward(prompts, completions, truncated):
+        raise error
+
+    return reward
+
+
+def test_memory_that_runs_out_costs_one_request(serving, capfd):
+    """The next one is answered."""
+    found = iter([torch.OutOfMemoryError("显存不足"), None])
+
+    def reward(prompts, completions, truncated):
+        error = next(found)
+        if error is not None:
+            raise error
+        return [5.0] * len(completions)
+
+    with serving(reward, max_characters=1000) as url:
+        answers = [post(url, {"prompts": ["问"], "completions": ["答"]}) for _ in range(2)]
+    assert [(one.status_code, one.json()) for one in answers] == [
+        (500, {"error": "scoring failed; the server's log says why"}),
+        (200, {"scores": [5.0]}),
+    ]
+    assert capfd.readouterr().err == "heedful: scoring failed: OutOfMemoryError: 显存不足\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        type("AcceleratorError", (RuntimeError,), {})("设备"),
+    ],
+)
+def test_a_gpu_that_has_failed_for_good_ends_the_server(error):
+    """The request at hand is told to come back, when the server may be there again."""
+    requests, waiting = Requests(), Waiting(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
+    requests.add(waiting)
+    with pytest.raises(MachineError, match=rf"the GPU can compute nothing .*{error}.*start the server again"):
+        score_requests(requests, raises(error), max_characters=1000)
+    assert waiting.answer.result(0) == ENDING
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_death_of_the_thread_that_receives_requests_ends_the_scoring():
+    """It would wait for ever."""
+    requests = Requests()
+    server = Server(None, most_connections=100, receive_seconds=1, end_seconds=1)
+    listening = bound("127.0.0.1", 0)
+    listening.close()
+    with running(server, requests, listening):
+        score_requests(requests, raises(AssertionError()), max_characters=1)
+    late = Waiting(bytearray())
+    requests.add(late)
+    assert late.answer.result(0) == ENDING

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -54,11 +53,18 @@ def folder(tiny, tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def reward(folder):
+    tokenizer = load_tokenizer(folder)
+    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
+    return ModelReward(model.eval(), RewardInputs(tokenizer))
+
+
 class Server:
     """``heedful serve-reward`` as a process of its own."""
 
-    def __init__(self, folder, log, *flags, files=None, env=()):
-        limited = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+    def __init__(self, folder, log, *flags, files):
+        limited = ["sh", "-c", f'ulimit {files}; exec "$@"', "sh"]
         command = ["-m", "heedful.cli", "serve-reward", "--model", folder, "--port", "0", "--device", "cpu"]
         self.log = log
         with log.open("wb") as err:
@@ -68,11 +74,11 @@ class Server:
                 stderr=err,
                 text=True,
                 encoding="utf-8",
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env),
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
-        line = self.process.stdout.readline()
-        assert "/score" in line, log.read_text()
-        self.port = int(re.search(r":(\d+)/score", line).group(1))
+        self.said = self.process.stdout.readline()
+        assert "/score" in self.said, log.read_text()
+        self.port = int(re.search(r":(\d+)/score", self.said).group(1))
         self.url = f"http://127.0.0.1:{self.port}"
 
     def connect(self, sent=b"", *, receives=None):
@@ -90,8 +96,9 @@ class Server:
         return connection
 
     def memory(self):
-        """Megabytes of all its processes."""
-        return sum(_resident(pid) for pid in [self.process.pid, *_children(self.process.pid)]) / 1e6
+        """Its megabytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def end(self, number=signal.SIGINT):
         """Send a signal; the seconds that it took to end, and the exit status."""
@@ -101,45 +108,13 @@ class Server:
         return time.monotonic() - start, status
 
 
-def _is_front(pid):
-    return b"heedful.serving.front" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _workers(pid):
-    """The processes that score, by the process of the command."""
-    return [child for child in _children(pid) if not _is_front(child)]
-
-
-def _children(pid):
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
-
-
-def _is_alive(pid):
-    """Whether a process runs; one that has ended may wait for its parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _resident(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture
-def server(folder, tmp_path):
-    """``server(*flags)`` starts one; all are killed after the test."""
-    started = []
-
-    def start(*flags, **options):
-        started.append(Server(folder, tmp_path / f"{len(started)}.log", *flags, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.process.kill()
-        one.process.communicate()
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    """One for the tests that end none: it may open few files, and let few requests wait."""
+    one = Server(folder, tmp_path_factory.mktemp("server") / "log", "--max-queue", "8", files="-n 256")
+    yield one
+    one.process.kill()
+    one.process.communicate()
 
 
 def answer_on(connection, *, head_only=False):
@@ -220,62 +195,67 @@ def statuses(server, requests):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
-def test_a_signal_ends_it_whatever_clients_do(server, number):
-    """Half a head, half a body, requests that are scored and that wait, an answer that nobody reads."""
-    one = server()
-    kinds = [b"", HALF_HEAD, head(1000) + b"{", head(None) + b"5\r\n{", *[request(3000)] * 4]
-    connections = [one.connect(sent) for sent in kinds]
-    connections.append(one.connect(request(1) * 2000, receives=4096))
-    time.sleep(0.5)
-    seconds, status = one.end(number)
-    assert seconds < 5
-    assert status == (0 if number == signal.SIGINT else 143)
-    assert one.log.read_text() == ("" if number == signal.SIGINT else "heedful: terminated\n")
-    for connection in connections:
-        connection.close()
+def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(folder, reward, tmp_path, number):
+    """The whole way: the model's scores, then half a head, half a body, requests that are scored and that wait, an answer
+    that nobody reads, and the end within seconds, without a traceback. A low soft limit of open files is raised."""
+    one = Server(folder, tmp_path / "log", files="-S -n 64")
+    try:
+        assert folder in one.said
+        over_http = HTTPReward(f"{one.url}/score")(prompts=["问", "b"], completions=["答", "c"], truncated=[False] * 2)
+        assert over_http == pytest.approx(reward(["问", "b"], ["答", "c"], [False] * 2), abs=1e-6)
+        kinds = [b"", HALF_HEAD, head(1000) + b"{", head(None) + b"5\r\n{", *[request(3000)] * 4]
+        connections = [one.connect(sent) for sent in kinds]
+        connections += [one.connect(request(1) * 2000, receives=4096), *(one.connect() for _ in range(100))]
+        time.sleep(0.5)
+        seconds, status = one.end(number)
+        assert seconds < 5
+        is_interrupt = number == signal.SIGINT
+        assert (status, one.log.read_text()) == ((0, "") if is_interrupt else (143, "heedful: terminated\n"))
+        assert one.process.stdout.read() == ("the server has ended\n" if is_interrupt else "")
+        assert [answer_on(connection)[:12] for connection in connections[4:8]] == [b"HTTP/1.1 503"] * 4
+        for connection in connections:
+            connection.close()
+    finally:
+        one.process.kill()
+        one.process.communicate()
 
 
-@pytest.mark.parametrize("files", [256, pytest.param(None, marks=pytest.mark.exhaustive)])
-def test_health_and_memory_under_load(server, files):
-    """300 idle and 200 busy connections, stalled uploads, abandoned requests and an oversized body, all at once."""
-    one = server(files=files)
-    before = one.memory()
-    start = time.monotonic()
-    with HealthWatch(one) as watch, contextlib.ExitStack() as stack:
+def test_health_and_memory_under_load(server):
+    """300 idle and 60 busy connections, stalled uploads, abandoned requests and a body without end, all at once."""
+    before = server.memory()
+    with HealthWatch(server) as watch, contextlib.ExitStack() as stack:
         hold = stack.enter_context
         for _ in range(300):
-            hold(one.connect(HALF_HEAD))
-        stalled = [hold(one.connect(head(50_000_000))) for _ in range(20)]
+            hold(server.connect(HALF_HEAD))
+        stalled = [hold(server.connect(head(50_000_000))) for _ in range(20)]
         for connection in stalled:
             connection.setblocking(False)
             with contextlib.suppress(OSError):
                 connection.send(b"x" * 2**20)
+        busy = hold(server.connect(request(3000)))
+        time.sleep(0.3)  # it is being scored
         for _ in range(30):  # abandoned
-            one.connect(request(1000)).close()
-        endless = threading.Thread(target=send_endlessly, args=(one,))
+            server.connect(request(1000)).close()
+        endless = threading.Thread(target=send_endlessly, args=(server,))
         endless.start()
-        found = statuses(one, [request(100)] * 200)
-        peak = one.memory()
+        found = statuses(server, [request(10)] * 60)
+        peak = server.memory()
         endless.join()
-    over = time.monotonic()
-    count = {status: found.count(status) for status in set(found)}
+        assert answer_on(busy, head_only=True).startswith(b"HTTP/1.1 200")
     slowest = sorted(watch.seconds)
-    seconds, status = one.end()
+    count = {status: found.count(status) for status in set(found)}
     print(
-        f"\nfiles {files}: answers {count} in {over - start:.1f} s; health asked {len(slowest)} times, median "
-        f"{slowest[len(slowest) // 2]:.4f} s, slowest {slowest[-1]:.3f} s; memory {before:.0f} MB, then {peak:.0f} MB; ended "
-        f"in {seconds:.2f} s"
+        f"\nanswers {count}; health asked {len(slowest)} times, median {slowest[len(slowest) // 2]:.4f} s, slowest "
+        f"{slowest[-1]:.3f} s; memory {before:.0f} MB, then {peak:.0f} MB"
     )
-    # Of so few open files there are fewer connections than clients, so some are closed before they have asked: the slower
-    # the clients are to ask, the more.
-    assert set(found) <= {200, 429, "closed", "ConnectionResetError"} if files else set(found) == {200, 429}
-    assert 65 <= count[200] <= 67
+    # There are fewer connections than clients, so some are closed before they have asked: the more, the slower they ask.
+    assert set(found) <= {200, 429, "closed", "ConnectionResetError"}
+    assert 8 <= count[200] <= 9
     assert watch.answers == {"HTTP/1.1 200"}
     assert len(slowest) > 20
     assert max(slowest[:-3]) < SECONDS, "three may be slower, since other programs have the processor too"
     assert peak - before < 400, "the bodies in flight are at most 256 MB"
-    assert one.log.read_text() == ""
-    assert status == 0
+    assert server.log.read_text() == ""
 
 
 def send_endlessly(server, limit=2**32):
@@ -293,140 +273,32 @@ def send_endlessly(server, limit=2**32):
 
 
 def test_an_oversized_body_is_not_read_without_end(server):
-    one = server("--max-request-mb", "1")
-    sent, _ = send_endlessly(one)
+    sent, _ = send_endlessly(server)
     assert sent < 2**29
-    with one.connect(head(2_000_000)) as connection:  # nothing of it is asked for
+    with server.connect(head(80_000_000, "Expect: 100-continue")) as connection:  # nothing of it is asked for
         answer = answer_on(connection)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
-    with one.connect(head(30_000_000) + b" " * 30_000_000) as connection:  # sent before anybody listens
-        assert answer_on(connection).startswith(b"HTTP/1.1 413")
+    with server.connect(head(80_000_000) + b" " * 80_000_000) as connection:  # sent before anybody listens
+        assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 413")
 
 
 def test_a_large_request_does_not_hold_up_health(server):
-    """60 MB of JSON, and a text of 20 MB that is refused before it is tokenised."""
-    one = server()
+    """60 MB of JSON, which are read in one go, and a text of 20 MB that is refused before it is tokenised."""
     many = json.dumps({"prompts": ["x"], "completions": ["y"], "columns": {"n": list(range(7_000_000))}}).encode()
     assert len(many) > 55e6
     long = json.dumps({"prompts": ["x"], "completions": ["ab c" * 5_000_000]}).encode()
-    with HealthWatch(one) as watch:
-        plain = {"Content-Type": "application/json"}
-        assert httpx2.post(f"{one.url}/score", content=many, headers=plain, timeout=60).status_code == 200
+    plain = {"Content-Type": "application/json"}
+    with HealthWatch(server) as watch:
+        assert httpx2.post(f"{server.url}/score", content=many, headers=plain, timeout=60).status_code == 200
         start = time.monotonic()
-        answer = httpx2.post(f"{one.url}/score", content=long, headers=plain, timeout=60)
+        answer = httpx2.post(f"{server.url}/score", content=long, headers=plain, timeout=60)
         seconds = time.monotonic() - start
     assert (answer.status_code, seconds < 3) == (400, True)
     assert "completions[0] has 20000000 characters; the reward model cannot read more than 100000" in answer.text
-    assert (watch.answers, max(watch.seconds) < SECONDS) == ({"HTTP/1.1 200"}, True)
-
-
-@pytest.mark.exhaustive
-def test_it_leaves_no_process_behind(server):
-    """Killed at once, it frees its port; and it notices if the process that receives requests dies."""
-    one = server("--workers", "2")
-    busy = [one.connect(request(3000)) for _ in range(2)]
-    time.sleep(0.3)
-    children = _children(one.process.pid)
-    assert len(children) == 3
-    one.process.kill()
-    one.process.wait()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            one.connect().close()
-        except ConnectionRefusedError:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("something still listens")
-    deadline = time.monotonic() + 5
-    while any(map(_is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in children if _is_alive(pid)] == []
-    for connection in busy:
-        connection.close()
-    two = server()
-    (front,) = [child for child in _children(two.process.pid) if _is_front(child)]
-    os.kill(front, signal.SIGKILL)
-    assert two.process.wait(timeout=10) in (2, 3)
-    assert two.log.read_text() == "heedful: the process that receives requests has ended by itself, with status -9\n"
-
-
-def asked(server, prompts):
-    """The scores of requests for one prompt each, eight at a time and each only once: any other status is an error."""
-    reward = HTTPReward(f"{server.url}/score", micro_batch_size=1, concurrency=8, retry_seconds=0)
-    return reward(prompts=prompts, completions=["答"] * len(prompts), truncated=[False] * len(prompts))
-
-
-@pytest.mark.exhaustive
-def test_two_workers_are_one_server(server, folder):
-    """They score as the model does; one that is killed is replaced; health is answered; Ctrl-C ends all while they work."""
-    tokenizer = load_tokenizer(folder)
-    model = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
-    prompts = [f"问{i}" * (i % 7 + 1) for i in range(40)]
-    one = server("--workers", "2")
-    assert one.process.stdout.readline() == "2 workers, each with a copy of the model: on the CPU, 1 thread each\n"
-    own = ModelReward(model.eval(), RewardInputs(tokenizer))
-    expected = [own([prompt], ["答"], [False])[0] for prompt in prompts]
-    assert asked(one, prompts) == pytest.approx(expected, abs=1e-6)
-
-    first, second = _workers(one.process.pid)
-    with HealthWatch(one) as watch:
-        killer = threading.Timer(0.05, os.kill, (first, signal.SIGKILL))
-        killer.start()
-        assert asked(one, prompts * 5) == pytest.approx(expected * 5, abs=1e-6)
-        killer.join()
-        os.kill(second, signal.SIGKILL)  # perhaps nobody is there now
-        assert asked(one, prompts) == pytest.approx(expected, abs=1e-6)
-        deadline = time.monotonic() + 60
-        while one.log.read_text().count("scores again") < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert watch.answers == {"HTTP/1.1 200"}
-    assert sorted(watch.seconds)[len(watch.seconds) // 2] < SECONDS
-    assert sorted(one.log.read_text().splitlines()) == [
-        f"heedful: worker {i} {what}"
-        for i in (1, 2)
-        for what in ("scores again", "was ended by SIGKILL; another takes its place")
-    ]
-    assert len(set(_workers(one.process.pid)) - {first, second}) == 2
-
-    busy = [one.connect(request(10_000)) for _ in range(3)]  # more than is scored before the signal
-    time.sleep(0.5)
-    children = _children(one.process.pid)
-    seconds, status = one.end()
-    assert (seconds < 5, status) == (True, 0)
-    assert [answer_on(connection)[:12] for connection in busy] == [b"HTTP/1.1 503"] * 3
-    assert [pid for pid in children if _is_alive(pid)] == []
-    assert one.process.stdout.read() == "the server has ended\n"
-    for connection in busy:
-        connection.close()
-
-
-@pytest.mark.exhaustive
-def test_a_worker_never_comes_back_with_another_model(server, folder, tmp_path):
-    """The one that is left goes on alone."""
-    copy = tmp_path / "模型"
-    shutil.copytree(folder, copy)
-    one = Server(str(copy), tmp_path / "log", "--workers", "2")
-    before = asked(one, ["问"])
-    tokenizer = load_tokenizer(folder)
-    other = load_reward_model(folder, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.mul_(1.1)
-    save_reward_model(other, tokenizer, copy)
-    first, second = _workers(one.process.pid)
-    os.kill(first, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while "is not back" not in one.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "worker 1 is not back: the model scores otherwise than when the server was started" in one.log.read_text()
-    assert asked(one, ["问"] * 10) == before * 10
-    os.kill(second, signal.SIGKILL)
-    assert one.process.wait(timeout=60) == 2
-    assert "CheckpointError: the model scores otherwise" in one.log.read_text().splitlines()[-1]
-    one.process.communicate()
+    slowest = sorted(watch.seconds)
+    print(f"\nhealth: median {slowest[len(slowest) // 2]:.4f} s, slowest {slowest[-1]:.2f} s")
+    assert (watch.answers, slowest[-1] < 3, slowest[-4] < SECONDS) == ({"HTTP/1.1 200"}, True, True)
 
 
 class Slow:
@@ -640,10 +512,9 @@ def test_at_every_address_any_address_in_digits_will_do(serving):
         assert ask(url, host="evil.example").status_code == 421
 
 
-def test_a_token(serving, monkeypatch):
+def test_a_token(serving):
     """/health asks for none, and tells nothing that is worth one."""
-    monkeypatch.setenv("MY_TOKEN", "s3cret")
-    with serving(ones, max_characters=1000, token_env="MY_TOKEN") as url:
+    with serving(ones, max_characters=1000, token="s3cret") as url:
         for given in (
             {},
             {"authorization": "Bearer wrong!"},
@@ -659,9 +530,8 @@ def test_a_token(serving, monkeypatch):
 
 
 def test_health_gives_a_name_and_no_path(server, folder):
-    one = server()
-    assert httpx2.get(f"{one.url}/health").json() == {"status": "ok", "model": "run/final"}
-    assert str(Path(folder).parent.parent) not in httpx2.get(f"{one.url}/health").text
+    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok", "model": "run/final"}
+    assert str(Path(folder).parent.parent) not in httpx2.get(f"{server.url}/health").text
 
 
 @pytest.mark.parametrize(
@@ -707,6 +577,6 @@ def test_too_few_files_are_refused_before_the_model_is_loaded():
         check=False,
     )
     assert done.returncode == 2
-    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 169" in (
+    assert "ConfigError: the system allows this process 128 open files (ulimit -n), and --max-queue 64 needs 168" in (
         done.stderr
     )

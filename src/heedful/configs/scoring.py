@@ -92,12 +92,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
     port: Annotated[int, Range(at_least=0, at_most=65535)] = 8001
     """Port to listen at; 0 takes a free one."""
     micro_batch_size: Annotated[int, POSITIVE] = 32
-    """Rows in memory at a time, of each worker."""
-    workers: Annotated[int, Range(at_least=1, at_most=128)] = 1
-    """Processes that score requests side by side. Each holds a copy of the model in memory. With several GPUs the first takes
-    cuda:0, the second cuda:1, and so on from the beginning again; on a CPU they share the threads, unless OMP_NUM_THREADS
-    says how many each has. One request is scored by one worker, so a trainer must have several in flight: as many as its
-    reward-concurrency, of micro-batch-size responses each."""
+    """Rows in memory at a time."""
     token_env: str | None = None
     """Name of an environment variable with a token that requests for scores must bring as `Authorization: Bearer TOKEN`.
     None asks for none."""
@@ -105,21 +100,22 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
     """Host names by which requests may call the server, besides the host setting and localhost. Others are refused, so that
     no web page can reach it by letting its own name point here."""
     max_queue: Annotated[int, POSITIVE] = 64
-    """Requests that may wait while every worker scores one; more are answered with 429, and heedful's trainers ask again
+    """Requests that may wait while one is scored; more are answered with 429, and heedful's trainers ask again
     later."""
     max_request_mb: Annotated[float, POSITIVE] = 64.0
     """Largest request in megabytes; a larger one is refused."""
     max_held_mb: Annotated[float, POSITIVE] = 256.0
     """Megabytes of all requests that are being received, wait or are scored; what would exceed it is answered with 429."""
     receive_timeout: Annotated[float, POSITIVE] = 30.0
-    """Seconds in which a request must arrive, and in which its answer must be taken. Raise it for slow connections."""
+    """Seconds in which a request's head must arrive, then its body, and in which its answer must be taken. Raise it for slow
+    connections."""
     max_connections: Annotated[int, POSITIVE] = 512
     """Connections at a time. One more closes the one that has waited longest without a whole request."""
 
     @property
     def least_connections(self) -> int:
         """The fewest connections at a time with which the queue can be full and others are still answered."""
-        return self.max_queue + self.workers + 7
+        return self.max_queue + 8
 
     def check(self) -> None:
         super().check()
@@ -131,7 +127,7 @@ class ServeRewardConfig(TrustOptions, MachineOptions):
         if self.max_connections < self.least_connections:
             raise ConfigError(
                 f"--max-connections {self.max_connections} must be at least {self.least_connections}: those of --max-queue "
-                f"{self.max_queue}, one for each of --workers {self.workers} and 7 more; raise it, or lower --max-queue"
+                f"{self.max_queue} and 8 more; raise it, or lower --max-queue"
             )
         for name in self.allowed_hosts:
             if not name or any(sign in name for sign in "/:@ ") or not name.isascii():

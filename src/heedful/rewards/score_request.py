@@ -1,15 +1,67 @@
-"""Read a request for scores (docs/rewards.md has the protocol). Whatever is wrong with it is said to whoever sent it."""
+"""Answer a request for scores (docs/rewards.md has the protocol). What is wrong with it is said to whoever sent it."""
 
 import json
+import math
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 from heedful.data.messages import read_message, read_tools
-from heedful.errors import DataError
+from heedful.errors import CheckpointError, DataError, MachineError, RewardError, is_out_of_memory
+from heedful.rewards.models import ModelReward
+
+SHORTEST_LIMIT = 100_000
+"""A text of so many characters is always tokenised, whatever the model can read."""
+
+Answer = tuple[int, dict[str, Any]]
+"""The status and the content of an answer."""
 
 
 class RequestError(ValueError):
     """A request that does not follow the protocol; the message says where."""
+
+
+def answer(reward: ModelReward, body: bytes | bytearray, *, max_characters: int, log: Callable[[str], None]) -> Answer:
+    """Answer one request.
+
+    Args:
+        reward: scores the responses.
+        body: the request.
+        max_characters: the longest text that is tokenised; `longest_text` says what suits the model.
+        log: is told what is wrong with the server; what is wrong with the request is only answered.
+
+    Raises MachineError if the GPU can compute nothing any more in this process.
+    """
+    try:
+        prompts, completions, truncated = read_request(body, max_characters=max_characters)
+        scores = reward(prompts, completions, truncated) if completions else []
+    except (RequestError, RewardError, DataError) as error:
+        return 400, {"error": str(error)}
+    except CheckpointError as error:
+        log(f"a conversation could not be rendered: {error}")
+        return 400, {"error": "the model's chat template cannot render a conversation; the server's log says why"}
+    except Exception as error:
+        if _is_end_of_device(error):
+            raise MachineError(
+                f"the GPU can compute nothing any more in this process ({type(error).__name__}: {error}); start the server "
+                "again"
+            ) from error
+        log(f"scoring failed: {type(error).__name__}: {error}")
+        return 500, {"error": "scoring failed; the server's log says why"}
+    if not all(map(math.isfinite, scores)):
+        log("the reward model gave a score that is not finite")
+        return 500, {"error": "the reward model gave a score that is not finite"}
+    return 200, {"scores": scores}
+
+
+def longest_text(reward: ModelReward) -> int:
+    """Return the most characters that a text may have to be tokenised at all: more cannot be short enough for the model.
+
+    No token stands for more characters than its own name has, unless a tokenizer drops or merges what it does not know,
+    which `SHORTEST_LIMIT` leaves room for.
+    """
+    longest_token = max(map(len, reward.inputs.tokenizer.get_vocab()))
+    return max(SHORTEST_LIMIT, reward.model.max_length * longest_token)
 
 
 def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[Any], list[Any], list[bool]]:
@@ -94,3 +146,10 @@ def _check_extras(place: str, message: dict[str, Any]) -> None:
 def _short(value: Any) -> str:
     """Return the beginning of a value's repr, without making all of it, which may be long."""
     return f"{reprlib.repr(value):.80}"
+
+
+def _is_end_of_device(error: Exception) -> bool:
+    """Whether every later call on the GPU would fail in this process too, as after an illegal access to its memory."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)

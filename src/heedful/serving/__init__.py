@@ -1,1 +1,1 @@
-"""The process that receives a reward model's requests, and how the workers that score them are kept alive. No model here."""
+"""What both web servers of heedful stand on: uvicorn with limits on connections, and a check of who asks. No model here."""

@@ -1,13 +1,10 @@
-"""Who may ask: checks on a request's headers, before anything of its body is read."""
+"""Which names a server answers to, so that no page of another site reaches it."""
 
-import hmac
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
-
-from heedful.serving.limits import Limits
 
 HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 """What a Host header may be: a name or an address, and a port."""
@@ -27,7 +24,7 @@ class OwnNames(Protocol):
         """An address in digits is a name of it, whichever it is."""
 
 
-def host_refusal(headers: Mapping[str, str], limits: OwnNames) -> Refusal | None:
+def host_refusal(headers: Mapping[str, str], own: OwnNames) -> Refusal | None:
     """Refuse a request that calls the server by a name that is not its own, or that another web site's page has made.
 
     A page of a foreign site reaches a server on this machine if the site lets its own name point here (DNS rebinding). Its
@@ -39,7 +36,7 @@ def host_refusal(headers: Mapping[str, str], limits: OwnNames) -> Refusal | None
     name = (
         _name(f"//{host}") if HOST.fullmatch(host) else None
     )  # no user before an @, which URLs may have and Hosts may not
-    if not _is_own(name, limits):
+    if not _is_own(name, own):
         return 421, (
             f"this server does not answer to the host {host[:80]!r}: call it by the address that it was given as --host, or "
             "start it with --allowed-hosts and this name"
@@ -50,31 +47,15 @@ def host_refusal(headers: Mapping[str, str], limits: OwnNames) -> Refusal | None
     return None
 
 
-def score_refusal(headers: Mapping[str, str], limits: Limits) -> Refusal | None:
-    """Refuse a request for scores that lacks the token, or whose body is not said to be JSON."""
-    if limits.token is not None:
-        given = headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {limits.token}".encode()):
-            wrong = "with another one" if given else "without it"
-            return (
-                401,
-                f"this server asks for a token, and the request came {wrong}; send `Authorization: Bearer TOKEN`",
-            )
-    kind = headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":
-        return 415, f"the Content-Type must be application/json, got {kind[:80]!r}"
-    return None
-
-
 def is_loopback(name: str) -> bool:
     """Whether a host name means this machine and can mean no other."""
     return name == "localhost" or name.endswith(".localhost") or (_is_address(name) and ip_address(name).is_loopback)
 
 
-def _is_own(name: str | None, limits: OwnNames) -> bool:
+def _is_own(name: str | None, own: OwnNames) -> bool:
     if name is None:
         return False
-    return is_loopback(name) or name in limits.hosts or (limits.any_address and _is_address(name))
+    return is_loopback(name) or name in own.hosts or (own.any_address and _is_address(name))
 
 
 def _is_address(name: str) -> bool:

@@ -17,7 +17,7 @@ from heedful.label.server.chat import Turns
 from heedful.label.server.request import Site
 from heedful.label.server.run import make_server
 from heedful.label.server.security import Audit, access_of
-from heedful.serving.listening import bound
+from heedful.serving.connections import bound
 
 SECRET = "runs/secret-policy/final"
 """What wrote the answers; it must never reach a browser before a label."""

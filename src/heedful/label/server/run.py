@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import re
-import resource
 import shlex
 import socket
 import sys
@@ -36,17 +35,16 @@ from heedful.label.server.request import Site
 from heedful.label.server.security import Audit, access_of
 from heedful.label.server.worker import PolicyWorker
 from heedful.label.settings_file import read_settings
-from heedful.serving.connections import Connections
+from heedful.serving.connections import BACKLOG, Server, bound
 from heedful.serving.guard import is_loopback
-from heedful.serving.listening import bound
 from heedful.types import Prompt
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 MOST_CONNECTIONS = 1024
-SPARE_FILES = 128
 RECEIVE_SECONDS = 60.0
 """The most that a request's arrival, or an answer's departure, may take: a file of 64 MB over a slow line."""
-BACKLOG = 512
+END_SECONDS = 5.0
+"""How long requests may take to be answered once the server ends."""
 
 
 def show(text: str) -> None:
@@ -159,27 +157,9 @@ def _reachable(host: str, config: LabelServeConfig) -> str:
     return config.allowed_hosts[0] if config.host in ("0.0.0.0", "::") else host
 
 
-def make_server(app: Application) -> uvicorn.Server:
+def make_server(app: Application) -> Server:
     """Return what serves an application, with limits on connections and on the time that each may take."""
-    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    if files != resource.RLIM_INFINITY and files < MOST_CONNECTIONS + SPARE_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(allowed, MOST_CONNECTIONS + SPARE_FILES), hard))
-    connections = Connections(min(MOST_CONNECTIONS, allowed - SPARE_FILES), RECEIVE_SECONDS)
-    return uvicorn.Server(
-        uvicorn.Config(
-            connections.watched(app),
-            http=connections.protocol,  # type: ignore[arg-type]  # it is only called
-            ws="none",
-            lifespan="off",
-            proxy_headers=False,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=5,
-        )
-    )
+    return Server(app, most_connections=MOST_CONNECTIONS, receive_seconds=RECEIVE_SECONDS, end_seconds=END_SECONDS)
 
 
 @contextlib.contextmanager
