@@ -193,7 +193,6 @@ OUT_OF_RANGE = {
     ServeRewardConfig: [
         *MACHINE,
         {"micro_batch_size": 0},
-        *({"workers": x} for x in (0, 257)),
         *({"max_request_mb": x} for x in (0, -1, NAN)),
         *({name: x} for name in ("max_held_mb", "receive_timeout") for x in (0, NAN, INFINITE)),
         *({name: 0} for name in ("max_queue", "max_connections")),
