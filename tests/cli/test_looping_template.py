@@ -88,7 +88,9 @@ def test_every_command_refuses_it(places, heedful, monkeypatch, tmp_path):
     for name, words in COMMANDS.items():
         outcome = heedful(*(word.format(**places) for word in words))
         assert outcome.status == 2, f"{name}: {outcome.err}"
-        assert "did not render a conversation of 1 message within 0.5 seconds: it probably loops" in outcome.message, name
+        assert "did not render a conversation of 1 message within 0.5 seconds: it probably loops" in outcome.message, (
+            name
+        )
         assert "Traceback" not in outcome.err
         assert not (tmp_path / "运行").exists()
     assert json.loads((tmp_path / "圈" / "config.json").read_text(encoding="utf-8"))

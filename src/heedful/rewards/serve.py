@@ -24,14 +24,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from heedful.models.source import resolve
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.display import Screen, harmless, say
 from heedful.errors import ConfigError, MachineError, MemoryFullError, is_out_of_memory
 from heedful.kernels.device import resolve_device, resolve_dtype
+from heedful.models.source import resolve
 from heedful.redact import redact
-from heedful.rewards.models import ModelReward
-from heedful.rewards.models import load_model_reward
+from heedful.rewards.models import ModelReward, load_model_reward
 from heedful.rewards.score_request import Answer, answer, longest_text
 from heedful.serving.connections import SPARE_FILES, Server, bound, files_allowed
 from heedful.serving.guard import Refusal, host_refusal
