@@ -123,6 +123,7 @@ def test_a_value_of_several_names_is_answered_for_each(heedful):
     [
         (("report", "--runs", "a", "b"), "heedful report RUN ..."),
         (("runs", "--folder", "a"), "heedful runs FOLDER"),
+        (("serve-reward", "--workers", "2"), "one server for each GPU behind a proxy, or serve the folder with vLLM"),
         (("sft", "--push-to-hub"), "heedful push RUN ORG/NAME"),
         (("grpo", "trainer.nnodes=2"), "torchrun --nnodes N"),
     ],

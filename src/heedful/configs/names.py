@@ -280,6 +280,8 @@ GONE = {
     "label rebuild": "use `heedful label restore`, which puts a damaged project right (docs/labelling-store.md)",
     "report --runs": "write the folders without it: heedful report RUN ...",
     "runs --folder": "write the folder without it: heedful runs FOLDER",
+    "workers": "serve-reward is one process: start one server for each GPU behind a proxy, or serve the folder with vLLM or "
+    "text-embeddings-inference (docs/rewards.md)",
     "gradient_accumulation": "gradients are accumulated to the whole batch; --micro-batch-size bounds the memory",
     "logging_steps": "every step is logged to metrics.jsonl and tensorboard/",
     "logging_dir": "metrics are in the output folder: metrics.jsonl and tensorboard/",
