@@ -28,7 +28,7 @@ def test_ppo_raises_the_share_of_a_letter(tiny, prompts, share_of_a, tmp_path, a
             critic=critic,
             seed=seed,
             eval_fraction=0.3,
-            steps=60,
+            steps=100,
             rollout_batch_size=64,
             samples_per_prompt=16,
             minibatch_size=32,
@@ -61,8 +61,10 @@ def test_the_first_steps_make_a_model_polite(tmp_path, monkeypatch, seed):
     assert main(["tiny", "--output", "runs/first/tiny", "--seed", str(seed)]) == 0
     for command in ("sft", "reward", "ppo"):
         assert main([command, str(recipes / f"{command}.yaml"), "--seed", str(seed)]) == 0
+    lines = Path("runs/first/ppo/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    scores = [step["reward/score_mean"] for step in map(json.loads, lines) if "reward/score_mean" in step]
+    assert scores[-1] > scores[0] + 1.0  # sampled: the likeliest answer may be polite before PPO
     summary = json.loads(Path("runs/first/ppo/summary.json").read_text(encoding="utf-8"))
-    assert summary["last_evaluation"]["eval/score_mean"] > summary["first_evaluation"]["eval/score_mean"] + 0.2
     assert summary["last_evaluation"]["eval/eos_frac"] >= 0.9
     assert summary["last_evaluation"]["eval/kl"] < 5 * math.log(2)
     result = evaluate_win_rate(
@@ -72,6 +74,7 @@ def test_the_first_steps_make_a_model_polite(tmp_path, monkeypatch, seed):
             rewards=("model:runs/first/reward/final",),
             data="recipes/first/preferences.jsonl",
             max_new_tokens=48,
+            temperature=1.0,
         )
     )
     assert result["win_rate"] >= 0.6
