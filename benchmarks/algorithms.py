@@ -15,14 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.demo import DemoConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.configs.tools import DemoConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo.judge import gold_judge
 from heedful.demo.pipeline import RECIPE, read_recipe

@@ -15,9 +15,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.online import OnlineConfig
+from heedful.configs.tools import DemoConfig
 from heedful.demo.folder import make_beginning
 from heedful.demo.judge import gold_judge
 from heedful.demo.pipeline import RECIPE, read_recipe

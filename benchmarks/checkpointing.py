@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from heedful import faults
-from heedful.configs.demo import DemoConfig
+from heedful.configs.tools import DemoConfig
 from heedful.demo.folder import make_beginning
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.train.online.engine import train_ppo

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from heedful.configs.demo import DemoConfig
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import GRPOConfig
+from heedful.configs.tools import DemoConfig
 from heedful.demo.pipeline import RECIPE, read_recipe
 from heedful.errors import HeedfulError
 from heedful.train.metric_sums import MetricSums

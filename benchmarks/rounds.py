@@ -24,15 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, WinRateConfig
 from heedful.configs.label import ProjectSettings
+from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.configs.parse import parse
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.rounds import RoundConfig
-from heedful.configs.sample import SampleConfig
 from heedful.configs.scoring import RewardOptions
-from heedful.configs.sft import SFTConfig
+from heedful.configs.tools import DemoConfig, SampleConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo import judge as gold
 from heedful.demo.folder import make_beginning

@@ -20,9 +20,8 @@ import urllib.request
 from pathlib import Path
 
 from heedful import train_grpo, train_ppo
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.serve_policy import ServePolicyConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful.configs.tools import ServePolicyConfig
 from heedful.sampling.vllm.serve import find_vllm, launch_of
 
 SUBJECTS = ["a little girl", "a big dog", "the old king", "a small frog", "two friends", "a wise owl", "the moon"]

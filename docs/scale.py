@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online import OnlineConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.planning.memory import GB, Lengths, Plan, plan_of
 from heedful.planning.shapes import Shape, decoder
 

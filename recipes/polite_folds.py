@@ -15,8 +15,8 @@ from pathlib import Path
 from bag_of_words import pair_accuracy
 
 from heedful import AccuracyConfig, Ranking, evaluate_accuracy, train_reward
+from heedful.configs.offline import RewardConfig
 from heedful.configs.parse import parse
-from heedful.configs.reward_model import RewardConfig
 from heedful.data import read_rankings, read_records, split_by_prompt
 from heedful.errors import ConfigError, HeedfulError
 

@@ -24,9 +24,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import CheckpointError
 from heedful.kernels.packing import can_pack

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
 from heedful.data.chat import Renderer, RewardInputs, stop_ids
 from heedful.models.load import load_policy, load_reward_model
 from heedful.models.policy import freeze

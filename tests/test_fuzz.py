@@ -22,17 +22,12 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from heedful.configs.chat import ChatConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import BestOfNConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.parse import parse, to_yaml
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.tools import ChatConfig
 from heedful.data import read_demonstrations, read_labelled, read_prompts, read_rankings
 from heedful.errors import ConfigError, DataError
 

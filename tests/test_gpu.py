@@ -8,11 +8,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
 from heedful.data.collate import collate
 from heedful.errors import ConfigError
 from heedful.kernels.attention import use_attention

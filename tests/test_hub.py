@@ -12,7 +12,7 @@ import yaml
 from heedful import hub
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
-from heedful.configs.lora import LoRAOptions
+from heedful.configs.options import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.policies import evaluate_scores

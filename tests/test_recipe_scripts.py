@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.data.chat import Renderer
 from heedful.errors import DataError

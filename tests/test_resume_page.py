@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.configs.checks import flag
+from heedful.configs.settings import flag
 from heedful.train.provenance import FREE, OF_THIS_CALL, TRACKING
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "resume.md").read_text(encoding="utf-8")

@@ -11,10 +11,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.options import SamplingOptions
-from heedful.configs.sft import SFTConfig
-from heedful.configs.template import TemplateOptions
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import GRPOConfig
+from heedful.configs.options import SamplingOptions, TemplateOptions
 from heedful.data.chat import Renderer
 from heedful.data.loading import encode_demonstrations, encode_prompts
 from heedful.data.schemas import read_demonstrations, read_prompts

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from heedful.cli import main
-from heedful.configs.dpo import DPOConfig
+from heedful.configs.offline import DPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import encode_demonstrations, encode_pairs, encode_prompts, encode_responses
 from heedful.errors import CheckpointError

@@ -1,9 +1,5 @@
 # What heedful exports, and from where: the only list. heedful/__init__.py reads it, and so do type checkers.
 from . import core as core
-from .configs.a2c import A2CConfig as A2CConfig
-from .configs.chat import ChatConfig as ChatConfig
-from .configs.demo import DemoConfig as DemoConfig
-from .configs.dpo import DPOConfig as DPOConfig
 from .configs.evaluate import AccuracyConfig as AccuracyConfig
 from .configs.evaluate import BestOfNConfig as BestOfNConfig
 from .configs.evaluate import KLConfig as KLConfig
@@ -11,14 +7,18 @@ from .configs.evaluate import PassAtKConfig as PassAtKConfig
 from .configs.evaluate import PerplexityConfig as PerplexityConfig
 from .configs.evaluate import ScoresConfig as ScoresConfig
 from .configs.evaluate import WinRateConfig as WinRateConfig
-from .configs.grpo import GRPOConfig as GRPOConfig
-from .configs.kto import KTOConfig as KTOConfig
-from .configs.merge import MergeConfig as MergeConfig
-from .configs.online_dpo import OnlineDPOConfig as OnlineDPOConfig
-from .configs.ppo import PPOConfig as PPOConfig
-from .configs.reward_model import RewardConfig as RewardConfig
+from .configs.offline import DPOConfig as DPOConfig
+from .configs.offline import KTOConfig as KTOConfig
+from .configs.offline import RewardConfig as RewardConfig
+from .configs.offline import SFTConfig as SFTConfig
+from .configs.online import A2CConfig as A2CConfig
+from .configs.online import GRPOConfig as GRPOConfig
+from .configs.online import OnlineDPOConfig as OnlineDPOConfig
+from .configs.online import PPOConfig as PPOConfig
 from .configs.scoring import ServeRewardConfig as ServeRewardConfig
-from .configs.sft import SFTConfig as SFTConfig
+from .configs.tools import ChatConfig as ChatConfig
+from .configs.tools import DemoConfig as DemoConfig
+from .configs.tools import MergeConfig as MergeConfig
 from .demo.pipeline import run_demo as run_demo
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError

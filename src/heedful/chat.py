@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from heedful.configs.chat import ChatConfig
+from heedful.configs.tools import ChatConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.fitting import prompt_room
 from heedful.display import harmless

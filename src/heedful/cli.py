@@ -245,7 +245,7 @@ def _run(words: list[str], *, is_program: bool) -> int:
     if _is_rank() and command.objective is None:
         raise ConfigError(f"heedful {name} is one process; start it without torchrun, which is for trainers")
     if command.serves:
-        from heedful.configs.checks import require_label_extra
+        from heedful.configs.settings import require_label_extra
 
         require_label_extra(f"heedful {name}")
     _let_threads_sleep()

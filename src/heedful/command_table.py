@@ -20,95 +20,97 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("configs.demo:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"),
-    "tiny": Command("configs.tiny:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
+    "demo": Command(
+        "configs.tools:DemoConfig", "commands:demo", "watch a tiny model learn from feedback, start to end"
+    ),
+    "tiny": Command("configs.tools:TinyConfig", "commands:make_tiny", "make a tiny random model to try things on"),
     "sft": Command(
-        "configs.sft:SFTConfig", "train.sft:train_sft", "fine-tune on demonstrations or plain text", "eval/loss"
+        "configs.offline:SFTConfig", "train.sft:train_sft", "fine-tune on demonstrations or plain text", "eval/loss"
     ),
     "reward": Command(
-        "configs.reward_model:RewardConfig",
+        "configs.offline:RewardConfig",
         "train.reward:train_reward",
         "learn a reward model from preferences",
         "eval/accuracy",
     ),
     "ppo": Command(
-        "configs.ppo:PPOConfig",
+        "configs.online:PPOConfig",
         "train.online.engine:train_ppo",
         "optimise a policy against a reward",
         "eval/score_mean",
     ),
     "a2c": Command(
-        "configs.a2c:A2CConfig",
+        "configs.online:A2CConfig",
         "train.online.engine:train_ppo",
         "optimise a policy against a reward, one step per rollout batch",
         "eval/score_mean",
     ),
     "grpo": Command(
-        "configs.grpo:GRPOConfig",
+        "configs.online:GRPOConfig",
         "train.online.engine:train_grpo",
         "optimise a policy against a reward, without a critic",
         "eval/score_mean",
     ),
     "online-dpo": Command(
-        "configs.online_dpo:OnlineDPOConfig",
+        "configs.online:OnlineDPOConfig",
         "train.online.online_dpo:train_online_dpo",
         "optimise a policy on pairs of its own responses, ranked by a reward",
         "eval/score_mean",
     ),
     "dpo": Command(
-        "configs.dpo:DPOConfig",
+        "configs.offline:DPOConfig",
         "train.dpo:train_dpo",
         "optimise a policy on preference pairs, without a reward",
         "eval/loss",
     ),
     "kto": Command(
-        "configs.kto:KTOConfig",
+        "configs.offline:KTOConfig",
         "train.kto:train_kto",
         "optimise a policy on single responses labelled good or bad",
         "eval/loss",
     ),
     "sample": Command(
-        "configs.sample:SampleConfig", "commands:sample", "write several answers per prompt, for people to compare"
+        "configs.tools:SampleConfig", "commands:sample", "write several answers per prompt, for people to compare"
     ),
     "round": Command(
         "configs.rounds:RoundConfig",
         "commands:take_round",
         "run the next human-feedback round of a project",
     ),
-    "merge": Command("configs.merge:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
+    "merge": Command("configs.tools:MergeConfig", "commands:merge", "write a plain model from LoRA adapters"),
     "evaluate accuracy": Command(
         "configs.evaluate:AccuracyConfig",
-        "commands:evaluate_accuracy",
+        "commands:evaluate",
         "how often a reward model orders pairs correctly",
     ),
     "evaluate win-rate": Command(
-        "configs.evaluate:WinRateConfig", "commands:evaluate_win_rate", "compare one policy with another under a reward"
+        "configs.evaluate:WinRateConfig", "commands:evaluate", "compare one policy with another under a reward"
     ),
     "evaluate scores": Command(
-        "configs.evaluate:ScoresConfig", "commands:evaluate_scores", "mean score of a policy's responses"
+        "configs.evaluate:ScoresConfig", "commands:evaluate", "mean score of a policy's responses"
     ),
     "evaluate best-of-n": Command(
         "configs.evaluate:BestOfNConfig",
-        "commands:evaluate_best_of_n",
+        "commands:evaluate",
         "score of the best of n responses, chosen by a reward",
     ),
     "evaluate pass-at-k": Command(
         "configs.evaluate:PassAtKConfig",
-        "commands:evaluate_pass_at_k",
+        "commands:evaluate",
         "how often one of k responses is correct",
     ),
-    "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate_kl", "KL of a policy to a reference"),
+    "evaluate kl": Command("configs.evaluate:KLConfig", "commands:evaluate", "KL of a policy to a reference"),
     "evaluate perplexity": Command(
-        "configs.evaluate:PerplexityConfig", "commands:evaluate_perplexity", "perplexity of a model on text"
+        "configs.evaluate:PerplexityConfig", "commands:evaluate", "perplexity of a model on text"
     ),
     "evaluate tasks": Command(
-        "configs.tasks:TasksConfig", "commands:evaluate_tasks", "benchmarks by lm-evaluation-harness, such as gsm8k"
+        "configs.evaluate:TasksConfig", "commands:evaluate", "benchmarks by lm-evaluation-harness, such as gsm8k"
     ),
     "serve-reward": Command(
         "configs.scoring:ServeRewardConfig", "rewards.serve:serve_reward", "serve a reward model over HTTP", serves=True
     ),
     "serve-policy": Command(
-        "configs.serve_policy:ServePolicyConfig",
+        "configs.tools:ServePolicyConfig",
         "commands:serve_policy",
         "start a vLLM server that samples for a trainer",
     ),
@@ -181,17 +183,17 @@ COMMANDS = {
         "label.backups:restore",
         "put a damaged project right, from a backup and all that can be read",
     ),
-    "runs": Command("configs.runs:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
+    "runs": Command("configs.tools:RunsConfig", "commands:show_runs", "list runs: their state, step and last metric"),
     "track": Command(
         "configs.tracking:TrackConfig",
         "commands:track",
         "send a run's metrics to a tracker: wandb, trackio, mlflow, swanlab",
     ),
     "push": Command(
-        "configs.push:PushConfig", "commands:push", "upload a run's model to the Hugging Face Hub, with a card"
+        "configs.tools:PushConfig", "commands:push", "upload a run's model to the Hugging Face Hub, with a card"
     ),
-    "report": Command("configs.report:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
-    "chat": Command("configs.chat:ChatConfig", "commands:chat", "talk to a model in the terminal"),
+    "report": Command("configs.tools:ReportConfig", "commands:report_curves", "draw the learning curves of runs"),
+    "chat": Command("configs.tools:ChatConfig", "commands:chat", "talk to a model in the terminal"),
 }
 GROUPS = {
     "evaluate": ("measure", "measure one thing at a time"),

@@ -1,10 +1,10 @@
 """The function behind each command: it calls a public function and prints the result."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from heedful.chat import chat
-from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
@@ -12,19 +12,22 @@ from heedful.configs.evaluate import (
     PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
+    TasksConfig,
     WinRateConfig,
 )
-from heedful.configs.merge import MergeConfig
 from heedful.configs.options import RunOptions
 from heedful.configs.plan import PlanConfig
-from heedful.configs.push import PushConfig
-from heedful.configs.report import ReportConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
-from heedful.configs.runs import RunsConfig
-from heedful.configs.sample import SampleConfig
-from heedful.configs.serve_policy import ServePolicyConfig
-from heedful.configs.tasks import TasksConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.tools import (
+    DemoConfig,
+    MergeConfig,
+    PushConfig,
+    ReportConfig,
+    RunsConfig,
+    SampleConfig,
+    ServePolicyConfig,
+    TinyConfig,
+)
 from heedful.configs.tracking import TrackConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
@@ -122,52 +125,22 @@ def report_training(config: RunOptions, summary: dict[str, Any], objective: str)
         _print(f"talk to it:  heedful chat --model {config.output}/final")
 
 
-def evaluate_accuracy(config: AccuracyConfig) -> None:
-    """Print how often a reward model orders pairs correctly, and save it if ``config.output`` names a file."""
+MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
+    AccuracyConfig: reward_models.evaluate_accuracy,
+    WinRateConfig: policies.evaluate_win_rate,
+    ScoresConfig: policies.evaluate_scores,
+    BestOfNConfig: policies.evaluate_best_of_n,
+    PassAtKConfig: pass_at_k.evaluate_pass_at_k,
+    KLConfig: policies.evaluate_kl,
+    PerplexityConfig: policies.evaluate_perplexity,
+    TasksConfig: tasks.evaluate_tasks,
+}
+
+
+def evaluate(config: Any) -> None:
+    """Print what a measure of ``heedful evaluate`` finds, and save it if ``config.output`` names a file."""
     check_output(config)
-    report(reward_models.evaluate_accuracy(config), config)
-
-
-def evaluate_win_rate(config: WinRateConfig) -> None:
-    """Print how often a policy scores higher than a baseline, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(policies.evaluate_win_rate(config), config)
-
-
-def evaluate_scores(config: ScoresConfig) -> None:
-    """Print the mean score of a policy's responses, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(policies.evaluate_scores(config), config)
-
-
-def evaluate_best_of_n(config: BestOfNConfig) -> None:
-    """Print the mean score of the best of n responses, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(policies.evaluate_best_of_n(config), config)
-
-
-def evaluate_pass_at_k(config: PassAtKConfig) -> None:
-    """Print how often one of k responses is correct, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(pass_at_k.evaluate_pass_at_k(config), config)
-
-
-def evaluate_kl(config: KLConfig) -> None:
-    """Print the KL of a policy to a reference, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(policies.evaluate_kl(config), config)
-
-
-def evaluate_perplexity(config: PerplexityConfig) -> None:
-    """Print the perplexity of a model on text, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(policies.evaluate_perplexity(config), config)
-
-
-def evaluate_tasks(config: TasksConfig) -> None:
-    """Print what a model reaches on benchmarks, and save it if ``config.output`` names a file."""
-    check_output(config)
-    report(tasks.evaluate_tasks(config), config)
+    report(MEASURES[type(config)](config), config)
 
 
 def plan_memory(config: PlanConfig) -> None:

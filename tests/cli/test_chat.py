@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.chat import Conversation, chat
-from heedful.configs.chat import ChatConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.tools import ChatConfig
 from heedful.data.chat import Renderer
 from heedful.errors import ConfigError
 from heedful.models.load import load_policy

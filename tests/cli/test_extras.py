@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from heedful.configs.checks import LABEL_EXTRA
+from heedful.configs.settings import LABEL_EXTRA
 
 
 @pytest.fixture

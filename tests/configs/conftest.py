@@ -2,10 +2,6 @@
 
 import pytest
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.chat import ChatConfig
-from heedful.configs.demo import DemoConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
@@ -13,10 +9,9 @@ from heedful.configs.evaluate import (
     PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
+    TasksConfig,
     WinRateConfig,
 )
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
 from heedful.configs.label import BackupConfig, NewProjectConfig, RestoreConfig
 from heedful.configs.label_data import (
     CorrectConfig,
@@ -27,8 +22,8 @@ from heedful.configs.label_data import (
     WithdrawConfig,
 )
 from heedful.configs.label_server import InviteConfig, LabelServeConfig
-from heedful.configs.merge import MergeConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.plan import (
     PlanA2CConfig,
     PlanDPOConfig,
@@ -39,18 +34,19 @@ from heedful.configs.plan import (
     PlanRewardConfig,
     PlanSFTConfig,
 )
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.push import PushConfig
-from heedful.configs.report import ReportConfig
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.rounds import RoundConfig, SimulateConfig
-from heedful.configs.runs import RunsConfig
-from heedful.configs.sample import SampleConfig
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.serve_policy import ServePolicyConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.tasks import TasksConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.tools import (
+    ChatConfig,
+    DemoConfig,
+    MergeConfig,
+    PushConfig,
+    ReportConfig,
+    RunsConfig,
+    SampleConfig,
+    ServePolicyConfig,
+    TinyConfig,
+)
 from heedful.configs.tracking import TrackConfig
 
 RUN = {"model": "模型", "data": "数据.jsonl", "output": "运行/一"}

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from heedful.configs.evaluate import BestOfNConfig, KLConfig, WinRateConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.merge import MergeConfig
+from heedful.configs.offline import RewardConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.parse import parse, to_yaml
-from heedful.configs.paths import PATHS, REWARDS
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.report import ReportConfig
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.settings import PATHS, REWARDS
+from heedful.configs.tools import MergeConfig, ReportConfig
 from heedful.errors import ConfigError
 
 NO_PATHS = {

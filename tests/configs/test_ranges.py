@@ -10,10 +10,6 @@ import typing
 import pytest
 
 from heedful.cli import COMMANDS
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.chat import ChatConfig
-from heedful.configs.demo import DemoConfig
-from heedful.configs.dpo import DPOConfig
 from heedful.configs.evaluate import (
     AccuracyConfig,
     BestOfNConfig,
@@ -23,17 +19,11 @@ from heedful.configs.evaluate import (
     ScoresConfig,
     WinRateConfig,
 )
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.merge import MergeConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.ranges import Range
-from heedful.configs.report import ReportConfig
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.scoring import ServeRewardConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.settings import Range
+from heedful.configs.tools import ChatConfig, DemoConfig, MergeConfig, ReportConfig, TinyConfig
 from heedful.errors import ConfigError
 
 NAN, INFINITE = math.nan, math.inf

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from heedful.configs.offline import SFTConfig
 from heedful.configs.parse import parse
-from heedful.configs.sft import SFTConfig
 
 LAUGH = (
     "a: &a ["

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from heedful.configs.evaluate import PerplexityConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
 from heedful.data.loading import load_split
 from heedful.errors import DataError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.configs.demo import DemoConfig
+from heedful.configs.tools import DemoConfig
 from heedful.demo.pipeline import run_demo
 
 pytestmark = pytest.mark.exhaustive

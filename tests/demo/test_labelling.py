@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from heedful.configs.demo import DemoConfig
 from heedful.configs.label_server import InviteConfig
+from heedful.configs.tools import DemoConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo import labelling, pipeline
 from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning

@@ -15,12 +15,11 @@ from rich.cells import cell_len
 
 from heedful import faults
 from heedful.cli import main
-from heedful.configs.demo import DemoConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.tools import DemoConfig
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.data.loading import load_split
 from heedful.demo import story

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from heedful.chat import chat
-from heedful.configs.chat import ChatConfig
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, PerplexityConfig, ScoresConfig
-from heedful.configs.sample import SampleConfig
+from heedful.configs.tools import ChatConfig, SampleConfig
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.kernels import device

@@ -6,8 +6,7 @@ import os
 import pytest
 
 from heedful.cli import main
-from heedful.configs.evaluate import PerplexityConfig
-from heedful.configs.tasks import TasksConfig
+from heedful.configs.evaluate import PerplexityConfig, TasksConfig
 from heedful.errors import ConfigError
 from heedful.evaluate.output import LARGEST_RESULT, check_output, report
 

@@ -11,9 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.cli import main
-from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, WinRateConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.tasks import TasksConfig
+from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, TasksConfig, WinRateConfig
+from heedful.configs.offline import SFTConfig
 from heedful.core import mean_interval, share_interval
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_demonstrations, read_prompts

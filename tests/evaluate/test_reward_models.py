@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.core import share_interval
 from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from heedful.configs.lora import LoRAOptions
+from heedful.configs.options import LoRAOptions
 from heedful.kernels.head_logprobs import head_logprobs
 from heedful.kernels.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
 from heedful.kernels.sampling_copy import inference_copy

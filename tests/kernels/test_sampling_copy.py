@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.kernels.sampling_copy import PackedLinear, inference_copy, pack_linears
 from heedful.models.load import load_policy
 from heedful.models.lora import add_adapters

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from heedful.configs.lora import LoRAOptions
-from heedful.configs.options import SamplingOptions
+from heedful.configs.options import LoRAOptions, SamplingOptions
 from heedful.kernels.sampling_copy import inference_copy
 from heedful.kernels.stored import in_float32, store_matrices
 from heedful.kernels.tied_gradient import TiedMatrix

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedConfig
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.errors import DataError
 from heedful.models import shape
 from heedful.models.shape import context_length

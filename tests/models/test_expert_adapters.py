@@ -8,8 +8,8 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM as Auto
 from transformers import GraniteMoeConfig, JambaConfig, MixtralConfig, Qwen3MoeConfig
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import GRPOConfig
 from heedful.errors import ConfigError
 from heedful.kernels.layout import hidden_states
 from heedful.kernels.sampling_copy import same_weights

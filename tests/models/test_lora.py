@@ -18,8 +18,8 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from heedful.configs.merge import MergeConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.tools import MergeConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.sampling_copy import same_weights

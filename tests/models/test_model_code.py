@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
 from heedful import hub
-from heedful.configs.trust import TrustOptions
+from heedful.configs.options import TrustOptions
 from heedful.data import read_records
 from heedful.errors import CheckpointError, DataError
 from heedful.models.load import load_causal_lm

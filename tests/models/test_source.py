@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.lora import LoRAOptions
+from heedful.configs.options import LoRAOptions
 from heedful.errors import CheckpointError
 from heedful.models import adapters as adapters_module
 from heedful.models import source as source_module

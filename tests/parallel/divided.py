@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import GRPOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.packing import can_pack
 from heedful.kernels.sampling_copy import as_sampled

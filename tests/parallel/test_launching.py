@@ -15,8 +15,8 @@ import yaml
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
+from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.ppo import PPOConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "recipes" / "launch"

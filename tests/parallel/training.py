@@ -21,8 +21,8 @@ from mutants import planted
 from transformers import PreTrainedModel
 
 import heedful
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.offline import KTOConfig
+from heedful.configs.online import OnlineDPOConfig
 from heedful.kernels.device import DTYPES
 from heedful.models.tiny import make_tiny_model
 from heedful.parallel import ranks

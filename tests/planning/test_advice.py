@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.plan import PlanGRPOConfig, PlanPPOConfig, PlanSFTConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.planning.memory import GB, Lengths, plan_of
 from heedful.planning.report import plan_report, what_fits

@@ -5,12 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.lora import LoRAOptions
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
+from heedful.configs.options import LoRAOptions
 from heedful.kernels import attention, head_logprobs, last_mlp
 from heedful.models import value_model
 from heedful.models.load import load_policy

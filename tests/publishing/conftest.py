@@ -7,10 +7,7 @@ import threading
 import pytest
 import torch
 
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.train.dpo import train_dpo
 from heedful.train.kto import train_kto
 from heedful.train.reward import train_reward

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from heedful.cli import main
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.push import PushConfig
+from heedful.configs.offline import DPOConfig
+from heedful.configs.online import OnlineDPOConfig
+from heedful.configs.tools import PushConfig
 from heedful.publishing.card import Form, card, paths_in, public, read_facts
 
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load import load_reward_model

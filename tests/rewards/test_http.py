@@ -15,7 +15,7 @@ import pytest
 
 from heedful import faults
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report

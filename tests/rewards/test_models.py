@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.errors import ConfigError, RewardError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate

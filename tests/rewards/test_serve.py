@@ -10,7 +10,7 @@ import torch
 
 from heedful.cli import main
 from heedful.configs.evaluate import ScoresConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import MachineError, RewardError
 from heedful.evaluate.policies import evaluate_scores

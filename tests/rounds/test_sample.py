@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.configs.sample import SampleConfig
+from heedful.configs.tools import SampleConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.rounds.sample import sample
 

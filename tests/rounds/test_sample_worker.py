@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from heedful.configs.sample import SampleWorkerConfig
+from heedful.configs.tools import SampleWorkerConfig
 from heedful.rounds.sample_worker import serve
 
 REQUESTS = [

@@ -19,8 +19,8 @@ from transformers import (
     RwkvConfig,
 )
 
+from heedful.configs.offline import SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.configs.sft import SFTConfig
 from heedful.errors import CheckpointError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.layout import hidden_states

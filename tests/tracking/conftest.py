@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.train.sft import train_sft
 
 CLIENT = """

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from heedful import faults
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer

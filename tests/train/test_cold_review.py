@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.configs.demo import DemoConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.demo import folder as demo_folder
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import complete_or_absent

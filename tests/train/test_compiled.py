@@ -7,7 +7,7 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.compiled import compile_layers, repeated_layers
 from heedful.kernels.sampling_copy import inference_copy

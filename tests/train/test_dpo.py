@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import core
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, SFTConfig
 from heedful.data.chat import Renderer
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, DataError

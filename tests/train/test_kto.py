@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful import core
-from heedful.configs.kto import KTOConfig
+from heedful.configs.offline import KTOConfig
 from heedful.data.chat import Renderer
 from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ import pytest
 
 from heedful.cli import main
 from heedful.configs.evaluate import WinRateConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.evaluate.policies import evaluate_win_rate
 from heedful.train.online.engine import train_ppo
 

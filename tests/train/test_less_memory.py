@@ -5,11 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from heedful.cli import main
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.errors import ConfigError
 from heedful.models.load import load_policy
 from heedful.models.shape import load_shape

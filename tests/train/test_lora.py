@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.data.collate import collate
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, TrainingError

@@ -14,14 +14,8 @@ import torch
 from torch import nn
 
 from heedful.cli import main
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.data.out_of_memory import Room
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.models.load import load_reward_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from heedful import faults, hub
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.errors import ConfigError, MachineError
 from heedful.rewards import Reward
 from heedful.train import run_folder

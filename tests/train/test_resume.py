@@ -11,13 +11,8 @@ import pytest
 import torch
 
 from heedful import faults
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.train.checkpoints import read_state
 from heedful.train.dpo import train_dpo
 from heedful.train.early_stopping import EarlyStopping

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import RewardConfig
 from heedful.core import pairwise_reward_loss
 from heedful.data.chat import RewardInputs
 from heedful.data.rankings import RankingRows

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from heedful.configs.evaluate import AccuracyConfig
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import RewardConfig
 from heedful.data.chat import RewardInputs
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError

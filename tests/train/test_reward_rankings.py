@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import RewardConfig
 from heedful.core import pairwise_reward_loss, ranking_reward_loss
 from heedful.core.agreement import agreement, ordered_pairs
 from heedful.data.chat import RewardInputs

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.errors import ConfigError, DataError
 from heedful.models.load import load_causal_lm
 from heedful.train import run_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.scoring import RewardOptions
 from heedful.data.collate import collate
 from heedful.models.load import load_policy, load_reward_model

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import Example
 from heedful.data.schemas import read_demonstrations

@@ -13,14 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.cli import main
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import CheckpointError, TrainingError
 from heedful.models.save import check_finite
 from heedful.train import dpo, kto, reward, sft

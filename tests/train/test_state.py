@@ -6,14 +6,8 @@ import math
 import pytest
 import torch
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.train import dpo, kto, reward, sft
 from heedful.train.online import online_dpo
 from heedful.train.online.experience import collect

@@ -6,13 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.data.chat import Renderer
 from heedful.errors import DataError
 from heedful.models.load import load_reward_model

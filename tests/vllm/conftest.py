@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import GRPOConfig
 from heedful.data.chat import Renderer
 from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy

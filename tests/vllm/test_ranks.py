@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import GRPOConfig
 from heedful.configs.parse import to_yaml
 from heedful.train.online.engine import train_grpo
 

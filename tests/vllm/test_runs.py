@@ -8,10 +8,8 @@ import pytest
 
 from heedful import faults
 from heedful.cli import main
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.configs.parse import to_yaml
-from heedful.configs.ppo import PPOConfig
 from heedful.errors import ConfigError
 from heedful.sampling.vllm import servers
 from heedful.train.online.engine import train_grpo, train_ppo

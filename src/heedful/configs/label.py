@@ -4,13 +4,11 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
-from heedful.configs.checks import flag
-from heedful.configs.ranges import FRACTION, NOT_NEGATIVE, SEED, Range
-from heedful.configs.settings import Settings
+from heedful.configs.settings import FRACTION, NOT_NEGATIVE, SEED, Range, Settings, flag
 from heedful.errors import ConfigError
 
 Task = Literal["pair", "ranking", "rating", "demonstration", "correction", "chat"]
@@ -164,7 +162,7 @@ class NewProjectConfig(ProjectSettings):
     """Seed of the order of answers on the screen, of which items overlap, and of when repeats come. Without this flag it
     is random, so that nobody can work out which answer on the screen is which model's."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -183,7 +181,7 @@ class BackupConfig(Settings):
     """Folder to make: a copy that is a project of its own, such as on another disk. By default the backup is a file in
     PROJECT/backups, where the last five are kept."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -203,7 +201,7 @@ class RestoreConfig(Settings):
     """Backup to begin with: a file, or a folder that heedful label backup --output made. By default the newest one in
     PROJECT/backups. What can still be read of the damaged database is added to it."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from heedful.configs.label import Task
-from heedful.configs.ranges import BELOW_ONE, Range
-from heedful.configs.settings import Settings
+from heedful.configs.settings import BELOW_ONE, Range, Settings
 from heedful.errors import ConfigError
 
 PROJECT = ("project",)
@@ -41,7 +40,7 @@ class ImportConfig(Settings):
     preview: bool = False
     """Only say what would be added."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    POSITIONAL = PROJECT
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -78,7 +77,7 @@ class ExportConfig(Settings):
     overwrite: bool = False
     """Replace the folder if it holds an earlier export and nothing else."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    POSITIONAL = PROJECT
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -96,7 +95,7 @@ class StatsConfig(Settings):
     output: Path | None = None
     """Also write all statistics to this JSON file."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    POSITIONAL = PROJECT
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -121,7 +120,7 @@ class ListConfig(Settings):
     limit: Annotated[int, Range(at_least=1)] = 50
     """Show at most N labels."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    POSITIONAL = PROJECT
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -145,7 +144,7 @@ class CorrectConfig(Settings):
     by: str = ""
     """The owner who corrects, by id or name. By default the first one."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project", "label")
+    POSITIONAL = ("project", "label")
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -171,7 +170,7 @@ class WithdrawConfig(Settings):
     reason: str = ""
     """Why. It is kept with the event."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = PROJECT
+    POSITIONAL = PROJECT
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:

@@ -2,15 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from heedful.configs.checks import refuse
-from heedful.configs.options import MachineOptions, SamplingOptions
-from heedful.configs.ranges import NOT_NEGATIVE, POSITIVE, Range
-from heedful.configs.settings import Settings
-from heedful.configs.template import TemplateOptions
-from heedful.configs.trust import TrustOptions
+from heedful.configs.options import MachineOptions, SamplingOptions, TemplateOptions, TrustOptions
+from heedful.configs.settings import NOT_NEGATIVE, POSITIVE, Range, Settings, refuse
 from heedful.errors import ConfigError
 
 EVERY_INTERFACE = ("0.0.0.0", "::")
@@ -47,7 +43,7 @@ class LabelServeConfig(SamplingOptions, TemplateOptions, TrustOptions, MachineOp
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows that --policy has in memory at a time."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -91,7 +87,7 @@ class InviteConfig(Settings):
     url: str = "http://127.0.0.1:8765"
     """Where people reach the server: the beginning of the link."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:

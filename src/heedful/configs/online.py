@@ -1,20 +1,434 @@
-"""Settings of learning from rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these."""
+"""Settings of learning from rewards of the policy's own responses. PPO, A2C and GRPO are presets: other defaults of these.
+
+A new advantage estimator is an entry in `ESTIMATORS` and its name in `Advantage`; its function is in
+`heedful.train.online.advantages`. A new surrogate is a name in `PolicyLoss` and a function in `heedful.core.surrogates`.
+"""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
-from heedful.configs.checks import changed, multiple, refuse
-from heedful.configs.critic import HEAD_LEARNING_RATE, CriticOptions
-from heedful.configs.importance import ImportanceOptions
-from heedful.configs.lora import ReferenceOptions
-from heedful.configs.options import SamplingOptions, TrainingOptions
-from heedful.configs.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE
-from heedful.configs.sampler import SamplerOptions
+from heedful.configs.options import ReferenceOptions, SamplingOptions, TrainingOptions
 from heedful.configs.scoring import RewardOptions
-from heedful.configs.settings import Settings
+from heedful.configs.settings import (
+    BELOW_ONE,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    Settings,
+    changed,
+    multiple,
+    refuse,
+)
 from heedful.errors import ConfigError
 from heedful.redact import redact
 from heedful.types import MicroBatch
+
+Advantage = Literal["gae", "group", "group-mean", "leave-one-out", "batch-mean", "reinforce++"]
+PolicyLoss = Literal["clip", "a2c", "cispo"]
+Ratio = Literal["token", "sequence", "sequence-mean"]
+KLKind = Literal["k1", "k2", "k3", "weighted-k3"]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """What an advantage estimator needs, and what it can make use of."""
+
+    critic: bool = False
+    """It takes values off the rewards."""
+    per_token: bool = False
+    """It uses rewards at the tokens that they fall on; others see one number per response."""
+    compares: Literal["prompt", "batch"] | None = None
+    """Among which responses it compares: those to one prompt, or the whole rollout batch."""
+
+
+ESTIMATORS = {
+    "gae": Estimator(critic=True, per_token=True),
+    "group": Estimator(compares="prompt"),
+    "group-mean": Estimator(compares="prompt"),
+    "leave-one-out": Estimator(compares="prompt"),
+    "batch-mean": Estimator(compares="batch"),
+    "reinforce++": Estimator(per_token=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOptions(Settings):
+    """Advantage, surrogate, average and KL penalty."""
+
+    SECTION = "algorithm"
+
+    advantage: Advantage = "gae"
+    """How good a response was. gae: rewards against a critic's values (PPO). group: score minus the mean of the responses to
+    its prompt, over their standard deviation (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the
+    mean of the others (RLOO). batch-mean: minus the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1.
+    reinforce++: the rewards to come at each token, without a critic (heedful ppo --advantage reinforce++)."""
+    gamma: Annotated[float, FRACTION] = 1.0
+    """Discount factor per token."""
+    gae_lambda: Annotated[float, FRACTION] = 0.95
+    """Trades bias against variance of the advantages: 1 trusts rewards, 0 trusts values."""
+    whiten_rewards: bool = False
+    """Scale the per-token rewards of a batch to variance 1."""
+    whiten_advantages: bool = True
+    """Shift and scale the advantages of a batch to mean 0 and variance 1."""
+
+    action: Literal["token", "response"] = "token"
+    """What one action is for a critic: each token, or the whole response, with one advantage and one probability ratio; its
+    value is that of the prompt, so gamma and gae-lambda do not apply."""
+    policy_loss: PolicyLoss = "clip"
+    """What is maximised. clip: PPO's clipped surrogate. a2c: advantage times log-prob, without a ratio, so one optimizer
+    step per rollout batch. cispo: the same times the clipped ratio as a fixed weight, so that tokens beyond the bounds
+    still learn."""
+    ratio: Ratio = "token"
+    """What is clipped: each token's probability ratio, the response's (one action; RLOO), or the response's geometric mean
+    (GSPO, which clips at about 3e-4)."""
+    aggregate: Literal["token", "sequence", "fixed"] = "token"
+    """How the loss is averaged. token: over all tokens (PPO, DAPO). sequence: over responses, of each one's mean over its
+    tokens (GRPO). fixed: the sum over responses * max-new-tokens (Dr. GRPO)."""
+    clip_range: Annotated[float, POSITIVE] = 0.2
+    """How far the probability ratio may move before its gradient stops."""
+    clip_range_high: Annotated[float | None, POSITIVE] = None
+    """How far the ratio may rise, if that is not clip-range (DAPO: 0.28)."""
+    dual_clip: Annotated[float | None, Range(above=1)] = None
+    """Above 1: a bad action counts at most this many times its advantage, however much likelier it became. None is off."""
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Bonus on the policy's entropy. Raising it keeps responses diverse."""
+    target_entropy: Annotated[float | None, POSITIVE] = None
+    """Mean entropy per token, in nats, that the bonus holds: entropy-coef is only where it starts, then it rises while
+    policy/entropy is below this, and is off while it is above. Set it if the entropy collapses. None keeps entropy-coef."""
+    entropy_step: Annotated[float, POSITIVE] = 0.005
+    """How far the coefficient moves in one step towards target-entropy. Raising it reacts sooner and overshoots more."""
+    approx_kl_limit: Annotated[float | None, POSITIVE] = None
+    """Once policy/approx_kl of a minibatch is above this, neither it nor the rest of the rollout batch is learned from. None
+    is off."""
+
+    kl_coef: Annotated[float, NOT_NEGATIVE] = 0.05
+    """KL penalty coefficient. Raising it keeps the text closer to the reference."""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """Where the KL penalty goes: off the rewards, or into the loss with its gradient, averaged as the loss is."""
+    kl_kind: KLKind | None = None
+    """Estimator of the penalty. In the reward k1 makes the return score minus kl-coef times KL. In the loss k2 has the
+    gradient of the KL in expectation and k3 is GRPO's; k1's gradient is zero in expectation there. weighted-k3, only in the
+    loss (DeepSeek-V3.2): k3 times the probability ratio, which has k2's gradient in a rollout batch's first update, and the
+    gradient of the KL also in later ones. None: k1 in the reward, k3 in the loss."""
+    kl_target: Annotated[float | None, POSITIVE] = None
+    """KL in nats per response that kl-coef is steered to. None keeps kl-coef fixed."""
+    kl_horizon: Annotated[int, POSITIVE] = 10_000
+    """Time constant of the KL controller, in responses. Raising it makes it slower."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """What the advantage needs."""
+        return ESTIMATORS[self.advantage]
+
+    @property
+    def surrogate(self) -> tuple[str, str]:
+        """Key of `heedful.core.surrogates.SURROGATES`: the policy loss, and what one action is for it."""
+        return self.policy_loss, "sequence" if self.action == "response" and self.ratio == "token" else self.ratio
+
+    @property
+    def kl_estimate(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the penalty; `is_kl_weighted` says whether the ratio multiplies it."""
+        if self.kl_kind == "weighted-k3":
+            return "k3"
+        return self.kl_kind or ("k1" if self.kl_in == "reward" else "k3")
+
+    @property
+    def is_kl_weighted(self) -> bool:
+        """Whether the probability ratio multiplies the penalty."""
+        return self.kl_kind == "weighted-k3"
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether the entropy may have a gradient in some step."""
+        return self.entropy_coef > 0 or self.target_entropy is not None
+
+    def check(self) -> None:
+        super().check()
+        self._check_advantage()
+        self._check_surrogate()
+        self._check_kl()
+        if self.target_entropy is None and changed(self, "entropy_step"):
+            raise ConfigError(
+                f"--entropy-step {self.entropy_step:g} belongs to --target-entropy, which is not set; add it"
+            )
+
+    def _check_advantage(self) -> None:
+        if not self.estimator.per_token:
+            refuse(
+                self,
+                *("gamma", "whiten_rewards"),
+                because=f"is about rewards per token, but --advantage {self.advantage} compares whole responses; leave it "
+                "out, or use --advantage gae (heedful ppo, a2c)",
+            )
+        if not self.estimator.critic:
+            refuse(
+                self,
+                *("gae_lambda", "action"),
+                because=f"is about a critic's values, and --advantage {self.advantage} has none; leave it out, or use "
+                "--advantage gae (heedful ppo, a2c)",
+            )
+        if self.action == "response":
+            refuse(
+                self,
+                *("gamma", "gae_lambda"),
+                because="spreads rewards over tokens, but with --action response the response is one action; leave out one "
+                "of the two",
+            )
+
+    def _check_surrogate(self) -> None:
+        if self.policy_loss == "a2c":
+            refuse(
+                self,
+                *("ratio", "clip_range", "clip_range_high", "dual_clip", "approx_kl_limit"),
+                because="is about the probability ratio, which --policy-loss a2c does not have; leave it out, or use "
+                "--policy-loss clip (heedful ppo, grpo)",
+            )
+        if self.policy_loss == "cispo":
+            refuse(
+                self,
+                *("ratio", "action", "dual_clip"),
+                because="does not go with --policy-loss cispo, which weighs each token by its own clipped ratio; leave it "
+                "out, or use --policy-loss clip (heedful ppo, grpo)",
+            )
+        if self.ratio != "token" and self.estimator.per_token and self.action == "token":
+            raise ConfigError(
+                f"--ratio {self.ratio} has one ratio per response, but --advantage {self.advantage} gives each token an "
+                "advantage of its own; add --action response, or an advantage that compares responses (heedful grpo)"
+            )
+        if self.surrogate[1] != "token" and changed(self, "aggregate"):
+            raise ConfigError(
+                f"--aggregate {self.aggregate} averages tokens, but --ratio {self.surrogate[1]} has one ratio per response; "
+                "leave out one of the two"
+            )
+
+    def _check_kl(self) -> None:
+        if self.kl_in == "loss" and self.kl_estimate == "k1":
+            raise ConfigError(
+                "--kl-in loss does not go with --kl-kind k1, whose gradient is zero in expectation: add --kl-kind k2, "
+                "--kl-kind k3 or --kl-kind weighted-k3"
+            )
+        if self.kl_in == "reward" and self.is_kl_weighted:
+            raise ConfigError(
+                "--kl-in reward does not go with --kl-kind weighted-k3, whose ratio is 1 when rewards are computed: add "
+                "--kl-kind k1, or --kl-in loss"
+            )
+        if self.advantage == "group" and self.kl_in == "reward" and self.kl_coef:
+            raise ConfigError(
+                "--kl-in reward does not go with --advantage group: dividing by the group's standard deviation takes the "
+                "meaning out of --kl-coef; add --advantage group-mean, or --advantage leave-one-out"
+            )
+        if self.ratio != "token" and self.kl_in == "loss" and self.kl_coef:
+            raise ConfigError(
+                f"--ratio {self.ratio} has no penalty per token in its loss; add --kl-in reward, or --kl-coef 0"
+            )
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ConfigError(
+                "--kl-target steers --kl-coef by factors, which cannot move it away from 0; set --kl-coef above 0"
+            )
+        if self.kl_target is None and changed(self, "kl_horizon"):
+            raise ConfigError(f"--kl-horizon {self.kl_horizon} belongs to --kl-target, which is not set; add it")
+
+
+Importance = Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceOptions(ObjectiveOptions):
+    """How tokens are weighed that something else than the policy drew."""
+
+    SECTION = "algorithm"
+
+    importance: Importance = "none"
+    """Multiply each token's objective by the ratio of policy to sampler probability. Set it with top-k or top-p, or if
+    rollout/sampler_mismatch is large. token-truncate: each token's ratio, at most importance-high (TIS). token-mask: a
+    token whose ratio is outside importance-low and importance-high counts 0 (IcePop: 0.5 and 5); with top-k or top-p and no
+    importance-low no ratio is above 1, so it is token-truncate. sequence-truncate, sequence-mask: the same with the ratio
+    of the whole response."""
+    importance_low: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Smallest ratio that still counts, for token-mask and sequence-mask."""
+    importance_high: Annotated[float, POSITIVE] = 2.0
+    """Largest weight; a larger ratio is cut down to it, or counts 0 with token-mask and sequence-mask."""
+    importance_normalise: bool = False
+    """Divide the weights by their mean over the rollout batch. With top-k or top-p none is above 1, and those of a long
+    response (sequence-) are next to nothing: by this the gradient keeps its size."""
+
+    def check(self) -> None:
+        super().check()
+        if self.importance == "none":
+            refuse(
+                self,
+                *("importance_low", "importance_high", "importance_normalise"),
+                because="belongs to --importance, which is none; add --importance sequence-truncate, or leave it out",
+            )
+        if self.importance.endswith("truncate"):
+            refuse(
+                self,
+                "importance_low",
+                because=f"leaves tokens out, but --importance {self.importance} only cuts weights down; use --importance "
+                "token-mask or sequence-mask, or leave it out",
+            )
+        if self.importance_low >= self.importance_high:
+            raise ConfigError(
+                f"--importance-low {self.importance_low:g} is not below --importance-high {self.importance_high:g}, so no "
+                "token would count; IcePop has 0.5 and 5"
+            )
+        if self.importance.startswith("token") and self.surrogate[1] != "token":
+            whole = f"--ratio {self.ratio}" if self.ratio != "token" else f"--action {self.action}"
+            raise ConfigError(
+                f"--importance {self.importance} weighs single tokens, but with {whole} a whole response is one action; use "
+                f"--importance {self.importance.replace('token', 'sequence')}"
+            )
+
+
+HEAD_LEARNING_RATE = 1e-3
+"""A value head starts from nothing and is small: it wants a far larger rate than a trained network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions(ObjectiveOptions):
+    """Which network the critic is, and how it learns."""
+
+    SECTION = "algorithm"
+
+    critic: Literal["shared", "separate", "reward"] = "shared"
+    """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
+    starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""
+    value_model: str | None = None
+    """Where a separate critic starts from. None is the policy's model."""
+    value_epochs: Annotated[int, POSITIVE] = 2
+    """Passes of the value head over a rollout batch (shared critic). They cost next to nothing: the trunk has no pass."""
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """How much the value loss also pulls the trunk, beside the policy loss (shared critic). 0 leaves it to the policy."""
+    value_clip_range: Annotated[float | None, POSITIVE] = 0.2
+    """How far values may move from the old ones before their gradient stops. None is off."""
+    value_learning_rate: Annotated[float | None, POSITIVE] = None
+    """Learning rate of the critic. None is 1e-3 for a value head (shared), and learning-rate for a network of its own."""
+    critic_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
+    """First steps in which only the critic learns (of a shared one: only the value head)."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.estimator.critic:
+            refuse(
+                self,
+                *(
+                    "critic",
+                    "value_model",
+                    "value_epochs",
+                    "value_coef",
+                    "value_clip_range",
+                    "value_learning_rate",
+                    "critic_warmup_steps",
+                ),
+                because=f"belongs to a critic, and --advantage {self.advantage} has none; leave it out, or use --advantage "
+                "gae (heedful ppo, a2c)",
+            )
+        if self.value_model is not None and self.critic != "separate":
+            raise ConfigError("--value-model belongs to a separate critic: add --critic separate")
+        if self.critic != "shared":
+            refuse(
+                self,
+                *("value_coef", "value_epochs"),
+                because=f"is about a value head on the policy's trunk, but with --critic {self.critic} the critic has a "
+                "network of its own; leave it out, or set --value-learning-rate",
+            )
+        if self.policy_loss == "a2c" and self.critic != "shared":
+            refuse(
+                self,
+                "value_clip_range",
+                because="bounds how far values move in an update, but --policy-loss a2c makes one step, before which they "
+                "have not moved; leave it out, or use --policy-loss clip (heedful ppo)",
+            )
+
+
+PREFIX = "vllm:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerOptions(Settings):
+    """Where responses are sampled. Without a sampler, in this process."""
+
+    SECTION = "server"
+
+    sampler: tuple[str, ...] = ()
+    """vLLM servers that draw the responses, as vllm:http://HOST:PORT; several share them. heedful serve-policy starts one.
+    None: this process draws them."""
+    sampler_weights: Literal["folder", "nccl"] = "folder"
+    """How a server gets the weights after each step. folder: it reads a folder that the trainer writes. nccl: from GPU to
+    GPU, which needs vLLM in this environment too, and a server that heedful serve-policy started with --nccl."""
+    sampler_folder: Path | None = None
+    """The folder for the weights, which the servers must see under the same path. None: a temporary one of this machine; name
+    one on a shared file system if a server is on another machine or in a container."""
+    sampler_sleep: bool = False
+    """Servers sleep, and leave their GPU's memory to the trainer, except while they sample. For servers on the trainer's GPU,
+    started with heedful serve-policy --sleep, which get their weights through a folder."""
+    sampler_concurrency: Annotated[int, POSITIVE] = 128
+    """Most responses in flight at a time to each server."""
+    sampler_timeout: Annotated[float, POSITIVE] = 600.0
+    """Seconds for one response, or for loading weights. Raise it for long responses or large models."""
+    sampler_retry_minutes: Annotated[float, NOT_NEGATIVE] = 10.0
+    """How long servers that fail are asked again before the run ends (and can be resumed). A response that one lost is drawn
+    by the others meanwhile. At the start of a new run it is 10 seconds."""
+    sampler_token_env: str | None = None
+    """Environment variable with a token that is sent to the servers (vLLM's --api-key)."""
+
+    @property
+    def sampler_addresses(self) -> tuple[str, ...]:
+        """http://HOST:PORT of each server."""
+        return tuple(
+            one.strip().removeprefix(PREFIX).rstrip("/") for part in self.sampler for one in part.split(",") if one
+        )
+
+    def check(self) -> None:
+        super().check()
+        if not self.sampler:
+            refuse(
+                self,
+                *("sampler_weights", "sampler_folder", "sampler_sleep", "sampler_concurrency", "sampler_timeout"),
+                *("sampler_retry_minutes", "sampler_token_env"),
+                because="belongs to --sampler, which is not set; add --sampler vllm:http://HOST:PORT, or leave it out",
+            )
+            return
+        for part in self.sampler:
+            for one in part.split(","):
+                _check_address(one.strip())
+        if len(set(self.sampler_addresses)) < len(self.sampler_addresses):
+            raise ConfigError(f"--sampler names a server twice: {' '.join(self.sampler)}; name each once")
+        if self.sampler_folder is not None and self.sampler_weights == "nccl":
+            raise ConfigError("--sampler-folder belongs to --sampler-weights folder; leave out one of the two")
+        if self.sampler_weights == "nccl" and self.sampler_sleep:
+            raise ConfigError(
+                "--sampler-weights nccl does not go with --sampler-sleep: a server that sleeps is on the trainer's GPU, and "
+                "NCCL sends nothing from a GPU to itself; use --sampler-weights folder, or leave out --sampler-sleep"
+            )
+        if self.sampler_token_env is not None and (not self.sampler_token_env or "=" in self.sampler_token_env):
+            raise ConfigError(
+                f"--sampler-token-env must be the name of an environment variable, got {self.sampler_token_env!r}"
+            )
+
+
+def _check_address(one: str) -> None:
+    """Refuse what is not vllm:http://HOST:PORT. Raises ConfigError."""
+    form = "write vllm:http://HOST:PORT, such as vllm:http://127.0.0.1:8000"
+    if not one.startswith(PREFIX):
+        raise ConfigError(f"--sampler {one!r} is not a sampler; {form}")
+    try:
+        parts = urlsplit(one.removeprefix(PREFIX))
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--sampler {one!r} is not an address: {error}; {form}") from error
+    if not is_good or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigError(f"--sampler {one!r}: {form}, without a path")
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"--sampler: the address of {parts.hostname} holds a user or password, which would be written down; use "
+            "--sampler-token-env"
+        )
+
 
 CORRECT = "add --importance token-truncate"
 
@@ -412,4 +826,109 @@ class OnlineConfig(CriticOptions, ImportanceOptions, RolloutConfig):
             raise ConfigError(
                 f"--reference {self.reference} would be read by nothing: --kl-coef 0 puts no price on KL, and nothing is "
                 "held out to measure it on; leave it out, set --kl-coef above 0, or set --eval-fraction or --eval-data"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnlineConfig):
+    """PPO: improve a policy against a reward while it stays near its reference."""
+
+    algorithm: ClassVar[str] = "ppo"
+    """The command, and the name of its runs."""
+
+    kl_kind: KLKind | None = "k1"
+    """Estimator of the penalty. In the reward k1: the return is then score minus kl-coef times KL. In the loss k2 (its
+    gradient is the KL's in expectation), k3 (GRPO's) or weighted-k3 (k3 times the probability ratio: in expectation the KL's
+    gradient, also in a rollout batch's later updates); k1's gradient is zero in expectation there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(PPOConfig):
+    """A2C: improve a policy against a reward with one unclipped step per rollout batch."""
+
+    algorithm: ClassVar[str] = "a2c"
+    """The command, and the name of its runs."""
+
+    policy_loss: PolicyLoss = "a2c"
+    """a2c: advantage times log-prob, without a ratio, so one optimizer step per rollout batch. clip: PPO's clipped
+    surrogate."""
+    ppo_epochs: Annotated[int, POSITIVE] = 1
+    """Passes over a rollout batch; more than one needs policy-loss clip."""
+    minibatch_size: Annotated[int, NOT_NEGATIVE] = 0
+    """Responses per optimizer step. 0 is the whole rollout batch."""
+    value_clip_range: Annotated[float | None, POSITIVE] = None
+    """How far values may move from the old ones before their gradient stops. None is off."""
+
+    def __post_init__(self) -> None:
+        if self.minibatch_size == 0:
+            object.__setattr__(self, "minibatch_size", self.rollout_batch_size)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(OnlineConfig):
+    """GRPO: several responses to each prompt, each judged against the others; by flags RLOO, Dr. GRPO, DAPO, GSPO,
+    REINFORCE."""
+
+    algorithm: ClassVar[str] = "grpo"
+    """The command, and the name of its runs."""
+
+    samples_per_prompt: Annotated[int, POSITIVE] = 8
+    """Responses to each prompt: a group. rollout-batch-size counts them all."""
+    ppo_epochs: Annotated[int, POSITIVE] = 1
+    """Passes over a rollout batch. More epochs reuse each batch more; watch policy/approx_kl."""
+    advantage: Advantage = "group"
+    """How good a response was. group: score minus the mean of the responses to its prompt, over their standard deviation
+    (GRPO). group-mean: without the division (Dr. GRPO). leave-one-out: minus the mean of the others (RLOO). batch-mean: minus
+    the mean of the rollout batch (REINFORCE); samples-per-prompt may be 1. gae: rewards against a critic's values (PPO)."""
+    whiten_advantages: bool = False
+    """Shift and scale the advantages of a batch to mean 0 and variance 1."""
+    aggregate: Literal["token", "sequence", "fixed"] = "sequence"
+    """How the loss is averaged. sequence: over responses, of each one's mean over its tokens (GRPO). token: over all tokens
+    (PPO, DAPO). fixed: the sum over responses * max-new-tokens (Dr. GRPO)."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """Where the KL penalty goes: into the loss with its gradient, averaged as the loss is, or off the score of the response
+    (RLOO; not with advantage group)."""
+    kl_coef: Annotated[float, NOT_NEGATIVE] = 0.04
+    """KL penalty coefficient. Raising it keeps the text closer to the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineDPOConfig(RolloutConfig):
+    """Online DPO: several responses of the policy to each prompt, of which the reward prefers the best to the worst."""
+
+    algorithm: ClassVar[str] = "online-dpo"
+    """The command, and the name of its runs."""
+    samples_per_prompt: Annotated[int, POSITIVE] = 2
+    """Responses to each prompt; the best and the worst make a pair. rollout-batch-size counts them all."""
+    minibatch_size: Annotated[int, POSITIVE] = 64
+    """Responses per optimizer step, so minibatch-size / samples-per-prompt pairs."""
+    ppo_epochs: Annotated[int, POSITIVE] = 1
+    """Passes over a rollout batch."""
+    loss: Literal["sigmoid", "ipo", "ipo-sum", "hinge"] = "sigmoid"
+    """Which loss. sigmoid: DPO. ipo: a squared distance to a margin of 1 / (2 beta) nats per token, which does not push
+    certain pairs for ever; ipo-sum: per response, as in the paper. hinge: SLiC."""
+    beta: Annotated[float, POSITIVE] = 0.1
+    """Strength of the pull to the reference. Raising it keeps the policy closer."""
+
+    @property
+    def needs_old_pass(self) -> bool:
+        """The loss has no ratio: only metrics need it, and only the first update's pass can give them."""
+        return not self.makes_one_update
+
+    @property
+    def kl_price(self) -> float:
+        return self.beta
+
+    def check(self) -> None:
+        super().check()
+        if self.samples_per_prompt < 2:
+            raise ConfigError(
+                f"--samples-per-prompt is {self.samples_per_prompt}, but a pair needs two responses to one prompt; make it "
+                "at least 2"
+            )
+        if self.minibatch_size % self.samples_per_prompt:
+            raise ConfigError(
+                f"--minibatch-size {self.minibatch_size} is not a multiple of --samples-per-prompt "
+                f"{self.samples_per_prompt}: responses to one prompt are learned from together"
             )

@@ -1,18 +1,228 @@
 """Groups of settings that several commands share."""
 
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from heedful.configs.lora import MemoryOptions
-from heedful.configs.ranges import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range
-from heedful.configs.settings import Settings
-from heedful.configs.sharding import ShardOptions
-from heedful.configs.template import TemplateOptions
+from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SEED, Range, Settings, flag, refuse
 from heedful.configs.tracking import TrackingOptions
-from heedful.configs.trust import TrustOptions
 from heedful.errors import ConfigError
 from heedful.types import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustOptions(Settings):
+    """Whether Python code that comes with a model may run."""
+
+    SECTION = "model and data"
+
+    trust_remote_code: bool = False
+    """Run the Python code in model folders (auto_map in config.json), which may do whatever you may do: read it first. Only
+    for folders on this machine: models by name never run code. For models that transformers does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions(Settings):
+    """How conversations are rendered. What is set here becomes the default of the template that a trainer saves."""
+
+    SECTION = "model and data"
+
+    chat_template: str = ""
+    """Chat template in place of the model's own: plain, or a Jinja file. Trainers save it with the model."""
+    thinking: Literal["default", "on", "off"] = "default"
+    """Switch the thinking of a chat template on or off, if it has a switch (enable_thinking or thinking). default leaves it
+    to the template: Qwen3's then thinks. Trainers save it with the model."""
+    chat_template_kwargs: str = ""
+    """Other variables of the chat template, as a JSON object such as '{"reasoning_effort": "low"}'. Trainers save them with
+    the model."""
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What ``chat_template_kwargs`` says. Raises ConfigError if it is not a JSON object."""
+        if not self.chat_template_kwargs.strip():
+            return {}
+        try:
+            variables = json.loads(self.chat_template_kwargs, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"--chat-template-kwargs is not JSON: {error}: {self.chat_template_kwargs!r:.80}; write an object such as "
+                + """'{"reasoning_effort": "low"}'"""
+            ) from error
+        if not isinstance(variables, dict):
+            raise ConfigError(
+                f"--chat-template-kwargs must be a JSON object of names and values, got {self.chat_template_kwargs!r:.80}"
+            )
+        return variables
+
+    def check(self) -> None:
+        super().check()
+        _ = self.template_variables
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAOptions(Settings):
+    """Low-rank adapters (Hu et al. 2021): the model stays as it is, and the product of two thin matrices is learned."""
+
+    SECTION = "optimisation"
+
+    lora_rank: Annotated[int, NOT_NEGATIVE] = 0
+    """Rank of LoRA adapters; 0 trains every weight instead. Raising it lets more be learned, for more memory."""
+    lora_alpha: Annotated[float | None, POSITIVE] = None
+    """The adapters' product is multiplied by lora-alpha / lora-rank. None is twice the rank, so a factor of 2."""
+    lora_targets: str = "all-linear"
+    """What gets adapters: all-linear (every linear layer below the output head, experts too), or ends of names, such as
+    q_proj,v_proj."""
+
+    def check(self) -> None:
+        super().check()
+        if not all(part.strip() for part in self.lora_targets.split(",")):
+            raise ConfigError(
+                f"--lora-targets must be all-linear or names with commas between, got {self.lora_targets!r}"
+            )
+        self.check_belongs_to_lora("lora_alpha", None)
+        self.check_belongs_to_lora("lora_targets", "all-linear")
+
+    def check_belongs_to_lora(self, field: str, default: Any) -> None:
+        """Refuse a setting of adapters if there are none. Raises ConfigError."""
+        if not self.lora_rank and getattr(self, field) != default:
+            raise ConfigError(f"{flag(field)} belongs to adapters: add --lora-rank, such as --lora-rank 16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(LoRAOptions):
+    """Other ways to need less memory."""
+
+    SECTION = "optimisation"
+
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input and recompute the rest in the backward pass: less memory, about a third slower."""
+    optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
+    """adamw-8bit keeps Adam's two moments in 8 bits: needs a GPU and pip install "heedful[gpu]"."""
+    optimizer_device: Literal["same", "cpu"] = "same"
+    """cpu keeps the optimizer's moments in main memory and makes its steps there: slower, for 8 bytes less on the GPU per
+    trained weight. For a run on a GPU."""
+    weights_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 stores trained matrices, and their gradients, in half the memory. Steps are rounded at random, so that small
+    ones count on average; results are a little noisier. Needs products in bfloat16 (--dtype)."""
+    quantize: Literal["none", "4bit"] = "none"
+    """4bit keeps the frozen weights under the adapters in 4 bits (QLoRA): needs a GPU and pip install "heedful[gpu]"."""
+
+    def check(self) -> None:
+        super().check()
+        if self.quantize != "none" and not self.lora_rank:
+            raise ConfigError(
+                f"--quantize {self.quantize} freezes the model's weights: add --lora-rank, such as --lora-rank 16"
+            )
+        if self.optimizer != "adamw":
+            for field, default in (("optimizer_device", "same"), ("weights_dtype", "float32")):
+                if getattr(self, field) != default:
+                    raise ConfigError(
+                        f"{flag(field)} {getattr(self, field)} does not go with --optimizer {self.optimizer}, whose steps "
+                        "are made on the GPU and rounded to the nearest number; leave out one of the two"
+                    )
+        if self.weights_dtype != "float32" and self.lora_rank:
+            raise ConfigError(
+                f"--weights-dtype {self.weights_dtype} is about trained matrices, and with --lora-rank these are small "
+                "adapters, which stay in float32; leave out one of the two (on a GPU the frozen weights are in half "
+                "precision anyway)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(Settings):
+    """The frozen model that a policy is compared with, and where it is kept."""
+
+    SECTION = "model and data"
+
+    reference: str | None = None
+    """Frozen model that the policy is compared with. None is the policy as it starts."""
+    reference_device: Literal["same", "cpu"] = "same"
+    """same: beside the policy. cpu: in main memory, and computed there, which is slower and leaves the GPU to the policy."""
+
+    def check(self) -> None:
+        super().check()
+        if self.reference_device == "cpu" and getattr(self, "lora_rank", None) and self.reference is None:
+            raise ConfigError(
+                "--reference-device cpu moves nothing here: with --lora-rank the reference is the policy's own weights "
+                "without the adapters; leave it out, or name another model with --reference"
+            )
+
+
+UNSHARDED = {
+    "compile": (False, "compiled layers are untried on divided weights"),
+    "quantize": ("none", "4-bit weights cannot be divided"),
+    "optimizer": (
+        "adamw",
+        "its 8-bit moments cannot be divided; with --shard full each rank has only its part of AdamW's",
+    ),
+    "reference_device": ("same", "the reference is divided among the ranks too"),
+    "cuda_graphs": (False, "a recording needs weights that stay in one place, and whole ones are there only to sample"),
+    "sampler_weights": ("folder", "rank 0 puts whole weights together in main memory, and NCCL sends what a GPU holds"),
+    "dtype": ("float32", "float16 needs scaled gradients, which are untried on divided weights; use --dtype bfloat16"),
+}
+"""What does not go with --shard full, by field: the value that does, and why others do not (of dtype: only float16)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions(Settings):
+    """How the ranks of a run (torchrun --nproc-per-node N -m heedful ...) hold its models."""
+
+    SECTION = "devices"
+
+    shard: Literal["none", "full"] = "none"
+    """none: every rank holds whole models, the fastest if they fit. full: each holds a part of every weight, gradient and
+    moment (PyTorch's FSDP2), and so of memory, for more traffic between ranks; the numbers stay the same. In one process it
+    changes nothing."""
+    replicas: Annotated[int, POSITIVE] = 1
+    """With --shard full: how many times the ranks together hold the models. Set it to the number of machines, so that each
+    holds them whole and only sums of gradients travel between machines."""
+    sync_every: Literal["step", "micro-batch"] = "step"
+    """With --shard full: when gradients are summed over the ranks and divided. step: once per optimizer step, in its last
+    micro-batch; until then each rank holds the gradients of whole weights. micro-batch: each time, for the least memory and
+    the most traffic."""
+
+    def check(self) -> None:
+        super().check()
+        if self.shard == "none":
+            refuse(self, "replicas", "sync_every", because="belongs to --shard full; add it, or leave this out")
+            return
+        for name, (fits, reason) in UNSHARDED.items():
+            value: Any = getattr(self, name, fits)
+            if value != fits and (name != "dtype" or value == "float16"):
+                given = flag(name) if value is True else f"{flag(name)} {value}"
+                raise ConfigError(f"{given} does not go with --shard full: {reason}; leave out one of the two")
+
+
+def check_ranks(config: Any, ranks: int) -> None:
+    """Refuse more ranks than an optimizer step has rows: some would never have any. Refuse ``replicas`` that do not divide
+    them. Raises ConfigError."""
+    check_replicas(config.replicas, ranks)
+    per_row = 1
+    if isinstance(per_prompt := getattr(config, "samples_per_prompt", 1), int) and not hasattr(config, "surrogate"):
+        per_row = per_prompt
+    for name in ("batch_size", "minibatch_size"):
+        rows = getattr(config, name, None)
+        if rows is not None and math.ceil(rows / per_row) < ranks:
+            raise ConfigError(
+                f"{ranks} ranks, but a step has {rows // per_row} rows to divide among them ({flag(name)} {rows}): "
+                f"raise it to at least {ranks * per_row}, or start at most {rows // per_row} ranks"
+            )
+
+
+def check_replicas(replicas: int, ranks: int) -> None:
+    """The ranks can hold the models so many times. Raises ConfigError."""
+    if ranks % replicas:
+        divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
+        raise ConfigError(
+            f"--replicas {replicas} does not divide the {ranks} ranks; choose one of {', '.join(divisors)}, or start a "
+            f"multiple of {replicas} ranks"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +267,6 @@ class CheckpointOptions(Settings):
 
     def check(self) -> None:
         super().check()
-        object.__setattr__(self, "output", Path(self.output))
         object.__setattr__(self, "allow_change", tuple(name.strip("-").replace("-", "_") for name in self.allow_change))
         for name in self.allow_change:
             if not hasattr(self, name) and name != "models":

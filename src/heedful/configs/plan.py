@@ -5,17 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.configs.options import ShardOptions, check_ranks
 from heedful.configs.parse import read_yaml_flags
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.ranges import POSITIVE
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.sharding import ShardOptions, check_ranks
+from heedful.configs.settings import POSITIVE
 from heedful.errors import ConfigError
 from heedful.files import read_object
 

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from heedful.configs.options import MachineOptions, SamplingOptions
-from heedful.configs.ranges import FRACTION, POSITIVE, SEED, Range
+from heedful.configs.options import MachineOptions, SamplingOptions, TrustOptions
 from heedful.configs.scoring import RewardOptions
-from heedful.configs.trust import TrustOptions
+from heedful.configs.settings import FRACTION, POSITIVE, SEED, Range
 from heedful.errors import ConfigError
 
 
@@ -56,7 +55,7 @@ class RoundConfig(SamplingOptions, TrustOptions, MachineOptions):
     micro_batch_size: Annotated[int, POSITIVE] = 32
     """Rows in memory at a time, in sampling and measuring."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:
@@ -99,7 +98,7 @@ class SimulateConfig(RewardOptions, MachineOptions):
     seed: Annotated[int, SEED] = 0
     """Seed of the errors."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("project",)
+    POSITIONAL = ("project",)
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from heedful.configs.checks import refuse
-from heedful.configs.ranges import NOT_NEGATIVE
-from heedful.configs.settings import Settings
+from heedful.configs.settings import NOT_NEGATIVE, Settings, refuse
 from heedful.errors import ConfigError
 
 Tracker = Literal["wandb", "trackio", "mlflow", "swanlab"]
@@ -68,7 +66,7 @@ class TrackConfig(Settings):
     wait: Annotated[float, NOT_NEGATIVE] = 600.0
     """Seconds after which to give up."""
 
-    POSITIONAL: ClassVar[tuple[str, ...]] = ("run", "to")
+    POSITIONAL = ("run", "to")
     """Settings whose values may stand first, without their flags."""
 
     def check(self) -> None:

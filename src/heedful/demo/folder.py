@@ -7,8 +7,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from heedful.configs.demo import DemoConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.demo.world import write_world
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, in_words, write_json

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from heedful.configs.demo import DemoConfig
 from heedful.configs.label import ProjectSettings
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sample import SampleConfig
+from heedful.configs.online import PPOConfig
+from heedful.configs.tools import DemoConfig, SampleConfig
 from heedful.data import read_prompts, split_by_prompt
 from heedful.demo.folder import LABELS
 from heedful.demo.judge import gold_score

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo.judge import gold_judge
 from heedful.demo.readable import unreadable

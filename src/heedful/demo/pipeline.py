@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 
-from heedful.configs.demo import DemoConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
-from heedful.configs.tiny import TinyConfig
+from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo import story
 from heedful.demo.folder import LABELS, STAGES, check_output, drop_replaced, make_beginning

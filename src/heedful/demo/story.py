@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.configs.demo import DemoConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import RewardConfig, SFTConfig
+from heedful.configs.online import PPOConfig
+from heedful.configs.tools import DemoConfig
 from heedful.demo.measure import SAMPLES_FOR_RARE
 from heedful.demo.world import FLAW_WEIGHTS
 

@@ -6,9 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.evaluate import EvaluationOptions
+from heedful.configs.evaluate import EvaluationOptions, TasksConfig
 from heedful.configs.parse import plain_value
-from heedful.configs.tasks import TasksConfig
 from heedful.display import Screen, harmless, print_table
 from heedful.errors import ConfigError
 from heedful.files import blocking_file, to_json, write_text

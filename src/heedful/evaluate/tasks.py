@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from heedful.configs.tasks import TasksConfig
+from heedful.configs.evaluate import TasksConfig
 from heedful.errors import ConfigError, DataError, HeedfulError, MachineError
 from heedful.kernels.device import resolve_device, resolve_dtype
 from heedful.models.load import load_policy

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from heedful.configs.lora import LoRAOptions
+from heedful.configs.options import LoRAOptions
 from heedful.errors import ConfigError
 from heedful.kernels.device import HALF
 from heedful.models.adapters import ADAPTER

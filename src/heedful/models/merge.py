@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from heedful.configs.merge import MergeConfig
+from heedful.configs.tools import MergeConfig
 from heedful.errors import CheckpointError, ConfigError
 from heedful.files import blocking_file, complete_or_absent
 from heedful.models.adapters import read_adapter_config, whole_weights

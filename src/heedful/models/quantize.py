@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
-from heedful.configs.lora import MemoryOptions
+from heedful.configs.options import MemoryOptions
 from heedful.errors import ConfigError
 from heedful.models.lora import expert_parameters
 from heedful.models.source import resolve

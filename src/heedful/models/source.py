@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig
 
-from heedful.configs.trust import TrustOptions
+from heedful.configs.options import TrustOptions
 from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.files import read_object
 from heedful.hub import is_download, local_model

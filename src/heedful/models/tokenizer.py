@@ -10,8 +10,7 @@ from jinja2 import meta, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from heedful.configs.template import TemplateOptions
-from heedful.configs.trust import TrustOptions
+from heedful.configs.options import TemplateOptions, TrustOptions
 from heedful.errors import CheckpointError, ConfigError
 from heedful.models.settings_files import check_eos
 from heedful.models.shape import context_length

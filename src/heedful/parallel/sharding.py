@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from heedful.configs.sharding import check_replicas
+from heedful.configs.options import check_replicas
 from heedful.errors import ConfigError
 from heedful.parallel.ranks import complete, is_first, size
 

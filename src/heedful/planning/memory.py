@@ -21,12 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.kto import KTOConfig
-from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from heedful.configs.online import OnlineConfig, OnlineDPOConfig, RolloutConfig
 from heedful.planning.shapes import Shape
 
 Trainer = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
 
-from heedful.configs.checks import flag
 from heedful.configs.online import RolloutConfig
 from heedful.configs.plan import OnlinePlanOptions, PlanConfig
+from heedful.configs.settings import flag
 from heedful.errors import ConfigError
 from heedful.planning.memory import GB, Lengths, Plan, ShapeOf, Trainer, plan_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from heedful.configs.paths import PATHS, REWARDS
-from heedful.configs.push import REPOSITORY, PushConfig
+from heedful.configs.settings import PATHS, REWARDS
+from heedful.configs.tools import REPOSITORY, PushConfig
 from heedful.errors import DataError
 from heedful.files import read_object
 from heedful.redact import redact

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.push import PushConfig
+from heedful.configs.tools import PushConfig
 from heedful.errors import CheckpointError, ConfigError, DataError, HeedfulError, MachineError
 from heedful.evaluate.curves import figure_of, read_run
 from heedful.files import blocking_file, complete_or_absent, read_object, to_json

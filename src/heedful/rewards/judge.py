@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from heedful.configs.checks import is_visible_ascii, refuse
-from heedful.configs.judging import KEY, JudgeOptions
-from heedful.configs.scoring import RewardOptions
+from heedful.configs.scoring import KEY, JudgeOptions, RewardOptions
+from heedful.configs.settings import is_visible_ascii, refuse
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.rewards.http import Endpoint, NoAnswerError, Requests, all_of, check_url

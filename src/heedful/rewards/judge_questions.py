@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heedful.configs.judging import JudgeMode
+from heedful.configs.scoring import JudgeMode
 from heedful.errors import ConfigError
 from heedful.rewards.results import OneScore, Problem, Share
 from heedful.rewards.rules import response_text

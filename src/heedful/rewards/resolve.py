@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from heedful.configs.checks import is_visible_ascii, refuse
 from heedful.configs.scoring import RewardOptions
+from heedful.configs.settings import is_visible_ascii, refuse
 from heedful.errors import ConfigError, RewardError
 from heedful.models.source import resolve
 from heedful.redact import redact

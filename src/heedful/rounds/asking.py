@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.configs.rounds import RoundConfig
-from heedful.configs.sample import SampleConfig
 from heedful.configs.scoring import RewardOptions
+from heedful.configs.tools import SampleConfig
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
 from heedful.errors import DataError

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.checks import flag
 from heedful.configs.parse import plain_value
 from heedful.configs.rounds import RoundConfig
 from heedful.configs.scoring import RewardOptions
+from heedful.configs.settings import flag
 from heedful.errors import ConfigError, DataError
 from heedful.files import to_json, write_text
 from heedful.label.project import Project

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from heedful.configs.sample import AnswerOptions, SampleConfig
+from heedful.configs.tools import AnswerOptions, SampleConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
 from heedful.data.loading import encode_prompts, encoded_prompt, read_usable

@@ -2,7 +2,7 @@
 
     python -m heedful.rounds.sample_worker FILE.yaml
 
-FILE.yaml holds the settings of `heedful.configs.sample.SampleWorkerConfig`. The first line on standard output is
+FILE.yaml holds the settings of `heedful.configs.tools.SampleWorkerConfig`. The first line on standard output is
 ``{"ready": {"models": [...]}}``, or ``{"error": sentence}`` if the models cannot be loaded. Then, for each line
 
     {"id": 1, "prompts": [...], "answers": 2}
@@ -19,7 +19,7 @@ import sys
 from typing import IO, Any
 
 from heedful.configs.parse import parse
-from heedful.configs.sample import SampleWorkerConfig
+from heedful.configs.tools import SampleWorkerConfig
 from heedful.data.messages import read_conversation
 from heedful.data.readers import fault_in, parse_json
 from heedful.errors import DataError, HeedfulError

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from heedful.configs.evaluate import KLConfig, WinRateConfig
+from heedful.configs.offline import RewardConfig
+from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse, read_yaml_flags
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.reward_model import RewardConfig
 from heedful.configs.rounds import RoundConfig
 from heedful.data.messages import read_conversation
 from heedful.data.splits import split_by_prompt

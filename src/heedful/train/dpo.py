@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.dpo import DPOConfig
+from heedful.configs.offline import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.core.policy_losses import Metrics
 from heedful.data.batch_order import BatchOrder

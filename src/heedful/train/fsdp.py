@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch
 
-from heedful.configs.sharding import ShardOptions
+from heedful.configs.options import ShardOptions
 from heedful.errors import ConfigError
 from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from heedful import core
-from heedful.configs.kto import KTOConfig
+from heedful.configs.offline import KTOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text

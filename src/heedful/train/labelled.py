@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from heedful.configs.kto import KTOConfig
+from heedful.configs.offline import KTOConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal
 from heedful.data.loading import encode_responses

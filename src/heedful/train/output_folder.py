@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.configs.checks import flag
 from heedful.configs.options import RunOptions
+from heedful.configs.settings import flag
 from heedful.errors import ConfigError
 from heedful.faults import hit
 from heedful.files import blocking_file, read_object, read_record

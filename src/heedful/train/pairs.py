@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from heedful.configs.dpo import DPOConfig
+from heedful.configs.offline import DPOConfig
 from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, Refusal, if_equal

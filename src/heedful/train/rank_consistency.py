@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from heedful.configs.options import RunOptions
-from heedful.configs.sharding import check_ranks
+from heedful.configs.options import RunOptions, check_ranks
 from heedful.errors import TrainingError
 from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.reward_model import RewardConfig
+from heedful.configs.offline import RewardConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import if_equal, max_length

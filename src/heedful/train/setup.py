@@ -3,11 +3,8 @@
 import torch
 from transformers import PreTrainedModel
 
-from heedful.configs.dpo import DPOConfig
-from heedful.configs.kto import KTOConfig
+from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import RolloutConfig
-from heedful.configs.reward_model import RewardConfig
-from heedful.configs.sft import SFTConfig
 from heedful.errors import ConfigError
 from heedful.kernels.compiled import check_compiler, compile_layers
 from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from heedful import core
+from heedful.configs.offline import SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.configs.sft import SFTConfig
 from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.collate import collate_padding_behind

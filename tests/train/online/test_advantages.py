@@ -5,8 +5,7 @@ import typing
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.objective import ESTIMATORS, Advantage
+from heedful.configs.online import ESTIMATORS, Advantage, GRPOConfig
 from heedful.train.online.advantages import ADVANTAGES, Rewards
 
 

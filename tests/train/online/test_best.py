@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online import OnlineConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineConfig, OnlineDPOConfig, PPOConfig
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
 from heedful.errors import ConfigError
 from heedful.rewards import Reward

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import critic_metrics

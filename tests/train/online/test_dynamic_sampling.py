@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError, RewardError
 from heedful.train.online.dynamic_sampling import draw, draw_untied
 from heedful.train.online.engine import train_grpo

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, PPOConfig
 from heedful.errors import ConfigError, RewardError
 from heedful.models.load import load_causal_lm
 from heedful.models.policy import Policy

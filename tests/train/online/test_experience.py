@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.models.policy import freeze
 from heedful.rewards import Reward

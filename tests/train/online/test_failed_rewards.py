@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.configs.a2c import A2CConfig
 from heedful.configs.evaluate import BestOfNConfig, ScoresConfig, WinRateConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.core import RunningScoreNorm
 from heedful.errors import RewardError
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores, evaluate_win_rate

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import CheckpointError, ConfigError, TrainingError
 from heedful.models.tiny import make_tiny_model
 from heedful.train.online.engine import train_grpo, train_ppo

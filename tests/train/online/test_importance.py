@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError
 from heedful.sampling.draw import filter_logits
 from heedful.train.online.engine import train_grpo, train_ppo

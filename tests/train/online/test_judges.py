@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
-from heedful.configs.sft import SFTConfig
+from heedful.configs.offline import SFTConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.demo.judge import gold_judge
 from heedful.demo.world import instructions
 from heedful.errors import ConfigError

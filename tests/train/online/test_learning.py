@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, PPOConfig
 from heedful.core.surrogates import SURROGATES
 from heedful.train.online.engine import train_online
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.core.score_norm import ScoreNorm
 from heedful.errors import ConfigError
 from heedful.train.online.engine import train_grpo, train_ppo

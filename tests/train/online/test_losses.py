@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.objective import ESTIMATORS, PolicyLoss, Ratio
+from heedful.configs.online import ESTIMATORS, GRPOConfig, PolicyLoss, Ratio
 from heedful.core.surrogates import SURROGATES
 
 A2C = {"policy_loss": "a2c", "ppo_epochs": 1}

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import core
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import TrainingError
 from heedful.models.tiny import make_tiny_model
 from heedful.rewards import Ensemble, Reward

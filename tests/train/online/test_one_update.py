@@ -5,10 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError
 from heedful.train.online import engine, online_dpo
 from heedful.train.online.evaluation import sample_rows

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.online import OnlineDPOConfig
 from heedful.errors import ConfigError
 from heedful.train.metric_sums import MetricSums
 from heedful.train.online.online_dpo import accumulate, best_and_worst, learn, train_online_dpo

@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.configs.a2c import A2CConfig
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError, RewardError
 from heedful.models.tiny import make_tiny_model
 from heedful.train.online import engine, online_dpo

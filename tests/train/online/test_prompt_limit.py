@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.errors import ConfigError, DataError
 from heedful.train.online.engine import train_online
 from heedful.train.online.online_dpo import train_online_dpo

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import GRPOConfig
 from heedful.rewards import Reward
 from heedful.rewards.results import Measured, Share
 from heedful.train.online.dynamic_sampling import draw_untied

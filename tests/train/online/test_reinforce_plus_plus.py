@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import PPOConfig
 from heedful.errors import ConfigError
 from heedful.train.online.advantages import ADVANTAGES, Rewards
 from heedful.train.online.engine import train_ppo

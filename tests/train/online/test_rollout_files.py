@@ -9,9 +9,7 @@ import torch
 from datasets import load_dataset
 
 from heedful import faults
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online_dpo import OnlineDPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
 from heedful.data.chat import Renderer
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.online.engine import train_grpo, train_ppo

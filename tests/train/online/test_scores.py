@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.core import ScoreNorm
 from heedful.errors import ConfigError, RewardError
 from heedful.models.load import load_causal_lm

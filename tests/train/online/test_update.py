@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful import core
-from heedful.configs.grpo import GRPOConfig
+from heedful.configs.online import GRPOConfig
 from heedful.data.collate import Batch
 from heedful.errors import TrainingError
 from heedful.models.value_model import ValueHead

@@ -179,7 +179,7 @@ def _policy(config: LabelServeConfig, project: Project) -> Iterator[tuple[Policy
 
 
 def _worker_settings(config: LabelServeConfig) -> str:
-    """Write the settings of the worker's process as YAML (`heedful.configs.sample.SampleWorkerConfig`)."""
+    """Write the settings of the worker's process as YAML (`heedful.configs.tools.SampleWorkerConfig`)."""
     own = {
         "project",
         "host",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.configs.serve_policy import ServePolicyConfig
+from heedful.configs.tools import ServePolicyConfig
 from heedful.errors import ConfigError
 from heedful.sampling.vllm.server import SUPPORTED
 

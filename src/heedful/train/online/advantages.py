@@ -1,7 +1,7 @@
 """Advantage estimators: from a rollout batch's rewards to one advantage per token.
 
 `ADVANTAGES` is the table that ``--advantage`` chooses from. An entry is a function of `Rewards` and the settings, made of
-pure functions of `heedful.core`; what it needs is written in `heedful.configs.objective.ESTIMATORS`.
+pure functions of `heedful.core`; what it needs is written in `heedful.configs.online.ESTIMATORS`.
 """
 
 from collections.abc import Callable

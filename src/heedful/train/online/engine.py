@@ -9,9 +9,7 @@ and REINFORCE (Williams 1992) are the same loop. What differs is chosen from two
 from collections.abc import Sequence
 from typing import Any
 
-from heedful.configs.grpo import GRPOConfig
-from heedful.configs.online import OnlineConfig
-from heedful.configs.ppo import PPOConfig
+from heedful.configs.online import GRPOConfig, OnlineConfig, PPOConfig
 from heedful.rewards import Reward, RewardFunction
 from heedful.train.online.evaluation import evaluate, sample_rows
 from heedful.train.online.experience import collect

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.configs.online_dpo import OnlineDPOConfig
+from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
 from heedful.data.micro_batches import own_micro_batches
 from heedful.models.policy import TokenOutputs

@@ -1,13 +1,71 @@
-"""Settings of direct preference optimisation."""
+"""Settings of learning from given texts: SFT, reward models, DPO and its relatives, KTO."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from heedful.configs.checks import refuse
-from heedful.configs.lora import ReferenceOptions
-from heedful.configs.options import TrainingOptions
-from heedful.configs.ranges import FRACTION, NOT_NEGATIVE, POSITIVE
+from heedful.configs.options import ReferenceOptions, TrainingOptions
+from heedful.configs.settings import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, refuse
 from heedful.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions(TrainingOptions):
+    """How often given texts are learned from, and how long they may be."""
+
+    SECTION = "algorithm"
+
+    batch_size: Annotated[int, POSITIVE] = 32
+    """Texts per optimizer step."""
+    epochs: Annotated[float, POSITIVE] = 1
+    """Passes over the data."""
+    max_steps: Annotated[int | None, POSITIVE] = None
+    """Optimizer steps; overrides epochs."""
+    max_length: Annotated[int | None, POSITIVE] = None
+    """Longest prompt with response in tokens; None is the model's context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(EpochOptions):
+    """Supervised fine-tuning: learn to imitate demonstrations (or plain text)."""
+
+    model: str
+    """Language model to start from: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
+    batch_size: Annotated[int, POSITIVE] = 16
+    """Demonstrations per optimizer step."""
+    epochs: Annotated[float, POSITIVE] = 3
+    """Passes over the data."""
+    loss_on: Literal["response", "all"] = "response"
+    """Which tokens are learned: the response, or the prompt as well. all learns each conversation once, but for its first
+    token. Plain text is learned whole either way."""
+
+    lora_dropout: Annotated[float, BELOW_ONE] = 0.0
+    """Share of the adapters' inputs left out at random in each step. The other trainers have no dropout."""
+
+    def check(self) -> None:
+        super().check()
+        self.check_belongs_to_lora("lora_dropout", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(EpochOptions):
+    """Reward model: learn from pairs or longer rankings which responses people prefer."""
+
+    model: str
+    """Model to start from: the SFT model, any language model, or an encoder."""
+    batch_size: Annotated[int, POSITIVE] = 32
+    """Pairs, or rankings, per optimizer step."""
+    epochs: Annotated[float, POSITIVE] = 1
+    """Passes over the data. Reward models overfit after one."""
+    equal_pairs: Literal["error", "drop"] = "error"
+    """What to do with pairs whose chosen and rejected responses are equal (also after truncation), and with rankings that
+    prefer a response to an equal one."""
+    center_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Pull of the scores towards mean 0: coefficient of (chosen + rejected)^2. 0.01 is usual."""
+    label_smoothing: Annotated[float, FRACTION] = 0.0
+    """Share of labels assumed to be wrong. Raising it makes the model less sure."""
+    offset_data: str | None = None
+    """Demonstrations (sft's columns) that should score 0 on average: every saved model gets the offset that makes it so."""
+
 
 REFERENCE_FREE = ("simpo", "orpo")
 """Losses that compare the policy with nothing."""
@@ -16,7 +74,7 @@ SMOOTHED = ("sigmoid", "robust")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOConfig(ReferenceOptions, TrainingOptions):
+class DPOConfig(ReferenceOptions, EpochOptions):
     """DPO and its relatives: learn from pairs of responses directly, without a reward model and without sampling."""
 
     model: str
@@ -40,12 +98,6 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
     likely; 0.2 to 1 is usual. None: 1 with orpo, of which it is a part; else 0."""
     batch_size: Annotated[int, POSITIVE] = 32
     """Pairs per optimizer step."""
-    epochs: Annotated[float, POSITIVE] = 1
-    """Passes over the data."""
-    max_steps: Annotated[int | None, POSITIVE] = None
-    """Optimizer steps; overrides epochs."""
-    max_length: Annotated[int | None, POSITIVE] = None
-    """Longest prompt with response in tokens; None is the model's context."""
     equal_pairs: Literal["error", "drop"] = "error"
     """What to do with pairs whose chosen and rejected responses are equal (also after truncation)."""
     learning_rate: Annotated[float, POSITIVE] = 1e-6
@@ -107,4 +159,31 @@ class DPOConfig(ReferenceOptions, TrainingOptions):
                 self,
                 "target_margin",
                 because=f"belongs to --loss simpo, got --loss {self.loss}; leave out one of the two",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOConfig(ReferenceOptions, EpochOptions):
+    """KTO: learn from single responses that people called good or bad, without pairs, reward model and sampling."""
+
+    model: str
+    """Policy to start from, usually the SFT model: a folder in Hugging Face format, a Hub name, or modelscope:ORG/NAME."""
+    beta: Annotated[float, POSITIVE] = 0.1
+    """Strength of the pull to the reference. Raising it keeps the policy closer."""
+    desirable_weight: Annotated[float, POSITIVE] = 1.0
+    """What multiplies the loss of good responses. If they are few, raise it: weight times number is to be 1 to 1.5 times that
+    of the bad ones."""
+    undesirable_weight: Annotated[float, POSITIVE] = 1.0
+    """What multiplies the loss of bad responses. If they are few, raise it."""
+    batch_size: Annotated[int, POSITIVE] = 32
+    """Responses per optimizer step, at least 2. The KL to the reference is estimated on as many: small ones make it noisy."""
+    learning_rate: Annotated[float, POSITIVE] = 1e-6
+    """Peak learning rate."""
+
+    def check(self) -> None:
+        super().check()
+        if self.batch_size < 2:
+            raise ConfigError(
+                f"--batch-size is {self.batch_size}, but KTO takes the mean of a step's log-ratios for the KL to the "
+                "reference, and one is no mean; make it at least 2 (32 is usual). --micro-batch-size 1 saves the memory"
             )
