@@ -10,7 +10,7 @@ from pathlib import Path
 
 from heedful.data import read_records
 from heedful.errors import DataError, HeedfulError
-from heedful.rewards.rules import NUMBER
+from heedful.rewards.rules import WHOLE_NUMBER
 
 WORDS = 20
 
@@ -24,7 +24,7 @@ def windows(path: str) -> Iterator[str]:
         words = text.split()
         for start in range(0, len(words) - WORDS + 1, WORDS):
             window = " ".join(words[start : start + WORDS])
-            if NUMBER.search(window):
+            if WHOLE_NUMBER.search(window):
                 yield window
 
 

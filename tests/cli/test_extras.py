@@ -39,6 +39,7 @@ def test_what_serves_names_the_extra(without, words, what):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_everything_else_works_without_it(without, tmp_path):
     (tmp_path / "数据.jsonl").write_text('{"prompt": "问", "chosen": "好", "rejected": "坏"}\n' * 4, encoding="utf-8")
     for words in (

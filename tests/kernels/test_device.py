@@ -42,6 +42,7 @@ def has_mallopt():
     return os.name == "posix" and hasattr(ctypes.CDLL(None), "mallopt")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not has_mallopt(), reason="the C library is not glibc")
 def test_what_was_freed_is_used_again():
     assert faults(reuses=True) < 100

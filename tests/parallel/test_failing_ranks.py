@@ -68,6 +68,7 @@ def torchrun():
     return of
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_fails_beside_gpus_that_wait_ends_the_job(torchrun):
     """NCCL raises nothing in the others, and the end of its groups is a sum itself, for which nobody may wait: torchrun ends
     them once the one that failed has ended."""

@@ -73,6 +73,7 @@ def seldom(launched):
     return launched(SELDOM)
 
 
+@pytest.mark.exhaustive
 def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_then(two):
     """Each rank looks at its own parts, and all decide the same; [times put together, times written] after each batch."""
     for first, second in (found["for servers"] for found in two):

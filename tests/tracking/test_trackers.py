@@ -183,6 +183,7 @@ threading.Thread(target=time.sleep, args=[3600]).start()
 """
 
 
+@pytest.mark.exhaustive
 def test_a_client_that_hangs_does_not_keep_the_process_from_ending(plant, settings, tmp_path):
     """Neither in its thread, nor in a thread of its own, nor in what it does at the end of a process."""
     plant(init=AT_ITS_END.strip().replace("\n", "; "), log=HANG)

@@ -113,7 +113,7 @@ def test_the_noise_is_that_of_the_runs_seed():
     found = []
     for seed in (0, 0, 1):
         weight = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
-        options = TrainingOptions(data="d", output="o", weights_dtype="bfloat16", seed=seed)
+        options = TrainingOptions(model="m", data="d", output="o", weights_dtype="bfloat16", seed=seed)
         module = nn.ParameterList([weight])
         learn([weight], make_optimizer([(module, 1e-3)], options), 2)
         found.append(weight.detach())
@@ -140,5 +140,5 @@ def test_weights_without_gradients_stay():
     ],
 )
 def test_the_options_choose_the_optimizer(settings, kind):
-    made = make_optimizer([(nn.Linear(2, 2), 0.1)], TrainingOptions(data="d", output="o", **settings))
+    made = make_optimizer([(nn.Linear(2, 2), 0.1)], TrainingOptions(model="m", data="d", output="o", **settings))
     assert type(made) is kind

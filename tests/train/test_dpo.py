@@ -47,6 +47,7 @@ def settings(tmp_path, **changes):
     return DPOConfig(**{"model": "m", "data": "d", "output": tmp_path / "run", "dtype": "float32", **changes})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
 def test_learns_planted_preferences_on_held_out_pairs(tiny, planted, tmp_path, loss):
     """At the start policy and reference are one: h = 0, so the loss is log 2, 1 / (4 beta^2), or 1, and no pair is won."""

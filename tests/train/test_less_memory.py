@@ -36,6 +36,7 @@ def data(write):
     return {SFTConfig: write("texts", texts)} | dict.fromkeys((RewardConfig, DPOConfig), write("pairs", pairs))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_a_run_with_weights_in_bfloat16_learns_as_one_in_float32(kind, model, data, tmp_path):
     """The loss falls by nearly as much, and what is saved is in bfloat16 and loads in plain transformers."""

@@ -45,6 +45,7 @@ def assert_close(found, expected):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_failing_servers_change_nothing_of_what_is_learned(server, settings, tmp_path):
     """No row is lost or doubled, no group is cut, no row has another's score: every number of the run is the same."""
     train_grpo(settings(GRPOConfig, server(0)))

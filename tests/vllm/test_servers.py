@@ -83,6 +83,7 @@ def test_weights_are_given_when_they_change_and_only_then(one, policy, draw):
     assert [path.name for path in servers.folder.iterdir()] == ["v-000002"], "old weights are removed"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "faults",
     [

@@ -65,6 +65,7 @@ def test_every_task_that_shows_answers_asks(mei):
     assert rating["answer"] == {"rating": 7, "flags": [], "criteria": [{"helpful": 2, "诚实": "部分"}]}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_and_a_narrow_screen(mei, scheme):
     pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")

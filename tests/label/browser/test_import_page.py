@@ -11,6 +11,7 @@ def choose(owner, path, content):
     return owner.page.locator("#banner")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("wrong", "byte", "line"),
     [

@@ -98,6 +98,7 @@ def test_a_text_and_a_ranking_are_corrected(served):
     assert sorted(str(one.get("ranks", one.get("text"))) for one in said) == ["[3, 1, 3]", "更好"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_and_a_narrow_screen(served, scheme):
     label = next(one for one in served.project.labels() if one.item.task == "pair")

@@ -63,6 +63,7 @@ def test_shown_taken_over_and_sent(mei):
     assert "Suggested: Answer 2 is better" in owner.page.locator("#main").text_content()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("scheme", "name"), [("light", "Suggested"), ("dark", "建议")])
 def test_axe_and_a_narrow_screen(mei, scheme, name):
     pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")

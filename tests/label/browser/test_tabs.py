@@ -122,6 +122,7 @@ def set_visible(page, state):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("why", ["hidden", "blur"])
 def test_time_in_the_background_is_no_work(serve, item, why):
     mei = serve([item("rating", f"题 {i}", "答") for i in range(2)]).labeller()

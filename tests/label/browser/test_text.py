@@ -85,6 +85,7 @@ def test_a_key_shows_the_text_as_it_was_written_and_formatted_again(serve, item)
     assert "Text as written" in mei.page.locator("dialog .keys").inner_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("markdown", [False, True])
 @pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, {"width": 360, "height": 740}])
 def test_a_wide_table_is_scrolled_and_its_words_are_whole(serve, item, markdown, size):
@@ -98,6 +99,7 @@ def test_a_wide_table_is_scrolled_and_its_words_are_whole(serve, item, markdown,
         assert min(widths) > 70, "a word of twelve letters fits"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, {"width": 360, "height": 740}])
 @pytest.mark.parametrize("task", ["pair", "ranking", "rating", "correction"])
 def test_prompt_and_names_of_answers_stay_on_the_screen(serve, item, task, size):

@@ -59,6 +59,7 @@ def test_an_item_is_found_and_withdrawn_while_somebody_has_it(served):
     assert ada.item != before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_and_a_narrow_screen(served, scheme):
     pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")

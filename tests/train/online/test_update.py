@@ -44,6 +44,7 @@ def test_micro_batch_size_does_not_change_the_gradient_in_float32(
         assert distance(split, whole) < 1e-6
 
 
+@pytest.mark.exhaustive
 def test_a_limit_of_tokens_does_not_change_the_gradient(
     variant, make_learner, experience_of, moved, gradient, distance, passes
 ):
