@@ -20,7 +20,7 @@ from heedful.label.exporting import ExportOptions, export, export_project
 from heedful.label.identity import item_id
 from heedful.label.importing import ImportOptions, add, read_items, read_items_text
 from heedful.label.project import Project
-from heedful.label.records import Candidate, Event, Item, Labelled, Person
+from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
 from heedful.types import Prompt
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
@@ -164,7 +164,7 @@ def turns_of_chat(chat, *turns):
         said = [{"response": text, "source": {"model": f"m{i}"}} for i, text in enumerate(answers)]
         answer = {"messages": list(talk), "responses": said, "preferred": preferred, "strength": 4, "both_bad": False}
         content = {"item": chat, "answer": {**answer, "last": False}, "order": [1, 0], "seconds": 1, "flags": []}
-        yield Labelled(item, owner, Event(number + 1, f"{chat}{number}", "2026-01-01", "p1", "label", content))
+        yield LabelledItem(item, owner, Event(number + 1, f"{chat}{number}", "2026-01-01", "p1", "label", content))
         talk.append({"role": "assistant", "content": answers[preferred]})
 
 
@@ -416,7 +416,7 @@ def imported_labels(imported):
     person = Person("p2", "import", "annotator", "removed")
     for seq, item in enumerate(imported.items, 1):
         content = {"item": item.item_id, "answer": imported.answers[item.item_id], "seconds": None, "repeat": False}
-        yield Labelled(item, person, Event(seq, f"e{seq}", "", "p2", "label", content))
+        yield LabelledItem(item, person, Event(seq, f"e{seq}", "", "p2", "label", content))
 
 
 @pytest.mark.parametrize(

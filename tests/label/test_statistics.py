@@ -12,7 +12,7 @@ import heedful.label.statistics as module
 from heedful.errors import DataError
 from heedful.files import to_json
 from heedful.label.commands import report
-from heedful.label.records import Candidate, Event, Item, Labelled, Person
+from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
 from heedful.label.statistics import REFERENCES, read_scores, statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "labelling-statistics.md"
@@ -44,7 +44,7 @@ def says(person, item, answer, *, order=(0, 1), seconds=10.0, day="2026-03-01", 
     }
     content |= {"instructions": 0, "comment": "", "flags": []}
     number = next(NUMBERS)
-    return Labelled(
+    return LabelledItem(
         item, person, Event(number, f"e{number}", f"{day}T12:00:00.000Z", person.person_id, "label", content)
     )
 

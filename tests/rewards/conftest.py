@@ -11,7 +11,7 @@ import torch
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.rewards import Completion
 from heedful.rewards.score_request import longest_text
-from heedful.rewards.serve import END_SECONDS, Front, Requests, running, score_requests
+from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, running, score_requests
 from heedful.serving.connections import Server, bound
 from heedful.types import Message, Prompt
 
@@ -114,7 +114,7 @@ def serving():
 
     @contextlib.contextmanager
     def serve(reward, *, max_characters=None, token=None, **settings):
-        config, requests = ServeRewardConfig(**({"model": "m"} | settings)), Requests()
+        config, requests = ServeRewardConfig(**({"model": "m"} | settings)), RequestQueue()
         server = Server(
             Front(config, requests, token=token).application,
             most_connections=config.max_connections,

@@ -23,7 +23,7 @@ from heedful.rewards.judge_questions import (
     TIE,
     Case,
     Pairwise,
-    Ranking,
+    RankingMode,
     case_of,
     messages,
     read_better,
@@ -173,7 +173,7 @@ def test_a_pair_without_a_verdict_leaves_both_without_a_score():
 
 def test_ranks_become_scores():
     """1 for the best, 0 for the worst, the mean of its places for a tie; equal responses are shown once."""
-    group, mode = cases("a", "b", "c", "b"), Ranking("")
+    group, mode = cases("a", "b", "c", "b"), RankingMode("")
     (question,) = mode.questions(group)
     shown = [line for line in question.messages[1]["content"].split("\n") if line in ("a", "b", "c")]
     assert sorted(shown) == ["a", "b", "c"]
@@ -187,8 +187,8 @@ def test_ranks_become_scores():
 
 def test_places_in_a_ranking_do_not_follow_the_order_of_responses():
     """So a judge that favours a place favours no row of the batch."""
-    first = [str(Ranking("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"x{i}") for i in range(40)]
-    second = [str(Ranking("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"y{i}") for i in range(40)]
+    first = [str(RankingMode("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"x{i}") for i in range(40)]
+    second = [str(RankingMode("").questions(cases(f"x{i}", f"y{i}"))[0].messages[1]).find(f"y{i}") for i in range(40)]
     ahead = sum(a < b for a, b in zip(first, second, strict=True))
     assert 8 < ahead < 32
 
@@ -419,7 +419,7 @@ def test_records_of_one_prompt_with_other_columns_are_not_compared(answering, ju
     """Held-out records may repeat a prompt; what is right for the one is not right for the other."""
     server = answering(lambda count: chat("Ranking: 1 > 2"))
     reward = judge(server, judge_columns=("expected",)).function
-    reward.mode, reward.group_size = Ranking(""), 2
+    reward.mode, reward.group_size = RankingMode(""), 2
     asked = {"prompts": ["几月？"] * 2, "completions": ["1月", "2月"], "truncated": [False] * 2}
     assert reward(**asked, expected=["1月", "2月"]) == [None, None]
     assert server.requests == []

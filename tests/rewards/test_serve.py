@@ -21,7 +21,7 @@ from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
 from heedful.rewards.score_request import answer, longest_text
-from heedful.rewards.serve import ENDING, Requests, Waiting, running, score_requests
+from heedful.rewards.serve import ENDING, RequestQueue, Waiting, running, score_requests
 from heedful.serving.connections import Server, bound
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall
@@ -337,7 +337,7 @@ def test_memory_that_runs_out_costs_one_request(serving, capfd):
 )
 def test_a_gpu_that_has_failed_for_good_ends_the_server(error):
     """The request at hand is told to come back, when the server may be there again."""
-    requests, waiting = Requests(), Waiting(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
+    requests, waiting = RequestQueue(), Waiting(bytearray('{"prompts": ["问"], "completions": ["答"]}'.encode()))
     requests.add(waiting)
     with pytest.raises(MachineError, match=rf"the GPU can compute nothing .*{error}.*start the server again"):
         score_requests(requests, raises(error), max_characters=1000)
@@ -347,7 +347,7 @@ def test_a_gpu_that_has_failed_for_good_ends_the_server(error):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_death_of_the_thread_that_receives_requests_ends_the_scoring():
     """It would wait for ever."""
-    requests = Requests()
+    requests = RequestQueue()
     server = Server(None, most_connections=100, receive_seconds=1, end_seconds=1)
     listening = bound("127.0.0.1", 0)
     listening.close()

@@ -49,7 +49,7 @@ FOR_FEW_LABELS = "--kl-coef=0.3"
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """The configurations of the random model and the three stages, as the commands would parse them."""
 
     tiny: TinyConfig
@@ -90,7 +90,9 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     return summary
 
 
-def _train_and_measure(console: Console, settings: Settings, config: DemoConfig) -> tuple[dict[str, Any], list[Row]]:
+def _train_and_measure(
+    console: Console, settings: DemoSettings, config: DemoConfig
+) -> tuple[dict[str, Any], list[Row]]:
     """The three stages, and what they come to: the summary and the answers of both models."""
     sizes = sizes_of(config.output, settings.ppo.eval_fraction)
     _say(console, "heedful demo", story.opening(sizes))
@@ -103,7 +105,7 @@ def _train_and_measure(console: Console, settings: Settings, config: DemoConfig)
     return {"seed": config.seed, **measured, **trained, **memory}, answers
 
 
-def _train(console: Console, settings: Settings, sizes: Sizes, config: DemoConfig) -> dict[str, float]:
+def _train(console: Console, settings: DemoSettings, sizes: Sizes, config: DemoConfig) -> dict[str, float]:
     """Run the three stages, each with a text before and after. Returns their part of the summary."""
     _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
     sft = finished(settings.sft) or train_sft(settings.sft)
@@ -127,7 +129,7 @@ def _train(console: Console, settings: Settings, sizes: Sizes, config: DemoConfi
     return {"reward.accuracy": accuracy, **seconds}
 
 
-def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
+def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
     """Read the recipe's YAML files with the demo's folders, seed and device, as a user could type after each command.
 
     Raises ConfigError, also if the files do not hold out the same prompts.
@@ -144,7 +146,7 @@ def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
 
     labels = out / LABELS
     from_labels = [f"--data={labels / TRAIN}", f"--eval-data={labels / EVAL}", *FROM_LABELS]
-    settings = Settings(
+    settings = DemoSettings(
         tiny=read(TinyConfig, "tiny"),
         sft=read(SFTConfig, "sft", *sources("base", "demonstrations")),
         reward=read(
@@ -168,7 +170,7 @@ def read_recipe(config: DemoConfig, recipe: Path) -> Settings:
     return settings
 
 
-def _for_the_labels(settings: Settings, config: DemoConfig) -> Settings:
+def _for_the_labels(settings: DemoSettings, config: DemoConfig) -> DemoSettings:
     """The settings with batches that are no larger than the user's preferences are many: most labels may be ties."""
     file = config.output / LABELS / TRAIN
     if not (config.label and file.is_file()):

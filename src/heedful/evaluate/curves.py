@@ -89,7 +89,7 @@ def panels_of(algorithm: str) -> tuple[Panel, ...]:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCurves:
     """The part of a run that is drawn."""
 
     name: str
@@ -127,7 +127,7 @@ def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
     temporary.replace(output)
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> RunCurves:
     """Read the algorithm and the metrics of a run folder. ``name`` is the run's name in the legend.
 
     Raises CheckpointError and DataError, as `draw_curves` does.
@@ -144,7 +144,7 @@ def read_run(folder: Path, name: str) -> Run:
     metrics = [_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not any(panel.training in line for panel in panels_of(algorithm) for line in metrics):
         raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
-    return Run(name, algorithm, metrics)
+    return RunCurves(name, algorithm, metrics)
 
 
 def read_algorithm(folder: Path) -> str:
@@ -184,7 +184,7 @@ def _order(algorithm: str) -> tuple[int, str]:
     return (list(PANELS).index(algorithm) if algorithm in PANELS else len(PANELS), algorithm)
 
 
-def figure_of(runs: Sequence[Run]) -> Figure:
+def figure_of(runs: Sequence[RunCurves]) -> Figure:
     """Return the picture: a grid of the panels for which some run has values, and a legend below it."""
     panels = [
         (panel, algorithm)
@@ -222,7 +222,7 @@ def _add_legend(figure: Figure, keys: Sequence[Line2D], keys_per_line: int) -> N
         text.set_parse_math(False)
 
 
-def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Run]]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, RunCurves]]) -> None:
     """Draw runs, each with its colour, that are all of the panel's algorithm."""
     window = max(len(run.points(panel.training)[1]) // 20 for _, run in runs) if panel.smoothed else 1
     _label_axes(axes, panel, window)
@@ -250,7 +250,7 @@ def _label_axes(axes: Axes, panel: Panel, window: int) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _second_axes(axes: Axes, panel: Panel, runs: Sequence[Run]) -> Axes | None:
+def _second_axes(axes: Axes, panel: Panel, runs: Sequence[RunCurves]) -> Axes | None:
     """Add an axis on the right if the panel's second metric varies in some run."""
     if not any(len(set(run.points(panel.second)[1])) > 1 for run in runs):
         return None
@@ -266,7 +266,7 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _has_values(run: Run, panel: Panel) -> bool:
+def _has_values(run: RunCurves, panel: Panel) -> bool:
     return any(run.points(metric)[1] for metric in (panel.training, panel.held_out))
 
 

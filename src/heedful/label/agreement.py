@@ -22,7 +22,7 @@ Z = 1.96
 
 
 @dataclass(frozen=True)
-class Share:
+class AgreementShare:
     """A share of values, with its 95 % interval."""
 
     value: float
@@ -34,7 +34,7 @@ class Share:
     """Number of independent groups (items) that they come from."""
 
 
-def share(groups: Sequence[Sequence[float]]) -> Share | None:
+def share(groups: Sequence[Sequence[float]]) -> AgreementShare | None:
     """Return the mean of values in [0, 1] with its 95 % interval; None if there are no values.
 
         (p + z^2 / 2n' +- z sqrt(p (1 - p) / n' + z^2 / 4n'^2)) / (1 + z^2 / n')        n' = n / max(1, design effect)
@@ -62,7 +62,7 @@ def share(groups: Sequence[Sequence[float]]) -> Share | None:
     middle = p + Z**2 / (2 * effective)
     half = Z * math.sqrt(p * (1 - p) / effective + Z**2 / (4 * effective**2))
     scale = 1 + Z**2 / effective
-    return Share(p, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale), n, len(groups))
+    return AgreementShare(p, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale), n, len(groups))
 
 
 def agreements(values: Sequence[V]) -> list[float]:

@@ -30,7 +30,7 @@ class NotHeldError(DataError):
 
 
 @dataclass(frozen=True)
-class Choice:
+class AssignedItem:
     """What somebody is to label next."""
 
     item: Item
@@ -45,7 +45,7 @@ def choose(
     now: float,
     *,
     chats: bool = True,
-) -> Choice | None:
+) -> AssignedItem | None:
     """Return what a person is to label next, or None if there is nothing for them now.
 
     The owner begins with the screening items, an annotator in screening gets only those. Afterwards items come in the order
@@ -59,15 +59,15 @@ def choose(
     if person.standing == "screening" or person.role == "owner":
         item = _screening_item(state, person, settings, touched)
         if item is not None or person.standing == "screening":
-            return Choice(item) if item is not None else None
+            return AssignedItem(item) if item is not None else None
     item = _work(state, leases, person, now, chats=chats)
     gold = None if item is None else _gold(state, person, settings, touched)
     if gold is not None:
-        return Choice(gold)
+        return AssignedItem(gold)
     repeat = _repeat(state, person, settings)
     if repeat is not None:
-        return Choice(repeat, repeat=True)
-    return None if item is None else Choice(item)
+        return AssignedItem(repeat, repeat=True)
+    return None if item is None else AssignedItem(item)
 
 
 def _work(state: State, leases: Mapping[str, Lease], person: Person, now: float, *, chats: bool) -> Item | None:
@@ -181,7 +181,9 @@ def _keeps_others_off(state: State, person_id: str, lease: Lease) -> bool:
     return not lease.repeat and state.people[person_id].standing != "held-out"
 
 
-def superseded(state: State, leases: Mapping[str, Lease], person: Person, choice: Choice, now: float) -> list[str]:
+def superseded(
+    state: State, leases: Mapping[str, Lease], person: Person, choice: AssignedItem, now: float
+) -> list[str]:
     """Return who holds no more what a person is given now: of the leases that have ended, the oldest that have no room."""
     if choice.repeat or choice.item.screening or choice.item.gold is not None or person.standing == "held-out":
         return []

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.label.records import Candidate, Event, Item, Labelled
+from heedful.label.records import Candidate, Event, Item, LabelledItem
 
 Fields = dict[str, Any]
 
@@ -89,7 +89,7 @@ def labelled_of(fields: Fields) -> Fields | None:
     return {**rest, "label": fields["rating"] >= GOOD}
 
 
-def item_record(item: Item, labels: Sequence[Labelled] = ()) -> Fields:
+def item_record(item: Item, labels: Sequence[LabelledItem] = ()) -> Fields:
     """Return an item, and what people said about it, as a record that can be imported again."""
     kept = {k: v for k, v in item.columns.items() if k not in OURS}
     fields = {**kept, "prompt": item.prompt}
@@ -110,7 +110,7 @@ def item_record(item: Item, labels: Sequence[Labelled] = ()) -> Fields:
     }
 
 
-def _label(one: Labelled) -> Fields:
+def _label(one: LabelledItem) -> Fields:
     content = one.event.content
     kept = {"comment": content.get("comment"), "flags": list(content.get("flags", ()))}
     known = {"person": one.person.name, "standing": one.person.standing, "answer": dict(content["answer"])}

@@ -17,7 +17,7 @@ from heedful.data.splits import split_by_prompt
 from heedful.errors import ConfigError
 from heedful.files import complete_or_absent, to_json, write_bytes
 from heedful.label.export_records import Fields, item_record, labelled_of, pairs_of, record_of
-from heedful.label.project import Labelled, Project
+from heedful.label.project import LabelledItem, Project
 from heedful.label.records import Event, Item, Person
 from heedful.types import Message, Prompt, Text
 
@@ -119,7 +119,7 @@ def export_project(project: Project, options: ExportOptions = ExportOptions()) -
 
 def export(
     items: Sequence[Item],
-    labels: Sequence[Labelled],
+    labels: Sequence[LabelledItem],
     events: Sequence[Event],
     people: Sequence[Person],
     options: ExportOptions,
@@ -152,7 +152,7 @@ def export(
             good_or_bad = labelled_of(made.fields)
             left_out["ratings in the middle"] += good_or_bad is None
             records.setdefault(f"labelled.{part}", []).extend([good_or_bad] if good_or_bad else [])
-    said: dict[str, list[Labelled]] = {}
+    said: dict[str, list[LabelledItem]] = {}
     for one in ordered:
         if one.item.task != "chat" and not one.event.content.get("repeat"):
             said.setdefault(one.item.item_id, []).append(one)
@@ -168,8 +168,8 @@ def export(
 
 
 def _usable(
-    labels: Sequence[Labelled], options: ExportOptions, refused: Set[str], flagged: Set[str], withdrawn: Set[str]
-) -> tuple[list[Labelled], Counter[str]]:
+    labels: Sequence[LabelledItem], options: ExportOptions, refused: Set[str], flagged: Set[str], withdrawn: Set[str]
+) -> tuple[list[LabelledItem], Counter[str]]:
     """Labels that become records, and how many do not, by reason."""
     usable, left_out = [], Counter[str]()
     for one in labels:
@@ -230,7 +230,7 @@ def _without_margin(records: Mapping[str, Sequence[Fields]]) -> list[str]:
     return notes
 
 
-def _prompt(one: Labelled) -> Prompt:
+def _prompt(one: LabelledItem) -> Prompt:
     """What decides about the side of a label: its prompt, or the item's first answer if whole texts are compared.
 
     A chat's turns are on one side, as they have one first message.

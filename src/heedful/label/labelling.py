@@ -23,7 +23,7 @@ from heedful.label.answers import (
     to_screen,
 )
 from heedful.label.assignment import (
-    Choice,
+    AssignedItem,
     NotHeldError,
     can_return,
     choose,
@@ -312,7 +312,7 @@ def undo(
     item = state.items[last.content["item"]]
     limits.check(last, item)
     event = transaction.add("retract", person_id, {"event": last.event_id}, nonce)
-    choice = Choice(item, last.content["repeat"])
+    choice = AssignedItem(item, last.content["repeat"])
     held_now = transaction.leases.by_person()
     is_there = item.item_id not in state.withdrawn
     if is_there and (
@@ -379,7 +379,7 @@ def _hold_undone(transaction: Transaction, person: Person) -> None:
     if item.item_id in state.withdrawn:
         return
     if repeat or can_return(state, leases.by_person(), person, item, transaction.now):
-        for other in superseded(state, leases.by_person(), person, Choice(item, repeat), transaction.now):
+        for other in superseded(state, leases.by_person(), person, AssignedItem(item, repeat), transaction.now):
             leases.drop("lease", other)
         leases.hold(person.person_id, Lease(item.item_id, repeat, 0))
 

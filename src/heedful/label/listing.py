@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.label.answers import response_text
-from heedful.label.records import Event, Item, Labelled
+from heedful.label.records import Event, Item, LabelledItem
 from heedful.label.rounds_page import trained_on
 from heedful.label.statistics import judgements
 
@@ -14,7 +14,9 @@ EXCERPT = 160
 """Characters of a prompt in the list."""
 
 
-def chosen(labels: Sequence[Labelled], *, person: str = "", differ: bool = False, search: str = "") -> list[Labelled]:
+def chosen(
+    labels: Sequence[LabelledItem], *, person: str = "", differ: bool = False, search: str = ""
+) -> list[LabelledItem]:
     """Return labels, the newest first.
 
     Args:
@@ -34,7 +36,7 @@ def chosen(labels: Sequence[Labelled], *, person: str = "", differ: bool = False
     ]
 
 
-def differing(labels: Sequence[Labelled]) -> set[str]:
+def differing(labels: Sequence[LabelledItem]) -> set[str]:
     """Return the ids of items about which at least two people say different things, or rate differently.
 
     How much better an answer is, criteria and hidden repeats do not count.
@@ -60,7 +62,7 @@ def text_of(content: Any) -> str:
     return str(response_text(content) or "")
 
 
-def row(one: Labelled) -> dict[str, Any]:
+def row(one: LabelledItem) -> dict[str, Any]:
     """Return a label as a line of the list, ready for JSON."""
     prompt = one.event.content["answer"]["messages"] if one.item.task == "chat" else one.item.prompt
     last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else prompt
@@ -84,7 +86,7 @@ def row_of_item(item: Item, counts: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def of_label(one: Labelled) -> dict[str, Any]:
+def of_label(one: LabelledItem) -> dict[str, Any]:
     """Return who says what in a label, and whether an owner has corrected it."""
     event, content = one.event, one.event.content
     answer = dict(content["answer"])
@@ -112,7 +114,7 @@ def of_correction(event: Event, names: Mapping[str, str]) -> dict[str, Any]:
     return {"by": by, "name": names.get(by, by), "at": event.at, **kept}
 
 
-def is_closed(project: Path, one: Labelled) -> bool:
+def is_closed(project: Path, one: LabelledItem) -> bool:
     """Return whether a round has trained on a label (`heedful round`)."""
     last, rounds = trained_on(project)
     return one.event.seq <= last or one.item.round in rounds

@@ -23,14 +23,14 @@ from heedful.label.assignment import NotHeldError, chats_left, is_over, progress
 from heedful.label.identity import token_hash
 from heedful.label.labelling import ONLY_TAB, Saved, Sent, UndoLimits
 from heedful.label.migration import is_old, migrate, read_old
-from heedful.label.records import Assignment, Event, Item, Labelled, Person, Role, Standing
+from heedful.label.records import Assignment, Event, Item, LabelledItem, Person, Role, Standing
 from heedful.label.rounds_page import trained_on
 from heedful.label.settings_file import raise_format, read_settings, write_settings
 from heedful.label.state import State
 from heedful.label.store import DATABASE, Reader, Store, Transaction, iso, row_of
 from heedful.lock import FolderLock
 
-__all__ = ["Assignment", "Labelled", "NotHeldError", "Project"]
+__all__ = ["Assignment", "LabelledItem", "NotHeldError", "Project"]
 
 AT_A_TIME = 100
 """Items or labels that are added in one transaction: a few hundredths of a second."""
@@ -439,7 +439,7 @@ class Project:
 
     # What came of it
 
-    def labels(self, *, also_withdrawn: bool = False) -> list[Labelled]:
+    def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
         """Return the labels that count, in their order: screening, repeats and those for evaluation only among them."""
         return self._store.look(lambda state, *_: state.labels(also_withdrawn=also_withdrawn))
 

@@ -137,7 +137,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledItem:
     """A label that counts, with what it is about and who gave it."""
 
     item: Item

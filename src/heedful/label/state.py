@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.errors import DataError
 from heedful.label.answers import may_overlap
-from heedful.label.records import Candidate, Event, Item, Labelled, Person
+from heedful.label.records import Candidate, Event, Item, LabelledItem, Person
 
 NOT_COUNTED = ("held-out", "refused")
 """Standings whose labels make no item done: they are for evaluation only, or are trusted by nobody."""
@@ -254,10 +254,10 @@ class State:
             if event.kind == "label" and event.content["item"] == item_id
         )
 
-    def labels(self, *, also_withdrawn: bool = False) -> list[Labelled]:
+    def labels(self, *, also_withdrawn: bool = False) -> list[LabelledItem]:
         """Return the labels that count, in their order; also those of withdrawn items if that is asked."""
         return [
-            Labelled(self.items[event.content["item"]], self.people[str(event.person)], event)
+            LabelledItem(self.items[event.content["item"]], self.people[str(event.person)], event)
             for event in self.counting.values()
             if event.kind == "label" and (also_withdrawn or event.content["item"] not in self.withdrawn)
         ]

@@ -18,7 +18,7 @@ from heedful.configs.label import Criterion
 from heedful.data.readers import read_records
 from heedful.errors import DataError
 from heedful.label.agreement import (
-    Share,
+    AgreementShare,
     agreements,
     cohen_kappa,
     fleiss_kappa,
@@ -30,7 +30,7 @@ from heedful.label.answers import worked_seconds
 from heedful.label.export_records import is_imported
 from heedful.label.people import agreement, is_import
 from heedful.label.project import Project
-from heedful.label.records import Labelled, Person
+from heedful.label.records import LabelledItem, Person
 
 REFERENCES = (
     {
@@ -66,7 +66,7 @@ Unit = tuple[str, int, int]
 
 
 def statistics(
-    labels: Sequence[Labelled],
+    labels: Sequence[LabelledItem],
     people: Sequence[Person],
     *,
     scores: Mapping[str, Sequence[float]] | None = None,
@@ -147,16 +147,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _sorted_out(labels: Sequence[Labelled]) -> tuple[list[Labelled], ...]:
+def _sorted_out(labels: Sequence[LabelledItem]) -> tuple[list[LabelledItem], ...]:
     """Labels as they are compared; hidden repeats; those of screening items, with a file, and of gold questions."""
-    parts: tuple[list[Labelled], ...] = ([], [], [], [], [])
+    parts: tuple[list[LabelledItem], ...] = ([], [], [], [], [])
     for one in labels:
         kind = 3 if is_imported(one.event) else 1 if one.event.content.get("repeat") else 2 if one.item.screening else 0
         parts[4 if kind == 0 and one.item.gold is not None else kind].append(one)
     return parts
 
 
-def judgements(one: Labelled) -> dict[Unit, int]:
+def judgements(one: LabelledItem) -> dict[Unit, int]:
     """Return what a label says about each unit of its item: -1 if the first candidate is better, 1 the second, 0 a tie.
 
     Of a rating it is the rating; of a task that cannot be compared, nothing.
@@ -177,7 +177,7 @@ def _side(preferred: int | None) -> int:
     return 0 if preferred is None else 2 * preferred - 1
 
 
-def _degrees(one: Labelled) -> dict[Unit, int]:
+def _degrees(one: LabelledItem) -> dict[Unit, int]:
     """As `judgements`, but a preference counts as much as its strength, -4 to 4; without one it says nothing."""
     if one.item.task != "pair":
         return judgements(one)
@@ -186,7 +186,9 @@ def _degrees(one: Labelled) -> dict[Unit, int]:
     return {} if side and strength is None else {(one.item.item_id, 0, 1): side * (strength or 0)}
 
 
-def _units(labels: Iterable[Labelled], say: Callable[[Labelled], dict[Unit, int]]) -> dict[Unit, dict[str, int]]:
+def _units(
+    labels: Iterable[LabelledItem], say: Callable[[LabelledItem], dict[Unit, int]]
+) -> dict[Unit, dict[str, int]]:
     """What each person says about each unit."""
     units: dict[Unit, dict[str, int]] = defaultdict(dict)
     for one in labels:
@@ -202,7 +204,7 @@ def _by_item(values: Iterable[tuple[Unit, Iterable[float]]]) -> list[list[float]
     return list(groups.values())
 
 
-def _agreement(labels: Sequence[Labelled]) -> dict[str, Any] | None:
+def _agreement(labels: Sequence[LabelledItem]) -> dict[str, Any] | None:
     """Agreement about the items of one task; None if no two people labelled the same item."""
     units = {unit: values for unit, values in _units(labels, judgements).items() if len(values) > 1}
     if not units:
@@ -231,11 +233,11 @@ def _cohen(units: Iterable[Mapping[str, int]]) -> list[dict[str, Any]]:
     return [{"people": list(two), "units": len(p), "kappa": cohen_kappa(p)} for two, p in sorted(pairs.items())]
 
 
-def _criterion(criterion: Criterion, labels: Sequence[Labelled], trusted: Sequence[Labelled]) -> dict[str, Any]:
+def _criterion(criterion: Criterion, labels: Sequence[LabelledItem], trusted: Sequence[LabelledItem]) -> dict[str, Any]:
     """What people say about answers by one criterion. A unit is an answer; its value the place among the criterion's."""
     places = {value: place for place, value in enumerate(criterion.values, 1)}
 
-    def say(one: Labelled) -> dict[Unit, int]:
+    def say(one: LabelledItem) -> dict[Unit, int]:
         said = one.event.content["answer"].get("criteria") or ()
         values = ((i, of_answer.get(criterion.name)) for i, of_answer in enumerate(said))
         return {(one.item.item_id, i, i): places[value] for i, value in values if value in places}
@@ -255,7 +257,7 @@ def _criterion(criterion: Criterion, labels: Sequence[Labelled], trusted: Sequen
     }
 
 
-def _self_consistency(first: Sequence[Labelled], repeats: Sequence[Labelled]) -> Share | None:
+def _self_consistency(first: Sequence[LabelledItem], repeats: Sequence[LabelledItem]) -> AgreementShare | None:
     """How often people say about a hidden repeat what they said the first time."""
     again = {(one.person.person_id, one.item.item_id) for one in repeats}
     before = {key: judgements(one) for one in first if (key := (one.person.person_id, one.item.item_id)) in again}
@@ -268,7 +270,7 @@ def _self_consistency(first: Sequence[Labelled], repeats: Sequence[Labelled]) ->
     return share(_by_item(values))
 
 
-def _habits(labels: Sequence[Labelled], habits: Mapping[str, Sequence[list[float]]]) -> dict[str, Any]:
+def _habits(labels: Sequence[LabelledItem], habits: Mapping[str, Sequence[list[float]]]) -> dict[str, Any]:
     """What may show that the page, or haste, decides in place of the answers; ``habits`` has `HABITS` by event."""
     groups: tuple[dict[str, list[float]], ...] = tuple(defaultdict(list) for _ in HABITS)
     for one in labels:
@@ -289,9 +291,9 @@ def _habits(labels: Sequence[Labelled], habits: Mapping[str, Sequence[list[float
 
 
 def _by_task(
-    first: Sequence[Labelled],
-    screening: Sequence[Labelled],
-    repeats: Sequence[Labelled],
+    first: Sequence[LabelledItem],
+    screening: Sequence[LabelledItem],
+    repeats: Sequence[LabelledItem],
     habits: Mapping[str, Sequence[list[float]]],
 ) -> dict[str, dict[str, Any]]:
     """The habits and the self-consistency of each task that was labelled."""
@@ -304,13 +306,13 @@ def _by_task(
     return found
 
 
-def _left(one: Labelled) -> list[float]:
+def _left(one: LabelledItem) -> list[float]:
     """Whether the answer on the left was preferred; nothing for a tie."""
     preferred = one.event.content["answer"].get("preferred")
     return [] if preferred is None else [float(one.event.content["order"][0] == preferred)]
 
 
-def _longer(one: Labelled) -> list[float]:
+def _longer(one: LabelledItem) -> list[float]:
     """For each preference between answers of different length whether the longer one, in characters, was preferred."""
     answer = one.event.content["answer"]
     responses = (
@@ -326,26 +328,26 @@ def _longer(one: Labelled) -> list[float]:
     ]
 
 
-def _ties(one: Labelled) -> list[float]:
+def _ties(one: LabelledItem) -> list[float]:
     return [float(side == 0) for _, _, side in _sides(one)]
 
 
-def _both_bad(one: Labelled) -> list[float]:
+def _both_bad(one: LabelledItem) -> list[float]:
     answer = one.event.content["answer"]
     return [float(bool(answer["both_bad"]))] if "both_bad" in answer else []
 
 
-def _sides(one: Labelled) -> list[tuple[int, int, int]]:
+def _sides(one: LabelledItem) -> list[tuple[int, int, int]]:
     """Which of every two answers of a pair, a ranking or a turn is better, as in `judgements`."""
     if one.item.task == "chat":
         return [(0, 1, _side(one.event.content["answer"]["preferred"]))]
     return [] if one.item.task == "rating" else [(i, j, side) for (_, i, j), side in judgements(one).items()]
 
 
-HABITS: tuple[Callable[[Labelled], list[float]], ...] = (_left, _longer, _ties, _both_bad)
+HABITS: tuple[Callable[[LabelledItem], list[float]], ...] = (_left, _longer, _ties, _both_bad)
 
 
-def _per_day(labels: Iterable[Labelled]) -> list[dict[str, Any]]:
+def _per_day(labels: Iterable[LabelledItem]) -> list[dict[str, Any]]:
     """Labels per day (UTC) on which there was one."""
     days = Counter(one.event.at[:10] for one in labels)
     return [{"day": day, "labels": days[day]} for day in sorted(days)]
@@ -354,9 +356,9 @@ def _per_day(labels: Iterable[Labelled]) -> list[dict[str, Any]]:
 def _person(
     person: Person,
     habits: Mapping[str, Sequence[list[float]]],
-    own: Sequence[Labelled],
-    own_repeats: Sequence[Labelled],
-    own_screening: Sequence[Labelled],
+    own: Sequence[LabelledItem],
+    own_repeats: Sequence[LabelledItem],
+    own_screening: Sequence[LabelledItem],
 ) -> dict[str, Any]:
     """What one person's own labels say."""
     seconds = [time for one in own if (time := worked_seconds(one.event.content)) is not None]
@@ -374,14 +376,14 @@ def _person(
     }
 
 
-def _by_person(labels: Iterable[Labelled]) -> dict[str, list[Labelled]]:
-    found: dict[str, list[Labelled]] = defaultdict(list)
+def _by_person(labels: Iterable[LabelledItem]) -> dict[str, list[LabelledItem]]:
+    found: dict[str, list[LabelledItem]] = defaultdict(list)
     for one in labels:
         found[one.person.person_id].append(one)
     return found
 
 
-def _with_the_others(labels: Sequence[Labelled], trusted: Sequence[Labelled]) -> dict[str, dict[str, Any]]:
+def _with_the_others(labels: Sequence[LabelledItem], trusted: Sequence[LabelledItem]) -> dict[str, dict[str, Any]]:
     """How often each person says what most of the others say; the others are those who are active or held out."""
     units = _units(trusted, judgements)
     agreeing: dict[str, list[tuple[Unit, list[float]]]] = defaultdict(list)
@@ -403,14 +405,14 @@ def _with_the_others(labels: Sequence[Labelled], trusted: Sequence[Labelled]) ->
     }
 
 
-def screening_agreement(person_id: str, labels: Sequence[Labelled]) -> Share | None:
+def screening_agreement(person_id: str, labels: Sequence[LabelledItem]) -> AgreementShare | None:
     """Return how far a person agrees with the owner on screening items (`people.agreement`); None if they share no item.
 
     Args:
         person_id: the person.
         labels: labels of screening items.
     """
-    owners: dict[str, Labelled] = {}
+    owners: dict[str, LabelledItem] = {}
     for one in labels:
         if one.person.role == "owner" and one.person.person_id != person_id:
             owners.setdefault(one.item.item_id, one)
@@ -418,7 +420,7 @@ def screening_agreement(person_id: str, labels: Sequence[Labelled]) -> Share | N
     return share([[agreement(one.item.task, _answer(owners[one.item.item_id]), _answer(one))] for one in own])
 
 
-def gold_accuracy(labels: Sequence[Labelled]) -> Share | None:
+def gold_accuracy(labels: Sequence[LabelledItem]) -> AgreementShare | None:
     """Return how far labels of gold questions agree with the known answers (`people.agreement`); None if there are none."""
     groups: dict[str, list[float]] = defaultdict(list)
     for one in labels:
@@ -427,7 +429,7 @@ def gold_accuracy(labels: Sequence[Labelled]) -> Share | None:
     return share(list(groups.values()))
 
 
-def _suggestions_followed(labels: Iterable[Labelled]) -> Share | None:
+def _suggestions_followed(labels: Iterable[LabelledItem]) -> AgreementShare | None:
     """How often an answer says what was suggested, of the labels of which the page showed a suggestion."""
     groups: dict[str, list[float]] = defaultdict(list)
     for one in labels:
@@ -436,11 +438,11 @@ def _suggestions_followed(labels: Iterable[Labelled]) -> Share | None:
     return share(list(groups.values()))
 
 
-def _answer(one: Labelled) -> dict[str, Any]:
+def _answer(one: LabelledItem) -> dict[str, Any]:
     return dict(one.event.content["answer"])
 
 
-def _model(labels: Sequence[Labelled], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _model(labels: Sequence[LabelledItem], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """How often the reward model prefers what people prefer, and the items that they order most differently."""
     margins: dict[str, list[float]] = defaultdict(list)
     items, said = {}, defaultdict(list)
@@ -476,5 +478,5 @@ def _model(labels: Sequence[Labelled], scores: Mapping[str, Sequence[float]]) ->
     }
 
 
-def _json(found: Share | None) -> dict[str, Any] | None:
+def _json(found: AgreementShare | None) -> dict[str, Any] | None:
     return None if found is None else dataclasses.asdict(found)

@@ -27,7 +27,7 @@ REMEDY = "bring it back, or name the folder of another run"
 
 
 @dataclass(frozen=True)
-class Source:
+class CardSource:
     """A model or data file that a run was made from."""
 
     name: str
@@ -45,8 +45,8 @@ class RunFacts:
     summary: Mapping[str, Any]
     results: Mapping[str, Mapping[str, Any]]
     """Of ``heedful evaluate``, by the names of their files."""
-    models: tuple[Source, ...]
-    data: tuple[Source, ...]
+    models: tuple[CardSource, ...]
+    data: tuple[CardSource, ...]
     base_model: str | None
     """The model on the Hub that training began with; None if it began with a model that is not there."""
     stages: tuple[str, ...]
@@ -208,9 +208,9 @@ def _lineage(run: Path) -> tuple[tuple[str, ...], str | None]:
     return tuple(stages), None
 
 
-def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) -> tuple[Source, ...]:
+def _sources(hashes: Mapping[str, str], names: list[Any], paths: Sequence[str]) -> tuple[CardSource, ...]:
     named = {name: hashes.get(name) for name in [*names, *hashes] if name}
-    return tuple(Source(public(str(name), paths), digest) for name, digest in named.items())
+    return tuple(CardSource(public(str(name), paths), digest) for name, digest in named.items())
 
 
 def _settings(run: Path) -> dict[str, Any]:

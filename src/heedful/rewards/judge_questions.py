@@ -249,7 +249,7 @@ class Pairwise(Mode):
 
 
 @dataclass(frozen=True)
-class Ranking(Mode):
+class RankingMode(Mode):
     """All responses in one request: 1 for the best, 0 for the worst, equal steps between, the mean of its places for a tie.
 
     They stand in an order of their hashes, so that no place in it means anything; equal responses are shown once.
@@ -298,7 +298,7 @@ def make_mode(name: JudgeMode, rubric: str, scale: tuple[float, float]) -> Mode:
     """The mode of a name."""
     if name == "score":
         return Score(rubric, *scale)
-    return Pairwise(rubric) if name == "pairwise" else Ranking(rubric)
+    return Pairwise(rubric) if name == "pairwise" else RankingMode(rubric)
 
 
 def _halves(verdicts: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

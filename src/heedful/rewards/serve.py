@@ -66,7 +66,7 @@ def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = sh
     with bound(config.host, config.port) as listening:
         reward = _load(config)
         max_characters = longest_text(reward)
-        requests = Requests()
+        requests = RequestQueue()
         front = Front(config, requests, token=token)
         server = Server(
             front.application,
@@ -97,7 +97,7 @@ class Waiting:
     answer: "Future[Answer]" = field(default_factory=Future)
 
 
-class Requests:
+class RequestQueue:
     """Requests that wait, in the order in which they came. An event loop adds them, another thread takes them."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Requests:
         self._changes.release()
 
 
-def score_requests(requests: Requests, reward: ModelReward, *, max_characters: int) -> None:
+def score_requests(requests: RequestQueue, reward: ModelReward, *, max_characters: int) -> None:
     """Answer one request after the other, until there are no more or this thread is interrupted.
 
     Args:
@@ -155,7 +155,7 @@ def score_requests(requests: Requests, reward: ModelReward, *, max_characters: i
 
 
 @contextlib.contextmanager
-def running(server: Server, requests: Requests, listening: Any) -> Iterator[None]:
+def running(server: Server, requests: RequestQueue, listening: Any) -> Iterator[None]:
     """Let a thread receive requests while the context lasts."""
 
     def receive() -> None:
@@ -184,7 +184,7 @@ class Front:
         token: what a request for scores must bring; None is no token.
     """
 
-    def __init__(self, config: ServeRewardConfig, requests: Requests, *, token: str | None) -> None:
+    def __init__(self, config: ServeRewardConfig, requests: RequestQueue, *, token: str | None) -> None:
         self.requests = requests
         self.token = token
         self.name = public_name(config.model)

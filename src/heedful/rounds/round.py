@@ -17,7 +17,7 @@ from heedful.configs.settings import flag
 from heedful.errors import ConfigError, DataError
 from heedful.files import to_json, write_text
 from heedful.label.project import Project
-from heedful.label.records import Labelled
+from heedful.label.records import LabelledItem
 from heedful.label.statistics import statistics
 from heedful.lock import FolderLock
 from heedful.rewards.resolve import check_reward_string
@@ -224,7 +224,7 @@ def _labelled(config: RoundConfig, project: Project, notes: RoundNotes) -> tuple
     return "", numbers
 
 
-def _counts(one: Labelled) -> bool:
+def _counts(one: LabelledItem) -> bool:
     """Whether a label is one that can be trained on: hidden repeats, and those of held-out and of refused people, are not."""
     return not one.event.content.get("repeat") and one.person.standing not in ("held-out", "refused")
 

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class MetricLine:
     """One line of metrics.jsonl."""
 
     place: Place
@@ -89,7 +89,7 @@ class Client:
         """Raise NotReadyError if runs cannot be sent: nobody is logged in, or a part is not installed."""
         raise NotImplementedError
 
-    def log(self, records: Sequence[Record]) -> None:
+    def log(self, records: Sequence[MetricLine]) -> None:
         """Send metrics with their steps."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class Wandb(Client):
         ):  # verify would need a network that may come back later
             raise NotReadyError("nobody is logged in: run `wandb login`, or set WANDB_API_KEY")
 
-    def log(self, records: Sequence[Record]) -> None:
+    def log(self, records: Sequence[MetricLine]) -> None:
         for record in records:
             self._run.log({"step": record.place.step, **record.metrics})
 
@@ -184,7 +184,7 @@ class Trackio(Client):
                 "TRACKIO_SPACE_ID names a Space, and nobody is logged in: run `hf auth login`, or set HF_TOKEN"
             )
 
-    def log(self, records: Sequence[Record]) -> None:
+    def log(self, records: Sequence[MetricLine]) -> None:
         for record in records:
             self._run.log(record.metrics, step=record.place.step)
 
@@ -245,7 +245,7 @@ class MLflow(Client):
                 "to a server, or install all of it, with its own store: pip install mlflow"
             ) from error
 
-    def log(self, records: Sequence[Record]) -> None:
+    def log(self, records: Sequence[MetricLine]) -> None:
         from mlflow.entities import Metric
 
         numbers = [
@@ -304,7 +304,7 @@ class SwanLab(Client):
         if not offline and settings.mode == "online" and settings.api_key is None:
             raise NotReadyError("nobody is logged in: run `swanlab login`, or set SWANLAB_API_KEY")
 
-    def log(self, records: Sequence[Record]) -> None:
+    def log(self, records: Sequence[MetricLine]) -> None:
         for record in records:
             self._run.log(record.metrics, step=record.place.step)
 

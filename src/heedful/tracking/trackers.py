@@ -21,7 +21,7 @@ from heedful.display import harmless, say
 from heedful.errors import ConfigError, MachineError
 from heedful.files import read_object, read_record, write_json
 from heedful.redact import redact
-from heedful.tracking.clients import CLIENTS, Client, NotReadyError, Place, Record, RunInfo
+from heedful.tracking.clients import CLIENTS, Client, MetricLine, NotReadyError, Place, RunInfo
 
 THREAD = "heedful tracker "
 """How the names of the threads begin, by which `heedful.cli` sees that a tracker still hangs when the command is done."""
@@ -74,9 +74,9 @@ class Records:
     def __init__(self, path: Path, sent: Place) -> None:
         self._path, self._sent, self._offset, self._last = path, sent, 0, START
 
-    def read(self, most: int | None = None) -> list[Record]:
+    def read(self, most: int | None = None) -> list[MetricLine]:
         """The next lines. One torn by a kill is left out, a last one without its line feed is left for later."""
-        records: list[Record] = []
+        records: list[MetricLine] = []
         with self._path.open("rb") as file:
             file.seek(self._offset)
             while len(records) != most and (line := file.readline()).endswith(b"\n"):
@@ -88,7 +88,7 @@ class Records:
                 self._last = Place(step, self._last.line + 1 if step == self._last.step else 0)
                 if self._last > self._sent:
                     metrics = {name: math.nan if value is None else float(value) for name, value in content.items()}
-                    records.append(Record(self._last, metrics, int(time.time() * 1000)))
+                    records.append(MetricLine(self._last, metrics, int(time.time() * 1000)))
         return records
 
 
@@ -157,7 +157,7 @@ class Follower(threading.Thread):
         self.progress.name, self.progress.complete = config.track_name or run.resolve().name, False
         self._settled, self._noted, self._writing = self.progress.sent, time.monotonic(), threading.Lock()
         self._client: Client | None = None
-        self._unsent: list[Record] = []
+        self._unsent: list[MetricLine] = []
         self._reported: set[str] = set()
 
     def run(self) -> None:

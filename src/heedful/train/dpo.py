@@ -37,7 +37,7 @@ from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import NonFiniteGuard
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
-from heedful.train.pairs import Pair, encode_preferences, response_logprobs, with_reference
+from heedful.train.pairs import EncodedPair, encode_preferences, response_logprobs, with_reference
 from heedful.train.run import Run
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
 from heedful.types import MicroBatch, Prompt, plain_response
@@ -82,18 +82,18 @@ def train_dpo(config: DPOConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Data:
+class DPOData:
     """Pairs, with the reference's log-probs if the loss has one, and those whose prompts the table of samples answers."""
 
-    train: list[Pair]
-    held_out: list[Pair]
+    train: list[EncodedPair]
+    held_out: list[EncodedPair]
     counts: Counts
     pad_id: int
-    shown: list[Pair]
+    shown: list[EncodedPair]
     sampler: Sampler
 
 
-def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
+def start(config: DPOConfig) -> tuple[PolicyLearner, DPOData]:
     """Load everything, check that it fits together, and let the reference read the pairs. Nothing is written."""
     check_start(config)
     generator = seed_everything(config.seed)
@@ -147,10 +147,10 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, Data]:
         room=room,
         stop_ids=sampler.stop_ids,
     )
-    return learner, Data(train, held_out, counts, renderer.pad_id, shown, sampler)
+    return learner, DPOData(train, held_out, counts, renderer.pad_id, shown, sampler)
 
 
-def learn(learner: PolicyLearner, pairs: Sequence[Pair], pad_id: int, config: DPOConfig) -> dict[str, float]:
+def learn(learner: PolicyLearner, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig) -> dict[str, float]:
     """One optimizer step on some pairs. Returns its metrics."""
     started = time.perf_counter()
     metrics = learner.room.run(
@@ -163,7 +163,7 @@ def learn(learner: PolicyLearner, pairs: Sequence[Pair], pad_id: int, config: DP
     return learner.update(metrics, started, [pair.ranking.source for pair in pairs], num_tokens=num_tokens)
 
 
-def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
+def sample_rows(learner: PolicyLearner, data: DPOData) -> list[dict[str, Any]]:
     """Rows for the table of samples: pairs, and what the policy answers to their prompts."""
     if not data.shown:
         return []
@@ -180,14 +180,14 @@ def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(pairs: Sequence[Pair], number: int, *, room: int) -> list[Pair]:
+def _shown(pairs: Sequence[EncodedPair], number: int, *, room: int) -> list[EncodedPair]:
     """The first pairs of different prompts that leave the table's responses their room in the context."""
     by_prompt = {pair.ranking.prompt: pair for pair in pairs if len(pair.prompt) <= room}
     return list(by_prompt.values())[:number]
 
 
 def accumulate(
-    policy: Policy, pairs: Sequence[Pair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
+    policy: Policy, pairs: Sequence[EncodedPair], pad_id: int, config: DPOConfig, limit: MicroBatch | None = None
 ) -> dict[str, float]:
     """Gradients of the loss over a step's pairs, a micro-batch at a time, and its metrics.
 
@@ -212,7 +212,7 @@ def accumulate(
 
 
 def pair_loss(
-    chosen: Tensor, rejected: Tensor, pairs: Sequence[Pair], config: DPOConfig, *, num_pairs: int
+    chosen: Tensor, rejected: Tensor, pairs: Sequence[EncodedPair], config: DPOConfig, *, num_pairs: int
 ) -> tuple[Tensor, Metrics]:
     """The loss that ``--loss`` names, and the rewards of its responses.
 
@@ -248,7 +248,7 @@ def pair_loss(
     return loss, {name: value for name, value in metrics.items() if not name.startswith("loss/")}
 
 
-def evaluate(learner: PolicyLearner, data: Data, config: DPOConfig) -> dict[str, float]:
+def evaluate(learner: PolicyLearner, data: DPOData, config: DPOConfig) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out pairs."""
     pairs = data.held_out
     if not pairs:

@@ -82,7 +82,7 @@ def train_kto(config: KTOConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Data:
+class KTOData:
     """Labelled responses with the reference's log-probs, and those whose prompts the table of samples answers."""
 
     train: list[LabelledRow]
@@ -93,7 +93,7 @@ class Data:
     sampler: Sampler
 
 
-def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
+def start(config: KTOConfig) -> tuple[PolicyLearner, KTOData]:
     """Load everything, check that it fits together, and read the responses with the reference. Nothing is written."""
     check_start(config)
     generator = seed_everything(config.seed)
@@ -149,7 +149,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, Data]:
         stop_ids=sampler.stop_ids,
     )
     shown = list(by_prompt.values())[: config.num_samples]
-    return learner, Data(train, held_out, counts, renderer.pad_id, shown, sampler)
+    return learner, KTOData(train, held_out, counts, renderer.pad_id, shown, sampler)
 
 
 def _with_others(
@@ -196,7 +196,7 @@ def learn(learner: PolicyLearner, labelled: Sequence[LabelledRow], pad_id: int, 
     return learner.update(metrics, started, [one.record.source for one in labelled], num_tokens=num_tokens)
 
 
-def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
+def sample_rows(learner: PolicyLearner, data: KTOData) -> list[dict[str, Any]]:
     """Rows for the table of samples: labelled responses, and what the policy answers to their prompts."""
     if not data.shown:
         return []
@@ -256,7 +256,7 @@ def mean_of_others(policy: Policy, labelled: Sequence[LabelledRow], pad_id: int,
     return ranks.total(total) / len(labelled)
 
 
-def evaluate(learner: PolicyLearner, data: Data, config: KTOConfig) -> dict[str, float]:
+def evaluate(learner: PolicyLearner, data: KTOData, config: KTOConfig) -> dict[str, float]:
     """Loss, accuracy and margin of the implicit rewards on held-out responses."""
     labelled = data.held_out
     if not labelled:

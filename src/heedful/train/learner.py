@@ -32,7 +32,7 @@ from heedful.train.state import (
 
 
 @dataclass
-class Learner:
+class OfflineLearner:
     """A policy or reward model, its optimizer and schedule, the order of its batches, and its random numbers."""
 
     model: Policy | RewardModel
@@ -120,7 +120,7 @@ class Learner:
 
 
 @dataclass
-class PolicyLearner(Learner):
+class PolicyLearner(OfflineLearner):
     """A policy in training."""
 
     model: Policy

@@ -48,7 +48,7 @@ MOVING = ".replaced-partial"
 
 
 @dataclass(frozen=True)
-class Plan:
+class FolderPlan:
     """What becomes of a run that is already in the output folder."""
 
     resumes: bool = False
@@ -71,7 +71,7 @@ def real_path(output: Path) -> Path:
     return output.resolve() if output.is_symlink() else output
 
 
-def check_output(config: RunOptions) -> Plan:
+def check_output(config: RunOptions) -> FolderPlan:
     """Decide what becomes of what is in the output folder, before any work is done. Raises ConfigError.
 
     What a kill cut short is repaired first: a replaced run whose successor never came to its first step moves back, and a new
@@ -89,7 +89,7 @@ def check_output(config: RunOptions) -> Plan:
     if not found:
         if config.resume not in ("auto", "never"):
             raise ConfigError(f"--resume {config.resume}: there is no run in --output {output}")
-        return Plan()
+        return FolderPlan()
     if not found & {MARKER, "environment.json"}:
         raise ConfigError(
             f"--output {output} holds files that are not a heedful run, so it is left alone; choose another folder"
@@ -101,7 +101,7 @@ def check_output(config: RunOptions) -> Plan:
         )
     if config.overwrite:
         _check_replaceable(output, config)
-        return Plan(replaces=True)
+        return FolderPlan(replaces=True)
     return _check_resumable(output, config)
 
 
@@ -122,7 +122,7 @@ def _check_replaceable(output: Path, config: RunOptions) -> None:
         )
 
 
-def _check_resumable(output: Path, config: RunOptions) -> Plan:
+def _check_resumable(output: Path, config: RunOptions) -> FolderPlan:
     others = "choose another folder, or add --overwrite to replace it"
     if config.resume == "never":
         raise ConfigError(f"--output {output} already holds a run; {others}")
@@ -145,7 +145,7 @@ def _check_resumable(output: Path, config: RunOptions) -> Plan:
             f"Use the run's settings, choose another folder, add --overwrite to replace it, or change it on purpose with "
             f"--allow-change {' '.join(name.replace('_', '-') for name in refused)}"
         )
-    return Plan(resumes=True, changes=tuple(changes))
+    return FolderPlan(resumes=True, changes=tuple(changes))
 
 
 def finished(config: RunOptions) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from heedful.types import MicroBatch, Ranking
 
 
 @dataclass(frozen=True)
-class Pair:
+class EncodedPair:
     """A preference as token ids, and how likely the reference finds both responses."""
 
     ranking: Ranking
@@ -47,7 +47,7 @@ def encode_preferences(
     limit: int,
     config: DPOConfig,
     refused: list[Refusal] | None = None,
-) -> tuple[list[Pair], Counts]:
+) -> tuple[list[EncodedPair], Counts]:
     """Pairs as token ids, too long and equal ones treated as `encode_pairs` does.
 
     Raises DataError, also for an empty prompt, and CheckpointError for an encoder's tokenizer.
@@ -66,7 +66,7 @@ def encode_preferences(
     return [_split(row, renderer) for row in rows], counts
 
 
-def _split(row: PairRows, renderer: Renderer) -> Pair:
+def _split(row: PairRows, renderer: Renderer) -> EncodedPair:
     prompt = renderer.prompt_ids(row.ranking.prompt)
     if not prompt:
         raise DataError(
@@ -81,12 +81,12 @@ def _split(row: PairRows, renderer: Renderer) -> Pair:
             start = len(renderer.written(row.ranking.prompt, response, truncated=row.ranking.truncated)[0])
         prompts.append(ids[:start])
         responses.append(ids[start:])
-    return Pair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
+    return EncodedPair(row.ranking, prompt, (prompts[0], prompts[1]), responses[0], responses[1])
 
 
 def with_reference(
-    reference: Policy, pairs: Sequence[Pair], pad_id: int, micro_batch: MicroBatch, room: Room | None = None
-) -> list[Pair]:
+    reference: Policy, pairs: Sequence[EncodedPair], pad_id: int, micro_batch: MicroBatch, room: Room | None = None
+) -> list[EncodedPair]:
     """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
     found: dict[int, tuple[float, float]] = {}
@@ -104,7 +104,7 @@ def with_reference(
     return [replace(pair, ref_chosen=of_all[i][0], ref_rejected=of_all[i][1]) for i, pair in enumerate(pairs)]
 
 
-def response_logprobs(policy: Policy, pairs: Sequence[Pair], pad_id: int) -> tuple[Tensor, Tensor]:
+def response_logprobs(policy: Policy, pairs: Sequence[EncodedPair], pad_id: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and of the rejected responses, summed over their tokens, ``[pairs]``."""
     whole = whole_logprobs(
         policy,

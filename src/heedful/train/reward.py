@@ -34,7 +34,7 @@ from heedful.planning.memory import Lengths
 from heedful.rewards.models import agreement_with
 from heedful.train.demonstration_scores import encode_scored, mean_output
 from heedful.train.fsdp import divide, loading_device
-from heedful.train.learner import Learner
+from heedful.train.learner import OfflineLearner
 from heedful.train.memory_preflight import check_memory
 from heedful.train.metric_sums import MetricSums
 from heedful.train.non_finite import NonFiniteGuard
@@ -49,7 +49,7 @@ MEASURED = ("ece", "length_correlation", "accuracy_similar_length")
 
 
 @dataclass
-class RewardLearner(Learner):
+class RewardLearner(OfflineLearner):
     """A reward model in training."""
 
     model: RewardModel

@@ -22,21 +22,21 @@ from heedful.parallel import ranks
 from heedful.parallel.local_device import local_device
 from heedful.tracking.trackers import check_trackers
 from heedful.train.fsdp import divides, loading_device
-from heedful.train.output_folder import Plan, check_output
+from heedful.train.output_folder import FolderPlan, check_output
 from heedful.train.rank_consistency import join_ranks
 
 Config = SFTConfig | RewardConfig | DPOConfig | KTOConfig | RolloutConfig
 """What starts from a model."""
 
 
-def check_start(config: Config) -> Plan:
+def check_start(config: Config) -> FolderPlan:
     """Check what can be checked before anything is loaded: the output folder, and the trackers. Ranks meet first.
 
     Returns what becomes of a run that is already in the output folder. Raises ConfigError; see also `join_ranks`.
     """
     join_ranks(config)
 
-    def check() -> Plan:
+    def check() -> FolderPlan:
         plan = check_output(config)
         check_trackers(config)
         return plan

@@ -76,7 +76,7 @@ def train_sft(config: SFTConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Data:
+class SFTData:
     """Demonstrations as token ids, and those whose prompts the table of samples answers."""
 
     train: list[Example]
@@ -89,7 +89,7 @@ class Data:
     sampler: Sampler
 
 
-def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
+def start(config: SFTConfig) -> tuple[PolicyLearner, SFTData]:
     """Load everything and check that it fits together. Nothing is written."""
     check_start(config)
     generator = seed_everything(config.seed)
@@ -140,7 +140,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, Data]:
         stop_ids=sampler.stop_ids,
     )
     prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)) for d in shown]
-    return learner, Data(train, held_out, counts, renderer.pad_id, shown, prompts, sampler)
+    return learner, SFTData(train, held_out, counts, renderer.pad_id, shown, prompts, sampler)
 
 
 def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, config: SFTConfig) -> dict[str, float]:
@@ -158,7 +158,7 @@ def learn(learner: PolicyLearner, examples: Sequence[Example], pad_id: int, conf
     return learner.update({"loss/sft": metrics["loss/sft"]}, started, sources, num_tokens=metrics["tokens"])
 
 
-def sample_rows(learner: PolicyLearner, data: Data) -> list[dict[str, Any]]:
+def sample_rows(learner: PolicyLearner, data: SFTData) -> list[dict[str, Any]]:
     """Rows for the table of samples: demonstrations, and what the policy answers to their prompts."""
     if not data.shown:
         return []
@@ -209,7 +209,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], pad_id: int, micro_b
     return {**sums.add_ranks().means(1), "tokens": float(num_tokens)}
 
 
-def evaluate(learner: PolicyLearner, data: Data, config: SFTConfig) -> dict[str, float]:
+def evaluate(learner: PolicyLearner, data: SFTData, config: SFTConfig) -> dict[str, float]:
     """`evaluate_loss` on what is held out, as many rows at a time as memory has room for."""
     return learner.room.run(
         lambda limit: evaluate_loss(learner.model, data.held_out, data.pad_id, limit),

@@ -17,7 +17,7 @@ from heedful.label.server.app import (
     SMALL,
     Application,
     RateLimit,
-    Rule,
+    RouteRule,
     all_rules,
 )
 
@@ -469,7 +469,7 @@ def test_a_mistake_of_ours_says_nothing_of_the_machine(served, capsys):
     def broken(site, asked):
         raise RuntimeError("/secret/path of the machine")
 
-    server = served(options={"rules": (Rule("GET", "/broken", ANYONE, broken),)})
+    server = served(options={"rules": (RouteRule("GET", "/broken", ANYONE, broken),)})
     answer = server.anonymous().get("/broken")
     assert answer.status == 500
     assert b"secret" not in answer.bytes
@@ -478,7 +478,7 @@ def test_a_mistake_of_ours_says_nothing_of_the_machine(served, capsys):
 
 
 def test_two_rules_for_one_path_are_a_mistake():
-    rule = Rule("GET", "/", ANYONE, lambda site, asked: {})
+    rule = RouteRule("GET", "/", ANYONE, lambda site, asked: {})
     with pytest.raises(AssertionError):
         Application(None, (rule, rule))
 

@@ -15,7 +15,7 @@ from heedful.errors import ConfigError, RewardError
 from heedful.models.load import load_causal_lm
 from heedful.rewards import Reward
 from heedful.rewards.scoring import Scores
-from heedful.train.online.dynamic_sampling import Drawn
+from heedful.train.online.dynamic_sampling import SampledBatch
 from heedful.train.online.engine import train_grpo, train_ppo
 from heedful.train.online.metrics import score_metrics
 from heedful.train.online.respond import Scored
@@ -83,7 +83,7 @@ def test_metrics_of_clipping(settings):
     def metrics(scores, norm, clip):
         nothing = torch.zeros(len(scores))
         given = Scores(scores, None, {"one": 0.0})
-        drawn = Drawn(None, [], given, 0.0, 0)
+        drawn = SampledBatch(None, [], given, 0.0, 0)
         scored = Scored(None, [], given, norm, nothing, None, nothing, nothing, {}, drawn)
         return score_metrics(scored, settings(PPOConfig, score_clip=clip, kl_coef=0.0))
 

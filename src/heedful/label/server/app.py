@@ -52,7 +52,7 @@ Handler = Callable[[Site, ApiRequest], Response | dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class RouteRule:
     """Something that can be asked for."""
 
     method: str
@@ -73,7 +73,7 @@ class Application:
         rules: all that can be asked for; nobody may ask for anything else.
     """
 
-    def __init__(self, site: Site, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, site: Site, rules: tuple[RouteRule, ...]) -> None:
         self.site = site
         self.rules = {(rule.method, rule.path): rule for rule in rules}
         assert len(self.rules) == len(rules)
@@ -163,7 +163,7 @@ class Application:
                 self.failed.seconds_to_wait(address)
             raise
 
-    def _rule(self, request: Request) -> Rule:
+    def _rule(self, request: Request) -> RouteRule:
         method, path = "GET" if request.method == "HEAD" else request.method, request.url.path
         rule = self.rules.get((method, path))
         if rule is not None:
@@ -184,7 +184,7 @@ class Application:
             raise Refused(401, "your session has ended; ask the owner for a new invitation", "session_ended")
         return person, session
 
-    def _handled(self, rule: Rule, call: ApiRequest, body: bytes) -> Response:
+    def _handled(self, rule: RouteRule, call: ApiRequest, body: bytes) -> Response:
         if body:
             call = ApiRequest(call.person, call.session, _fields(body), call.query, call.address, call.host)
         answer = rule.handler(self.site, call)
@@ -287,34 +287,34 @@ ROLES_OF_PAGES = {
     "/instructions": EVERYBODY,
 }
 API = (
-    Rule("POST", "/api/join", ANYONE, api.join),
-    Rule("POST", "/api/leave", EVERYBODY, api.leave),
-    Rule("GET", "/api/me", EVERYBODY, api.me),
-    Rule("GET", "/api/next", EVERYBODY, api.next_item),
-    Rule("GET", "/api/instructions", EVERYBODY, api.instructions),
-    Rule("POST", "/api/label", LABELLERS, api.label),
-    Rule("POST", "/api/skip", LABELLERS, api.skip),
-    Rule("POST", "/api/undo", LABELLERS, api.undo),
-    Rule("POST", "/api/redo", LABELLERS, api.redo),
-    Rule("POST", "/api/draft", LABELLERS, api.draft),
-    Rule("POST", "/api/chat", LABELLERS, api.chat, is_costly=True),
-    Rule("GET", "/api/people", OWNERS, owner.people),
-    Rule("POST", "/api/people", OWNERS, owner.change_people),
-    Rule("POST", "/api/instructions", OWNERS, owner.set_instructions),
-    Rule("POST", "/api/import", OWNERS, owner.import_text, most_bytes=LARGE, is_costly=True),
-    Rule("GET", "/api/export", OWNERS, owner.export, is_costly=True),
-    Rule("GET", "/api/labels", OWNERS, owner.labels),
-    Rule("GET", "/api/batches", OWNERS, owner.batches),
-    Rule("POST", "/api/withdraw", OWNERS, owner.withdraw),
-    Rule("GET", "/api/item", OWNERS, owner.item),
-    Rule("POST", "/api/correct", OWNERS, owner.correct),
-    Rule("GET", "/api/stats", READERS, owner.stats, is_costly=True),
-    Rule("GET", "/api/rounds", READERS, owner.rounds),
+    RouteRule("POST", "/api/join", ANYONE, api.join),
+    RouteRule("POST", "/api/leave", EVERYBODY, api.leave),
+    RouteRule("GET", "/api/me", EVERYBODY, api.me),
+    RouteRule("GET", "/api/next", EVERYBODY, api.next_item),
+    RouteRule("GET", "/api/instructions", EVERYBODY, api.instructions),
+    RouteRule("POST", "/api/label", LABELLERS, api.label),
+    RouteRule("POST", "/api/skip", LABELLERS, api.skip),
+    RouteRule("POST", "/api/undo", LABELLERS, api.undo),
+    RouteRule("POST", "/api/redo", LABELLERS, api.redo),
+    RouteRule("POST", "/api/draft", LABELLERS, api.draft),
+    RouteRule("POST", "/api/chat", LABELLERS, api.chat, is_costly=True),
+    RouteRule("GET", "/api/people", OWNERS, owner.people),
+    RouteRule("POST", "/api/people", OWNERS, owner.change_people),
+    RouteRule("POST", "/api/instructions", OWNERS, owner.set_instructions),
+    RouteRule("POST", "/api/import", OWNERS, owner.import_text, most_bytes=LARGE, is_costly=True),
+    RouteRule("GET", "/api/export", OWNERS, owner.export, is_costly=True),
+    RouteRule("GET", "/api/labels", OWNERS, owner.labels),
+    RouteRule("GET", "/api/batches", OWNERS, owner.batches),
+    RouteRule("POST", "/api/withdraw", OWNERS, owner.withdraw),
+    RouteRule("GET", "/api/item", OWNERS, owner.item),
+    RouteRule("POST", "/api/correct", OWNERS, owner.correct),
+    RouteRule("GET", "/api/stats", READERS, owner.stats, is_costly=True),
+    RouteRule("GET", "/api/rounds", READERS, owner.rounds),
 )
 
 
-def all_rules() -> tuple[Rule, ...]:
+def all_rules() -> tuple[RouteRule, ...]:
     """The API, the pages and their files."""
-    pages = [Rule("GET", path, ROLES_OF_PAGES[path], page) for path, page in load_pages().items()]
-    files = [Rule("GET", path, ANYONE, file) for path, file in load_files().items()]
+    pages = [RouteRule("GET", path, ROLES_OF_PAGES[path], page) for path, page in load_pages().items()]
+    files = [RouteRule("GET", path, ANYONE, file) for path, file in load_files().items()]
     return (*API, *pages, *files)

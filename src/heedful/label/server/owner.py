@@ -20,7 +20,7 @@ from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.importing import FORMATS, ImportOptions, add, read_items_text
 from heedful.label.people import is_import
 from heedful.label.project import Project
-from heedful.label.records import TASKS, Labelled, Person, Role, Standing, Task
+from heedful.label.records import TASKS, LabelledItem, Person, Role, Standing, Task
 from heedful.label.rounds_page import rounds_of
 from heedful.label.server import request as fields
 from heedful.label.server.api import shown_answer, shown_criteria
@@ -276,7 +276,7 @@ def item(site: Site, request: ApiRequest) -> Answer:
     }
 
 
-def _with_history(site: Site, one: Labelled, names: Mapping[str, str]) -> Answer:
+def _with_history(site: Site, one: LabelledItem, names: Mapping[str, str]) -> Answer:
     changes = [listing.of_correction(event, names) for event in site.project.corrections(one.event.event_id)]
     turn = dict(one.event.content["answer"])
     said = {

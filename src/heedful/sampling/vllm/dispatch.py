@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 
 from heedful.errors import SamplerError
-from heedful.sampling.vllm.server import BusyError, Drawn, FailedError, GoneError, Request, Server
+from heedful.sampling.vllm.server import BusyError, Drawn, FailedError, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.weights import Weights
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
@@ -32,7 +32,7 @@ class Dispatch:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[VLLMServer],
         weights: Weights,
         requests: Sequence[Request],
         *,
@@ -58,7 +58,7 @@ class Dispatch:
     def is_done(self) -> bool:
         return len(self.confirmed) == len(self.requests)
 
-    async def _serve(self, server: Server) -> None:
+    async def _serve(self, server: VLLMServer) -> None:
         """Have one server draw, through all its failures, until every row is confirmed."""
         wait = FIRST_WAIT
         while not self.is_done:
@@ -82,7 +82,7 @@ class Dispatch:
                 self._give_back(mine)
                 raise
 
-    async def _pull(self, server: Server, mine: dict[int, Drawn]) -> None:
+    async def _pull(self, server: VLLMServer, mine: dict[int, Drawn]) -> None:
         """Draw rows, one after the other, while there are any. Raises GoneError if the server has lost its weights."""
         wait = FIRST_WAIT
         while self.left:
@@ -102,7 +102,7 @@ class Dispatch:
                 self._give_back([row])
                 raise
 
-    async def _confirm(self, server: Server) -> None:
+    async def _confirm(self, server: VLLMServer) -> None:
         """Raise GoneError unless a server has the weights that it was given, as it was given them."""
         held = await server.ask_state()
         if held != server.held or held.version != self.weights.version:
@@ -119,7 +119,7 @@ class Dispatch:
         self.left.extendleft(sorted(rows, reverse=True))
         self.changed.set()
 
-    async def _wait(self, server: Server, problem: GoneError, seconds: float) -> None:
+    async def _wait(self, server: VLLMServer, problem: GoneError, seconds: float) -> None:
         """Wait before the next try. Raises SamplerError if nothing has come from any server for too long."""
         self.retries += 1
         said = f"is busy (asks to wait {problem.args[0]:g} s)" if isinstance(problem, BusyError) else str(problem)
@@ -133,7 +133,7 @@ class Dispatch:
         await asyncio.sleep(seconds)
 
 
-async def prepare(server: Server, weights: Weights) -> None:
+async def prepare(server: VLLMServer, weights: Weights) -> None:
     """Give a server weights that it has not got, and prove that it has them. Raises GoneError, SamplerError."""
     if server.held is not None and server.held.version == weights.version:
         if await server.ask_state() == server.held:
@@ -152,7 +152,7 @@ async def prepare(server: Server, weights: Weights) -> None:
     check(server, found, weights)
 
 
-def check(server: Server, found: str, weights: Weights) -> None:
+def check(server: VLLMServer, found: str, weights: Weights) -> None:
     """Raise SamplerError unless a server's weights are the trainer's."""
     if found != weights.checksum:
         server.held = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from heedful.errors import SamplerError
 from heedful.sampling.vllm.extension.heedful_vllm import checksum
-from heedful.sampling.vllm.server import GoneError, Server
+from heedful.sampling.vllm.server import GoneError, VLLMServer
 from heedful.sampling.vllm.weights import Weights
 
 Do = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -21,7 +21,7 @@ Do = Callable[[Coroutine[Any, Any, Any]], Any]
 class Senders:
     """One NCCL group per server, of the trainer and the server's workers."""
 
-    def __init__(self, servers: Sequence[Server]) -> None:
+    def __init__(self, servers: Sequence[VLLMServer]) -> None:
         self.servers = servers
         self._groups: dict[str, tuple[str, Named, Any]] = {}
         """For each address, the server process that the group is with, what is sent, and vLLM's engine."""
@@ -56,7 +56,7 @@ class Senders:
                 raise server.error(f"could not be sent the weights: {type(problem).__name__}: {problem}") from problem
         return Weights(version, checksum(weights.values()), None)
 
-    def _engine(self, server: Server, instance: str, weights: Mapping[str, Tensor], do: Do) -> Any:
+    def _engine(self, server: VLLMServer, instance: str, weights: Mapping[str, Tensor], do: Do) -> Any:
         """vLLM's engine for a server, with these weights to send; made once for each server process."""
         base, clients, factory, nccl_engine = self._vllm
         known, named, engine = self._groups.get(server.address, ("", Named(), None))
@@ -88,7 +88,7 @@ class Named(nn.Module):
         yield from self.weights.items()
 
 
-async def _world_size(server: Server) -> int:
+async def _world_size(server: VLLMServer) -> int:
     """How many workers a server has."""
     answer = await server.ask("/get_world_size?include_dp=false")
     return int(answer["world_size"])

@@ -63,7 +63,7 @@ class Held:
     loads: int
 
 
-class Server:
+class VLLMServer:
     """A vLLM server at an address.
 
     Args:

@@ -25,7 +25,7 @@ from heedful.parallel.sharding import gathered_on_first, is_sharded
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.vllm.dispatch import FIRST_WAIT, LONGEST_WAIT, Dispatch, check, together
 from heedful.sampling.vllm.nccl import Senders
-from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, Server
+from heedful.sampling.vllm.server import START, Drawn, GoneError, Request, VLLMServer
 from heedful.sampling.vllm.weights import Weights, check_adapters, fingerprint, plain_weights, write_weights
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Servers:
         # servers of one's own are not behind the proxies of the environment
         client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False, headers=headers)
         self.servers = [
-            Server(address, client, sampling=sampling, timeout=config.sampler_timeout)
+            VLLMServer(address, client, sampling=sampling, timeout=config.sampler_timeout)
             for address in config.sampler_addresses
         ]
         self.senders = Senders(self.servers) if config.sampler_weights == "nccl" else None
@@ -220,7 +220,7 @@ class Servers:
         self._do(prove(weights))
         return weights
 
-    async def _prove(self, server: Server, weights: Weights) -> None:
+    async def _prove(self, server: VLLMServer, weights: Weights) -> None:
         check(server, await server.name_weights(weights.version), weights)
 
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
@@ -247,13 +247,13 @@ class Servers:
                 if old.name < current.folder.name:
                     shutil.rmtree(old, ignore_errors=True)
 
-    async def _order(self, server: Server, path: str) -> None:
+    async def _order(self, server: VLLMServer, path: str) -> None:
         try:
             await server.order(path)
         except GoneError:
             server.held = None  # it is looked at again before it draws
 
-    async def _look(self, server: Server, policy: Policy, longest: int, patience: float) -> None:
+    async def _look(self, server: VLLMServer, policy: Policy, longest: int, patience: float) -> None:
         """Check one server. Raises SamplerError, ConfigError."""
         loop = asyncio.get_running_loop()
         deadline, wait = loop.time() + patience, FIRST_WAIT
@@ -308,7 +308,7 @@ def connect(
     return servers
 
 
-def check_fits(server: Server, about: dict[str, Any], policy: Policy, config: RolloutConfig, longest: int) -> None:
+def check_fits(server: VLLMServer, about: dict[str, Any], policy: Policy, config: RolloutConfig, longest: int) -> None:
     """Refuse a server whose model is not the policy's, or which cannot draw as it should. Raises SamplerError."""
     if about.get("protocol") != PROTOCOL:
         raise server.error(

@@ -17,7 +17,7 @@ from heedful.types import Completion
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingBatch:
     """A rollout batch that is being drawn."""
 
     step: int
@@ -46,7 +46,7 @@ class Ahead:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingBatch] = deque()
 
     def respond(
         self, learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]
@@ -69,4 +69,4 @@ class Ahead:
     def _begin(self, learner: Learner[RolloutConfig], step: int, prompts: Sequence[EncodedPrompt]) -> None:
         seed = random.Random(f"{learner.config.seed}:{step}").getrandbits(63)
         pending = learner.sampler.begin(learner.policy, prompts, torch.Generator().manual_seed(seed))
-        self._waiting.append(Waiting(step, learner.schedule.done, pending))
+        self._waiting.append(PendingBatch(step, learner.schedule.done, pending))

@@ -25,7 +25,7 @@ from heedful.types import Completion
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledBatch:
     """Responses with their scores; those without one are among them. Rows that share a prompt are consecutive."""
 
     rollouts: Rollouts
@@ -41,7 +41,7 @@ class Drawn:
 
 def draw(
     learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt], rewards: Sequence[Reward] | None = None
-) -> Drawn:
+) -> SampledBatch:
     """Sample a response to each prompt and score it, by other rewards than the learner's if given. Raises RewardError."""
     started = time.perf_counter()
     if learner.ahead is None:
@@ -55,7 +55,7 @@ def draw(
     given = score_tokens(learner.rewards if rewards is None else rewards, completions)
     hit("reward")
     tokens, metrics = int(rollouts.lengths.sum()), of_servers(learner, rollouts)
-    return Drawn(rollouts, completions, given, seconds, tokens, metrics)
+    return SampledBatch(rollouts, completions, given, seconds, tokens, metrics)
 
 
 def of_servers(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str, float]:
@@ -71,7 +71,7 @@ def of_servers(learner: Learner[RolloutConfig], rollouts: Rollouts) -> dict[str,
     }
 
 
-def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> Drawn:
+def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -> SampledBatch:
     """The same, with up to ``dynamic_sampling_rounds`` rounds of new prompts in place of those whose responses tie.
 
     A round samples one new prompt for each place that is still open; what ties of these is dropped. A place that stays open
@@ -115,7 +115,7 @@ def draw_untied(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt
     )
 
 
-def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
+def _tied(learner: Learner[RolloutConfig], drawn: SampledBatch) -> list[bool]:
     """Which groups teach nothing: their shaped scores are all equal, or a response has none.
 
     A running norm is taken as it was before this step.
@@ -129,7 +129,9 @@ def _tied(learner: Learner[RolloutConfig], drawn: Drawn) -> list[bool]:
     return tied
 
 
-def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]) -> Drawn:
+def _chosen(
+    drawn: Sequence[SampledBatch], place: Sequence[tuple[int, int]], learner: Learner[RolloutConfig]
+) -> SampledBatch:
     """One batch of groups, each from the round and group that ``place`` names."""
     firsts, size = [0], learner.config.samples_per_prompt
     for part in drawn:
@@ -160,10 +162,10 @@ def _chosen(drawn: Sequence[Drawn], place: Sequence[tuple[int, int]], learner: L
         unread=tuple(at for at, row in enumerate(rows) if row in unread),
         parts={name: [column[row] for row in rows] for name, column in parts.items()},
     )
-    return Drawn(rollouts, [completions[row] for row in rows], given, seconds=0.0, sampled_tokens=0)
+    return SampledBatch(rollouts, [completions[row] for row in rows], given, seconds=0.0, sampled_tokens=0)
 
 
-def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
+def _means(drawn: Sequence[SampledBatch]) -> dict[str, float]:
     """Mean of each reward over the responses of all rounds to which it applies."""
     found: dict[str, list[float]] = {}
     for part in drawn:
@@ -173,7 +175,7 @@ def _means(drawn: Sequence[Drawn]) -> dict[str, float]:
     return {name: sum(scores) / len(scores) for name, scores in found.items() if scores}
 
 
-def _notes(drawn: Sequence[Drawn]) -> str | None:
+def _notes(drawn: Sequence[SampledBatch]) -> str | None:
     """What went wrong in any round, if it was not reported before."""
     said = [(number, part.given.note) for number, part in enumerate(drawn) if part.given.note]
     return "; ".join(f"in place of ties: {note}" if number else note for number, note in said) or None

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from heedful.errors import RewardError, SamplerError, TrainingError
 from heedful.rewards import Reward
 from heedful.rewards.results import Remote
-from heedful.train.output_folder import Plan
+from heedful.train.output_folder import FolderPlan
 
 NAMES_SERVERS = {"rewards", "best_by", "sampler"}
 """Settings with addresses. One that was changed may be wrong, however long the run has been going."""
 
 
-def with_the_same_servers(plan: Plan) -> bool:
+def with_the_same_servers(plan: FolderPlan) -> bool:
     """Whether an unfinished run goes on with the servers that have answered it before: none begins without their answer."""
     return plan.resumes and not NAMES_SERVERS & set(plan.changes)
 

@@ -17,7 +17,7 @@ from heedful.models.policy import TokenOutputs
 from heedful.rewards.scoring import Scores
 from heedful.sampling.rollouts import Rollouts
 from heedful.sampling.teacher_forced import token_outputs
-from heedful.train.online.dynamic_sampling import Drawn, draw_untied
+from heedful.train.online.dynamic_sampling import SampledBatch, draw_untied
 from heedful.train.online.learner import Learner
 from heedful.train.online.shaping import shape
 from heedful.types import Completion
@@ -44,7 +44,7 @@ class Scored:
     kl: Float[Tensor, " batch"]
     """KL to the reference of each response (`response_kl`), 0 if it is not needed. Without ``old`` the update fills it in."""
     seconds: dict[str, float]
-    drawn: Drawn
+    drawn: SampledBatch
     """All that was sampled, those without a score included, to be written down."""
     refilled: dict[str, float] = field(default_factory=dict)
     """Metrics of dynamic sampling, and of servers that sampled."""
@@ -100,7 +100,7 @@ def respond(learner: Learner[RolloutConfig], prompts: Sequence[EncodedPrompt]) -
     return Scored(rollouts, completions, given, norm, shaped, old, ref_logprobs, kl, seconds, drawn, drawn.metrics)
 
 
-def _kept(drawn: Drawn, config: RolloutConfig) -> list[int]:
+def _kept(drawn: SampledBatch, config: RolloutConfig) -> list[int]:
     """The rows to learn from: those with a score, and if responses to a prompt are compared, those of whole groups.
 
     Raises RewardError if there is nothing left.
