@@ -412,6 +412,7 @@ def test_a_thread_looks_more_often_where_a_look_takes_less_time(cpu_info, count)
     assert spins(cpu_info) == count
 
 
+@pytest.mark.exhaustive
 def test_importing_heedful_leaves_threads_as_they_are():
     code = (
         "import os; before = dict(os.environ); import heedful; heedful.PPOConfig; heedful.train_ppo\n"

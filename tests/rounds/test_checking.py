@@ -104,6 +104,7 @@ def test_what_an_interval_says(interval, said):
     assert verdict(interval) == said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("judge", "said"), [("same", "not distinguishable"), ("first", "worse"), ("new", "better")])
 def test_a_round_says_what_the_interval_says(begin, heedful, tmp_path, written, judge, said):
     """A judge that scores everything alike, one that prefers the policy before, and one that prefers the new one."""

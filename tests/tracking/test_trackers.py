@@ -121,6 +121,7 @@ def test_a_tracker_that_fails_for_a_while_gets_everything(plant, train, tmp_path
     assert (run / "tracking" / "wandb.log").read_text("utf-8") == "OSError: away\n"
 
 
+@pytest.mark.exhaustive
 def test_a_slow_tracker_does_not_slow_the_steps(plant, train):
     plant(log="time.sleep(0.7)")
     run = train("run", track=("wandb",), track_wait=30.0)

@@ -18,6 +18,7 @@ def test_a_link_opened_in_a_tab_that_is_at_join_already_is_taken(serve, item):
     page.get_by_role("heading", name="Which answer is better?").wait_for()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/people", 403), ("/api/export", 403)])
 def test_an_address_that_is_not_for_one_leads_back(serve, item, path, status):
     mei = serve([item("pair", "p", "a", "b")]).labeller()

@@ -18,6 +18,7 @@ def kept(mei):
     return mei.page.evaluate("Object.keys(localStorage).filter(name => name.includes('outbox'))")
 
 
+@pytest.mark.exhaustive
 def test_a_kept_label_that_is_no_longer_wanted(serve, item):
     """It waited in a browser that was closed; meanwhile the item was labelled in another."""
     served = serve([item("demonstration", f"房租怎么算？{i}\u2028" + 200 * "长") for i in range(2)])
@@ -119,6 +120,7 @@ def test_a_tab_of_an_older_session(serve, item):
     assert [label["answer"]["strength"] for label in mei.labels] == [4]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("language", ["en", "zh-CN"])
 def test_chats_without_a_model_are_given_to_nobody(serve, item, language):
     """The one who labels gets the other items, and then is told what is left; the owner how to change that."""

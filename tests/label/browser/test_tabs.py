@@ -69,6 +69,7 @@ def test_what_was_not_saved_yet_is_shown_when_another_tab_takes_a_label_back(tab
     assert other.locator("dialog textarea").input_value() == "完全不同"
 
 
+@pytest.mark.exhaustive
 def test_both_texts_outlive_the_tabs(tabs):
     mei, other = tabs
     write(mei, mei.page, "第一")
@@ -99,6 +100,7 @@ def test_both_texts_of_two_browsers(serve, item):
     assert [label["answer"]["text"] for label in mei.labels] == ["第一，更多"]
 
 
+@pytest.mark.exhaustive
 def test_a_second_tab_that_nothing_is_written_in_is_no_trouble(tabs):
     mei, other = tabs
     write(mei, mei.page, "第一")

@@ -110,6 +110,7 @@ def command(settings, *more):
     return ["ppo", *words, *more]
 
 
+@pytest.mark.exhaustive
 def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, tmp_path, capsys):
     """Exit status 4, everything saved; the same command goes on, to the same weights, bit for bit."""
     settings |= {"steps": 4}
@@ -166,6 +167,7 @@ def places(scores):
     return [won / (len(scores) - 1) for won in wins]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", GROUPS)
 def test_comparing_modes_give_the_places_of_the_judges_scores(settings, chat_server, tmp_path, name):
     """The server knows the scores, so its verdicts make the places that they have within their group."""
