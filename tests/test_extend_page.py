@@ -99,6 +99,7 @@ ALONE = "A surrogate"
 """Its patch changes a line next to one that another changes."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "headings",
     [[h for h in HEADINGS if h != ALONE], pytest.param([ALONE], marks=pytest.mark.exhaustive)],

@@ -117,6 +117,7 @@ def test_a_policy_generates_the_same_greedy_text_elsewhere(tmp_path, architectur
     assert all(len(answer) < 24 for answer in theirs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("critic", ["shared", pytest.param("separate", marks=pytest.mark.exhaustive)])
 def test_a_policy_after_ppo_generates_the_same_greedy_text_elsewhere(tmp_path, critic):
     """With the critic in a folder of its own, which nobody else takes for weights of the language model."""

@@ -192,6 +192,7 @@ def ran(tmp_path_factory):
     return run(tmp_path_factory.mktemp("思考页"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["thinks", "plain", "plain-off", "tools", "writes-on", "writes-off", "rewards"])
 def test_the_page_shows_what_happens(ran, name):
     assert shown(PAGE.read_text(encoding="utf-8"), name)[1] == ran[0][name]

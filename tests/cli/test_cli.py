@@ -375,6 +375,7 @@ def test_yaml_and_flags_give_the_same_run(train, heedful, tmp_path):
     assert saved[0] == saved[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="asks GNU OpenMP, which torch brings on Linux, what it was told")
 @pytest.mark.parametrize(
     ("chosen", "looks"),

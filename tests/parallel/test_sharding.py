@@ -81,6 +81,7 @@ def test_weights_are_put_together_for_servers_when_they_have_changed_and_only_th
         assert [written for _, written in first] == [1, 1, 2, 2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("cases", "name"),
     [

@@ -237,6 +237,7 @@ def test_a_demo_that_runs_is_not_replaced(tmp_path):
     assert demo_folder.check_output(DemoConfig(output=tmp_path / "demo", overwrite=True)) is False
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
     """It measures and draws when no stage is being written."""

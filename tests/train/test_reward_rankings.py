@@ -191,6 +191,7 @@ def test_rankings_of_two_are_pairs(tiny, tmp_path):
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mixed", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_separates_planted_rankings_on_held_out_prompts(tiny, tmp_path, mixed):
     """The more letters z, the better; of four responses two tie. In the mixed file every other record is a pair."""

@@ -149,6 +149,7 @@ OFTEN = {
 """Of several kinds that differ by one setting, one; `EVERYTHING` has the settings of most others."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.exhaustive) for kind in KINDS]
 )

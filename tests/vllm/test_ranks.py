@@ -45,6 +45,7 @@ def in_ranks(forked_heedful, tmp_path):
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "changes",
     [

@@ -50,6 +50,7 @@ def test_a_browser_that_is_signed_in_goes_on(serve, item):
     assert f"{served.url}/join" in asked, "the browser has kept the cookie back"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("language", ["en", "zh-CN"])
 def test_a_link_signs_in_also_where_sessions_that_ended_are_limited(serve, item, language):
     served = serve([item("pair", "p", "a", "b")])

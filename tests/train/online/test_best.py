@@ -111,6 +111,7 @@ def test_the_policy_that_pays_too_much_for_its_score_is_not_best(config, length)
     assert (settings.output / "best" / name).read_bytes() == kept.read_bytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [PPOConfig, OnlineDPOConfig])
 def test_a_judge_chooses_and_teaches_nothing(config, length, judge, kind):
     """By --best-by the model is best that the judge likes most; what is learned stays, bit for bit."""

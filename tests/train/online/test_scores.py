@@ -117,6 +117,7 @@ def early_summed(completion_ids, **_):
     return [float(sum(row)) for row in early(completion_ids)]
 
 
+@pytest.mark.exhaustive
 def test_ppo_learns_from_the_places_of_a_dense_reward(settings):
     """The same totals and metrics of scores in the first step, other credit, so other weights; GRPO has no use for places."""
     runs = {}
