@@ -362,7 +362,7 @@ def test_every_method_says_what_it_does():
     for name in vars(Project):
         if not name.startswith("_"):
             assert getattr(Project, name).__doc__, name
-    assert set(project_module.__all__) == {"Assignment", "Labelled", "NotHeldError", "Project"}
+    assert set(project_module.__all__) == {"Assignment", "LabelledItem", "NotHeldError", "Project"}
 
 
 def test_the_command_that_makes_a_project(tmp_path, capsys):
