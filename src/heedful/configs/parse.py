@@ -395,17 +395,22 @@ def _names(arguments: Sequence[str]) -> set[str]:
 
 def to_yaml(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> str:
     """A configuration as YAML that `parse` reads back to an equal one, but for secrets that are left out."""
+    plain = to_plain(config, leave_out=leave_out, without_secrets=without_secrets)
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+    if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)
+    return text
+
+
+def to_plain(config: Any, *, leave_out: Sequence[str] = (), without_secrets: bool = False) -> dict[str, Any]:
+    """A configuration as its YAML file holds it: names and texts, numbers, truth values, lists."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
     nested = getattr(config, "NESTED", ())
     plain = {
         name: [json.loads(one) for one in value] if name in nested else plain_value(value)
         for name, value in fields.items()
     }
-    plain = redact(plain) if without_secrets else plain
-    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
-    if "\x85" in text:  # a line break that PyYAML writes as it is and reads as a space
-        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=1000)
-    return text
+    return redact(plain) if without_secrets else plain
 
 
 def plain_value(value: Any) -> Any:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from heedful import redact
 from heedful.configs.options import RunOptions
-from heedful.configs.parse import to_yaml
+from heedful.configs.parse import to_plain
 from heedful.errors import ConfigError
 from heedful.files import read_object, to_json
 from heedful.hub import dataset_sum, downloaded_model, hub_revision
@@ -95,7 +94,7 @@ def environment(
         "command": f"heedful {command}",
         "seed": config.seed,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": _versions(),
         "revision": _git_revision(),
         "platform": platform.platform(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads()},
@@ -170,6 +169,12 @@ def _file_digest_at(path: Path, _size: int, _time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
+
+
+@functools.cache
 def _git_revision() -> str | None:
     """Revision of the checkout that heedful runs from, with ``-dirty`` if it was changed; None outside one."""
 
@@ -189,7 +194,7 @@ def _git_revision() -> str | None:
 
 def settings_of(config: RunOptions) -> dict[str, Any]:
     """The settings that a run's numbers depend on, as YAML holds them; one with a secret is marked (`secret_marks`)."""
-    settings = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    settings = to_plain(config, leave_out=FREE, without_secrets=True)
     return _marked(settings, secret_marks(config))
 
 
@@ -208,8 +213,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 def secret_marks(config: RunOptions) -> dict[str, str]:
     """A mark of each setting whose secret is left out of config.yaml, such as the query of an address: 32 bits of a SHA-256
     sum, which tell another secret apart and give none away."""
-    plain = yaml.safe_load(to_yaml(config, leave_out=FREE))
-    written = yaml.safe_load(to_yaml(config, leave_out=FREE, without_secrets=True))
+    plain = to_plain(config, leave_out=FREE)
+    written = to_plain(config, leave_out=FREE, without_secrets=True)
     return {name: digest(value)[:8] for name, value in plain.items() if value != written[name]}
 
 
