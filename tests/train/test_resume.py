@@ -421,3 +421,17 @@ def test_curves_have_no_gap_and_no_double_point(train, tmp_path):
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("loss/sft")] == [1, 2, 3, 4]
     assert [event.step for event in events.Scalars("eval/loss")] == [0, 2, 4]
+
+
+def test_files_of_events_are_named_in_the_order_of_their_writing(train, tmp_path):
+    """TensorBoard reads them in the order of their names: the second in which they began."""
+    train("sft", "warm")
+    time.sleep(1 - time.time() % 1)  # so that it is cut short and begins again within one second
+    faults.plan("step.logged:raise@3")
+    with pytest.raises(RuntimeError, match="a fault point"):
+        train("sft", "run")
+    faults.plan("")
+    train("sft", "run")
+    names = [path.name for path in (tmp_path / "run" / "tensorboard").iterdir()]
+    assert len(names) == 2
+    assert len({name.split(".")[3] for name in names}) == 2

@@ -167,7 +167,7 @@ class RunFolder:
             stopping.best = None
         self._write_settings()
         notes += cut_logs(self.path, sizes)
-        time.sleep(1)  # TensorBoard reads files in the order of their names, which begin with the second
+        _await_later_second(self.path / "tensorboard")
         self._open_logs()
         self.checkpoint = None  # its tensors are in the learner now
         return notes
@@ -254,6 +254,12 @@ class RunFolder:
             if self._is_new_folder:
                 with contextlib.suppress(OSError):
                     self.path.rmdir()
+
+
+def _await_later_second(events: Path) -> None:
+    """Wait until a new file of events has a later second in its name: TensorBoard reads files in the order of their names."""
+    newest = max((int(path.name.split(".")[3]) for path in events.glob("events.out.tfevents.*")), default=0)
+    time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))  # a clock that was set back is not waited for
 
 
 def _write_line(file: IO[bytes], record: Mapping[str, Any], hide: Callable[[str], str] = str) -> None:
