@@ -39,8 +39,8 @@ from workload import END, PAD
 
 from heedful import GRPOConfig, PPOConfig, core
 from heedful.configs.options import SamplingOptions
+from heedful.data.batches import Batch
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.collate import Batch
 from heedful.models.load import load_policy, load_reward_model, load_value_model
 from heedful.models.policy import Policy
 from heedful.models.tokenizer import load_tokenizer

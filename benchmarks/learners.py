@@ -6,9 +6,9 @@ import torch
 
 from heedful.configs.online import OnlineConfig
 from heedful.core.score_norm import ScoreNorm
-from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
+from heedful.data.splits import BatchOrder
 from heedful.models.policy import Policy
 from heedful.models.value_model import ValueModel
 from heedful.rewards import Reward

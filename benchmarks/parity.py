@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 import heedful
-from heedful.data.batch_order import BatchOrder
+from heedful.data.splits import BatchOrder
 from heedful.files import write_text
 from heedful.train import kto
 

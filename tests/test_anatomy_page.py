@@ -81,7 +81,7 @@ def core_modules(source):
 
 
 def file_of(module, source):
-    """``heedful.data.collate`` -> ``data/collate.py``; a package is its folder, ``rewards/``."""
+    """``heedful.data.batches`` -> ``data/batches.py``; a package is its folder, ``rewards/``."""
     name = module.removeprefix("heedful.").replace(".", "/")
     return f"{name}.py" if (source / f"{name}.py").is_file() else f"{name}/"
 
@@ -168,7 +168,7 @@ def test_the_lists_follow_the_imports():
             "2. It",
             "train/online/experience.py imports train/online/respond.py, which the page does not mention",
         ),
-        (wrong_lists, "- `data/`", "- data", "imports data/collate.py, which the page does not mention"),
+        (wrong_lists, "- `data/`", "- data", "imports data/batches.py, which the page does not mention"),
         (wrong_lists, "- `core/score_norm.py`", "- It", "imports core/score_norm.py, which the page does not mention"),
         (wrong_lists, "- `train/run.py`", "- `train/run.py`, `train/sft.py`", "train/sft.py is imported by no module"),
         (wrong_lists, "- `train/run.py`", "- `train/run.py`, `models/policy.py`", "models/policy.py is in both lists"),

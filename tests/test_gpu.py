@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.errors import ConfigError
 from heedful.kernels.attention import use_attention
 from heedful.kernels.device import resolve_device

@@ -16,9 +16,8 @@ from heedful.configs.options import LoRAOptions
 from heedful.data import read_prompts, read_records
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.policies import evaluate_scores
-from heedful.models.adapters import adapter_chain
+from heedful.models.adapters import adapter_chain, add_adapters
 from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk, load_value_model
-from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_policy, save_reward_model, save_value_model
 from heedful.models.source import load_config, resolve

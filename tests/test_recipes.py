@@ -17,8 +17,8 @@ import yaml
 
 from heedful.cli import COMMANDS, main
 from heedful.configs.parse import parse
+from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.collate import collate
 from heedful.errors import CheckpointError
 from heedful.models.adapters import adapter_chain, is_adapter
 from heedful.models.load import load_policy, load_reward_model

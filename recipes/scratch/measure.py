@@ -11,8 +11,8 @@ import torch
 
 from heedful.configs.options import SamplingOptions
 from heedful.data import read_demonstrations, read_rankings
+from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs, plain_text
-from heedful.data.collate import collate
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import HeedfulError
 from heedful.models.load import load_policy, load_reward_model

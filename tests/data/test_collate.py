@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.collate import collate, collate_padding_behind
+from heedful.data.batches import collate, collate_padding_behind
 
 PAD = 1
 """A token that occurs in the rows too, so that nothing can be told from it."""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from heedful.data.chat import Renderer
-from heedful.data.cutting import cut_prompt
 from heedful.data.fitting import prompt_limit
+from heedful.data.loading import cut_prompt
 from heedful.errors import ConfigError, DataError
 from heedful.models.tiny import CLS, byte_tokenizer
 from heedful.types import Message

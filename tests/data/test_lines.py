@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from heedful.data import lines, read_records
-from heedful.data.lines import LONGEST_LINE, MIB
+from heedful.data import read_records, readers
+from heedful.data.readers import LONGEST_LINE, MIB
 from heedful.errors import DataError
 
 MEASURED = """
@@ -117,7 +117,7 @@ def test_ten_records_of_a_large_parquet_file(tmp_path):
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_real_text_that_packs_well_is_read(tmp_path, monkeypatch, rows):
     """A long system message repeated in every record packs far better than text alone."""
-    monkeypatch.setattr(lines, "UNPACKED", 1024)
+    monkeypatch.setattr(readers, "UNPACKED", 1024)
     rules = "".join(random.Random(0).choices("春夏秋冬风雨雷电山水花鸟", k=2000))
     records = [{"messages": [{"role": "system", "content": rules}], "prompt": f"{i * i * 7919}"} for i in range(rows)]
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)

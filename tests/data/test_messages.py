@@ -6,9 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.loading import encode_demonstrations, encode_prompts
+from heedful.data.loading import encode_demonstrations, encode_prompts, encode_rankings
 from heedful.data.messages import as_dict, from_dict
-from heedful.data.rankings import encode_rankings
 from heedful.data.schemas import read_demonstrations, read_prompts, read_rankings
 from heedful.data.template_check import Sample, check_rendering
 from heedful.errors import CheckpointError, DataError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.data.micro_batches import in_micro_batches
+from heedful.data.batches import in_micro_batches
 from heedful.types import MicroBatch
 
 LENGTHS = [3, 3, 4, 5, 9, 30]

@@ -3,7 +3,7 @@
 import pytest
 
 from heedful.data.chat import RewardInputs
-from heedful.data.rankings import best_first, encode_rankings
+from heedful.data.loading import best_first, encode_rankings
 from heedful.errors import DataError
 from heedful.models.tiny import byte_tokenizer
 from heedful.types import Ranking

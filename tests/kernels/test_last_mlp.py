@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.kernels import last_mlp
 from heedful.kernels.last_mlp import MOST_READ, read_states, take
 from heedful.kernels.layout import hidden_states

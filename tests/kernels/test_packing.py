@@ -13,7 +13,7 @@ from transformers import (
     MistralModel,
 )
 
-from heedful.data.collate import collate, collate_padding_behind
+from heedful.data.batches import collate, collate_padding_behind
 from heedful.kernels.attention import Segments, use_attention
 from heedful.kernels.layout import hidden_states, padding_behind
 from heedful.kernels.packing import MOST_REAL, can_pack, is_worth_packing, packed_states, response_tokens, token_states

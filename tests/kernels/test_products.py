@@ -13,8 +13,8 @@ from heedful.configs.options import LoRAOptions
 from heedful.kernels.head_logprobs import head_logprobs
 from heedful.kernels.products import FastConv1D, FastLinear, is_plain_linear, linear, product, use_fast_products
 from heedful.kernels.sampling_copy import inference_copy
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_policy, load_reward_model, load_value_model
-from heedful.models.lora import add_adapters
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.kernels.row_filling import MULTIPLE, filling
 from heedful.models.load import load_policy
 

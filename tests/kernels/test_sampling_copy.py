@@ -11,8 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 from heedful.configs.offline import SFTConfig
 from heedful.kernels.sampling_copy import PackedLinear, inference_copy, pack_linears
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_policy
-from heedful.models.lora import add_adapters
 from heedful.models.tiny import DECODERS, byte_tokenizer
 
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def test_a_copy_costs_no_more_than_its_matrices(checkpoints):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_layers_in_four_bits_are_left_alone(checkpoints):
     pytest.importorskip("bitsandbytes")
-    from heedful.models.quantize import FourBit
+    from heedful.models.load import FourBit
 
     cuda = torch.device("cuda")
     lm = load_policy(

@@ -7,8 +7,8 @@ from heedful.configs.options import LoRAOptions, SamplingOptions
 from heedful.kernels.sampling_copy import inference_copy
 from heedful.kernels.stored import in_float32, store_matrices
 from heedful.kernels.tied_gradient import TiedMatrix
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_causal_lm, load_policy
-from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy
 from heedful.sampling.cuda_graph import GraphDecoder, graph_decoder
 from heedful.sampling.generate import sample

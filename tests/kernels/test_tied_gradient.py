@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.kernels.tied_gradient import TiedMatrix
 from heedful.kernels.untrained_rows import UntrainedRows
 from heedful.models import policy as policy_module

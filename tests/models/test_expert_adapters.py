@@ -14,10 +14,8 @@ from heedful.errors import ConfigError
 from heedful.kernels.layout import hidden_states
 from heedful.kernels.sampling_copy import same_weights
 from heedful.kernels.stored import store_matrices
-from heedful.models.adapters import save_model
-from heedful.models.load import load_causal_lm, load_policy, load_trunk
-from heedful.models.lora import add_adapters, expert_parameters
-from heedful.models.quantize import FourBit, say_unquantized
+from heedful.models.adapters import add_adapters, expert_parameters, save_model
+from heedful.models.load import FourBit, load_causal_lm, load_policy, load_trunk, say_unquantized
 from heedful.models.shape import load_shape
 from heedful.models.source import resolve
 from heedful.models.tiny import byte_tokenizer

@@ -23,10 +23,16 @@ from heedful.configs.tools import MergeConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import CheckpointError, ConfigError
 from heedful.kernels.sampling_copy import same_weights
-from heedful.models.adapters import adapter_chain, attach_adapter, has_adapters, merge_adapters, save_model
+from heedful.models.adapters import (
+    adapter_chain,
+    add_adapters,
+    attach_adapter,
+    has_adapters,
+    merge_adapters,
+    save_model,
+)
 from heedful.models.heads import checkpoint_layers, disable_dropout
 from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_trunk, load_value_model
-from heedful.models.lora import add_adapters
 from heedful.models.merge import merge_model
 from heedful.models.policy import Policy
 from heedful.models.save import save_policy, save_reward_model, save_value_model

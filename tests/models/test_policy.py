@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from heedful import core
-from heedful.data.collate import collate, collate_padding_behind
+from heedful.data.batches import collate, collate_padding_behind
 from heedful.errors import CheckpointError
 from heedful.models.load import load_policy
 from heedful.models.policy import Policy, freeze

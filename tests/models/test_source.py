@@ -9,8 +9,8 @@ from heedful.configs.options import LoRAOptions
 from heedful.errors import CheckpointError
 from heedful.models import adapters as adapters_module
 from heedful.models import source as source_module
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_causal_lm, load_policy, load_trunk, load_value_model
-from heedful.models.lora import add_adapters
 from heedful.models.policy import Policy
 from heedful.models.save import save_policy
 from heedful.models.source import Source, load_config, resolve

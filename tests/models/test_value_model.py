@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.errors import CheckpointError
 from heedful.models.load import load_value_model
 from heedful.models.save import VALUE_HEAD, save_value_model

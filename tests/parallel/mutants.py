@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 
 from heedful.core import kl_control
-from heedful.data import micro_batches
+from heedful.data import batches
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
 from heedful.train import optimization
@@ -73,7 +73,7 @@ def row_read_twice():
     """A row is on both ranks."""
     parts = ranks.parts
     return patch.object(
-        micro_batches.ranks, "parts", lambda costs, number: [sorted({0, *own}) for own in parts(costs, number)]
+        batches.ranks, "parts", lambda costs, number: [sorted({0, *own}) for own in parts(costs, number)]
     )
 
 

@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed_loses_nothing(go, whole, comparing, tmp_path, poi
 
 @pytest.mark.exhaustive
 def test_a_rank_that_dies_in_the_passes_of_a_divided_value_head_is_named(launch, finished, inputs, tmp_path):
-    """They are not made in a `Room`, which names those that other passes lose."""
+    """They are not made in `AdaptiveMicroBatch.run`, which names those that other passes lose."""
     per_rank, variables = {1: {"HEEDFUL_FAULTS": "update.stepped:kill"}}, {"CHANGES": json.dumps({"shard": "full"})}
     statuses, said = finished(launch(2, "training.py", inputs(), tmp_path, "ppo", per_rank=per_rank, **variables))
     assert statuses == [1, -9]  # training.py is no command

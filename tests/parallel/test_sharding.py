@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
-from heedful.data.out_of_memory import Room
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.models.shape import load_shape
 from heedful.models.tiny import DECODERS
@@ -279,7 +279,7 @@ def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
             raise torch.OutOfMemoryError("the device has none")
 
     with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run goes on from its newest checkpoint"):
-        Room().run(work, MicroBatch(6), rows=20)
+        AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
     assert tried == [6]
     assert lockstep.others_wait()
     assert not lockstep.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
@@ -292,7 +292,7 @@ def test_a_rank_that_leaves_in_a_pass_is_named():
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
 
     with pytest.raises(RankError, match="Connection closed by peer"):
-        Room().run(work, MicroBatch(6), rows=20)
+        AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
 
 
 @pytest.mark.usefixtures("_no_passes_open")
@@ -302,7 +302,7 @@ def test_other_errors_in_a_pass_stay_what_they_are():
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        Room().run(work, MicroBatch(6), rows=20)
+        AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
 
 
 @pytest.mark.parametrize(

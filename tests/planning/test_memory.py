@@ -10,8 +10,8 @@ from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.configs.options import LoRAOptions
 from heedful.kernels import attention, head_logprobs, last_mlp
 from heedful.models import value_model
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_policy
-from heedful.models.lora import add_adapters
 from heedful.models.shape import load_shape
 from heedful.models.tiny import make_tiny_model
 from heedful.planning import memory

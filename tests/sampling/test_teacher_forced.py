@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.models.tiny import byte_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.sampling.teacher_forced import micro_batches, token_outputs, token_values

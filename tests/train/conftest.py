@@ -14,9 +14,9 @@ from heedful import faults
 from heedful.configs.offline import SFTConfig
 from heedful.configs.online import GRPOConfig, PPOConfig
 from heedful.core.score_norm import ScoreNorm
-from heedful.data.batch_order import BatchOrder
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
+from heedful.data.splits import BatchOrder
 from heedful.models.heads import disable_dropout
 from heedful.models.load import load_causal_lm, load_value_model
 from heedful.models.policy import Policy, freeze

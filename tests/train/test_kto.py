@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from heedful import core
 from heedful.configs.offline import KTOConfig
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
-from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, DataError
 from heedful.models.load import load_policy
 from heedful.models.tiny import make_tiny_model
@@ -104,7 +104,9 @@ def test_the_loss_is_the_formula_on_log_probs_of_plain_transformers(tiny, tmp_pa
     policy, reference = (load_policy(n, device=CPU, compute_dtype=torch.float32).eval() for n in names)
     renderer = Renderer(load_tokenizer(names[0]))
     for first, second in ((policy, reference), (reference, policy)):
-        rows = with_reference(second, rows_of(renderer, config), renderer.pad_id, config.micro_batch, Room())
+        rows = with_reference(
+            second, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
+        )
         with torch.no_grad():
             metrics = accumulate(first, rows, renderer.pad_id, config)
         logprobs, ref_logprobs, others, ref_others = (
@@ -129,7 +131,9 @@ def test_micro_batches_do_not_change_the_gradient(tiny, tmp_path, passes, dtype,
     config = settings(tmp_path, beta=0.3)
     renderer = Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).to(dtype).eval()
-    rows = with_reference(policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, Room())
+    rows = with_reference(
+        policy, rows_of(renderer, config, 8), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch()
+    )
     rows = [replace(row, ref=row.ref + i, ref_other=row.ref_other - i) for i, row in enumerate(rows)]
 
     def gradient(size, tokens=None):
@@ -268,7 +272,7 @@ def test_another_reference_is_what_the_policy_is_compared_with(tiny, planted, tm
 def test_the_kl_of_the_reference_to_itself_is_0(tiny, tmp_path):
     config, renderer = settings(tmp_path), Renderer(load_tokenizer(tiny("gpt2", max_length=256)))
     policy = load_policy(tiny("gpt2", max_length=256), device=CPU, compute_dtype=torch.float32).eval()
-    rows = with_reference(policy, rows_of(renderer, config), renderer.pad_id, config.micro_batch, Room())
+    rows = with_reference(policy, rows_of(renderer, config), renderer.pad_id, config.micro_batch, AdaptiveMicroBatch())
     assert mean_of_others(policy, rows, renderer.pad_id, config.micro_batch) == pytest.approx(0, abs=1e-4)
 
 

@@ -11,13 +11,12 @@ import torch
 from heedful import core
 from heedful.configs.offline import DPOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import GRPOConfig, PPOConfig
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.data.loading import Example
 from heedful.errors import ConfigError, TrainingError
 from heedful.models.adapters import is_adapter
 from heedful.models.heads import disable_dropout
-from heedful.models.load import load_policy, load_reward_model, load_value_model
-from heedful.models.quantize import check_bitsandbytes
+from heedful.models.load import check_bitsandbytes, load_policy, load_reward_model, load_value_model
 from heedful.models.source import resolve
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from torch import nn
 from heedful.cli import main
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import A2CConfig, GRPOConfig, OnlineDPOConfig, PPOConfig
-from heedful.data.out_of_memory import Room
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
@@ -76,7 +76,7 @@ def memory_of(most, *models, where="forward", error=ERRORS["gpu"], only_once=Fal
 
 def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
     """Its random numbers are the same again, what it left is undone, and each halving is said once."""
-    room, left, seen, drawn = Room(), [], [], []
+    room, left, seen, drawn = AdaptiveMicroBatch(), [], [], []
 
     def work(limit):
         seen.append(limit)
@@ -99,14 +99,14 @@ def test_work_is_done_again_with_half_as_many_rows_until_it_fits(capsys):
     assert room.run(work, MicroBatch(8, 100), rows=8) == "done"
     assert seen[3:] == [MicroBatch(2, 25)], "it is remembered"
     assert capsys.readouterr().err == ""
-    again = Room()
+    again = AdaptiveMicroBatch()
     again.load_state_dict(json.loads(json.dumps(room.state_dict())))
     assert again.within(MicroBatch(8)) == MicroBatch(2, 25)
     assert again.within(MicroBatch(1, 9)) == MicroBatch(1, 9), "smaller settings stay"
 
 
 def test_half_of_more_rows_than_there_are_would_be_no_fewer():
-    room, seen = Room(), []
+    room, seen = AdaptiveMicroBatch(), []
 
     def work(limit):
         seen.append(limit.rows)
@@ -119,7 +119,7 @@ def test_half_of_more_rows_than_there_are_would_be_no_fewer():
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do(error):
-    room, seen = Room(), []
+    room, seen = AdaptiveMicroBatch(), []
 
     def work(limit):
         seen.append(limit.rows)
@@ -144,7 +144,7 @@ def test_other_errors_are_none_of_its_business():
             raise error
 
         with pytest.raises(type(error), match=str(error)):
-            Room().run(work, MicroBatch(4), rows=4)
+            AdaptiveMicroBatch().run(work, MicroBatch(4), rows=4)
     assert len(calls) == 3
 
 
@@ -259,7 +259,7 @@ def test_the_gradient_is_that_of_the_smaller_micro_batch(variant, make_learner, 
         assert learner.room.found.rows < 16
         found = flat_gradient(*learner.trained)
         smaller = replace(learner.config, micro_batch_size=learner.room.found.rows)
-        fresh = replace(learner, config=smaller, room=Room())
+        fresh = replace(learner, config=smaller, room=AdaptiveMicroBatch())
         for module in learner.trained:
             module.zero_grad()
         expected = MetricSums()

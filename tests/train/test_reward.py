@@ -9,7 +9,7 @@ import torch
 from heedful.configs.offline import RewardConfig
 from heedful.core import pairwise_reward_loss
 from heedful.data.chat import RewardInputs
-from heedful.data.rankings import RankingRows
+from heedful.data.loading import RankingRows
 from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.reward import accumulate, train_reward

@@ -10,7 +10,7 @@ from heedful.configs.offline import RewardConfig
 from heedful.core import pairwise_reward_loss, ranking_reward_loss
 from heedful.core.agreement import agreement, ordered_pairs
 from heedful.data.chat import RewardInputs
-from heedful.data.rankings import RankingRows, encode_rankings
+from heedful.data.loading import RankingRows, encode_rankings
 from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.train.reward import accumulate, evaluate_rankings, micro_batches, train_reward

@@ -7,7 +7,7 @@ import torch
 
 from heedful.configs.online import PPOConfig
 from heedful.configs.scoring import RewardOptions
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.models.load import load_policy, load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.source import resolve

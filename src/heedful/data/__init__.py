@@ -3,10 +3,9 @@
 Importing this package loads neither torch nor the libraries that read files.
 """
 
-from heedful.data.batch_order import BatchOrder
 from heedful.data.readers import Record, parse_columns, read_records
 from heedful.data.schemas import read_demonstrations, read_labelled, read_prompts, read_rankings
-from heedful.data.splits import prompt_key, split_by_prompt
+from heedful.data.splits import BatchOrder, prompt_key, split_by_prompt
 
 __all__ = [
     "BatchOrder",

@@ -4,15 +4,119 @@ A file has one format. It is said once, with the columns of text that nothing re
 most columns named by ``--columns`` wins; if none has more, the file is refused.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heedful.data.messages import is_metadata, read_conversation, shown, text, wrong
-from heedful.data.readers import Record, listed
-from heedful.data.record_fields import Shape, Task, best_shape, fitting_shapes, present_in
+from heedful.data.readers import CANONICAL_NAMES, Record, kind_of, listed
 from heedful.display import say
+from heedful.display import shown as printable
 from heedful.errors import DataError
+
+Shape = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a record is to become, and the columns that it may be made of."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    accepted: str
+    """The shapes in words, for messages."""
+    about_text: str = ""
+    """What to say of a record that has the column ``text`` instead."""
+    others: str = ""
+    """What becomes of the other columns, if they are kept."""
+    also_read: frozenset[str] = frozenset()
+    """Columns that are read beside those of a shape."""
+
+
+STAND_INS = {
+    "text": ("sentence", "document", "content", "story", "body"),
+    "messages": ("conversation", "conversations", "dialogue", "chat", "turns"),
+    "prompt": ("question", "instruction", "query", "problem", "input", "context"),
+    "completion": ("answer", "response", "output", "solution", "target", "reply", "chosen"),
+    "chosen": ("preferred", "accepted", "winner", "better", "chosen_response", "response_chosen"),
+    "rejected": ("dispreferred", "loser", "worse", "rejected_response", "response_rejected"),
+    "responses": ("answers", "candidates", "completions", "outputs"),
+    "ranks": ("rank", "ranking", "rankings"),
+    "label": ("labels", "desirable", "is_good", "good", "liked", "thumbs_up", "feedback"),
+}
+"""Names that other data sets use for a column. They serve only as hints: no column is mapped unless the user asks."""
+
+
+ALPACA, ORCA = ("instruction", "input", "system", "history"), ("question", "system", "system_prompt")
+"""Columns of which `heedful.data.formats` makes a prompt."""
+
+
+def present_in(fields: Mapping[str, Any]) -> set[str]:
+    """Return the columns that are not null."""
+    return {name for name, value in fields.items() if value is not None}
+
+
+def fitting_shapes(fields: Mapping[str, Any], task: Task) -> list[Shape]:
+    """Return the task's shapes of which a record has all columns."""
+    present = present_in(fields)
+    return [shape for shape in task.shapes if present.issuperset(shape)]
+
+
+def best_shape(fields: Mapping[str, Any], mapping: Mapping[str, str], task: Task) -> Shape | None:
+    """Return the shape that a record is read by: that with the most columns in ``mapping``, then the first; None if none."""
+    fitting = fitting_shapes(fields, task)
+    return max(fitting, key=lambda shape: sum(name in mapping for name in shape)) if fitting else None
+
+
+def shape_of(record: Record, mapping: Mapping[str, str], task: Task) -> Shape:
+    """Return the columns that the record is read by. Raises DataError, with a hint, if it has those of no shape."""
+    shape = best_shape(record.fields, mapping, task)
+    if shape is not None:
+        return shape
+    found = listed(f"`{name}` ({kind_of(value)})" for name, value in record.fields.items()) or "no columns"
+    error = DataError(
+        f"{record.source}: not a {task.name}: found {found}. Accepted: {task.accepted}; or a format of docs/data.md."
+        f"{_hint(record, present_in(record.fields), task)}"
+    )
+    error.cause = f"not a {task.name}"
+    raise error
+
+
+def _hint(record: Record, present: set[str], task: Task) -> str:
+    for shape in task.shapes:
+        missing = {name: _stand_in(name, record.fields) for name in shape if name not in present}
+        if all(missing.values()):
+            named = _with_others(missing, record.fields)
+            read = {*shape, *named.values()} | ({*ALPACA, *ORCA} if named is not missing else set())
+            lost = [n for n, v in record.fields.items() if _is_text(v) and n not in read]
+            rest = f", which does not read {listed(f'`{name}`' for name in lost)}" if lost and not task.others else ""
+            return (
+                f" Perhaps: --columns {printable(','.join(f'{name}={column}' for name, column in named.items()))}{rest}"
+            )
+    if task.about_text and "text" in present:
+        return f" {task.about_text}"
+    return " Name this file's columns with --columns, for example --columns prompt=question,completion=answer"
+
+
+def _with_others(missing: Mapping[str, str | None], fields: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """Instead of naming an instruction or a question the prompt, name the answer as in alpaca's and Orca's records."""
+    answer = {"instruction": "output", "question": "response"}.get(missing.get("prompt") or "")
+    beside = ALPACA if answer == "output" else ORCA
+    if answer is None or len(missing) == 1 or not any(name in fields for name in beside[1:]):
+        return missing
+    return {answer if n == "completion" else n: column for n, column in missing.items() if n != "prompt"}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | list) and bool(value)
+
+
+def _stand_in(name: str, fields: Mapping[str, Any]) -> str | None:
+    known = [column for column in STAND_INS[name] if fields.get(column) is not None]
+    others = [column for column, value in fields.items() if value is not None and column not in CANONICAL_NAMES]
+    return next(iter(known + difflib.get_close_matches(name, others, n=1, cutoff=0.75)), None)
+
 
 Fields = Mapping[str, Any]
 BESIDE = ("tools", "margin", "truncated", "label")

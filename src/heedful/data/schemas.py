@@ -17,29 +17,19 @@ given for raw text; `read_records` and `parse_columns` say what else is raised.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from heedful.data.formats import in_known_shape
-from heedful.data.messages import read_conversation, shown, text, wrong
+from heedful.data.formats import Shape, Task, in_known_shape, shape_of
+from heedful.data.messages import read_conversation, read_tools, shown, text, wrong
 from heedful.data.readers import Record, parse_columns, read_records
-from heedful.data.record_fields import (
-    Shape,
-    Task,
-    each_record,
-    is_truncated,
-    prompt_of,
-    reply_of,
-    require_question,
-    response_of,
-    roles,
-    shape_of,
-    with_system,
-)
-from heedful.errors import DataError
+from heedful.errors import ConfigError, DataError
 from heedful.types import (
+    Conversation,
     Demonstration,
     Labelled,
+    Message,
     Prompt,
     Ranking,
     Response,
@@ -368,3 +358,107 @@ def _margin(record: Record) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
         raise wrong(record.source, f"`margin` is {shown(value)}", "a finite number")
     return float(value)
+
+
+# The parts of a record -------------------------------------------------------------------------------------------------
+
+
+def each_record(
+    records: Sequence[Record], refused: list[DataError] | None, convert: Callable[[Record], Item]
+) -> list[Item]:
+    """Convert every record. If ``refused`` is a list, it collects the errors of unusable records."""
+    items = []
+    for record in records:
+        try:
+            items.append(convert(record))
+        except DataError as error:
+            if refused is None:
+                raise
+            refused.append(error)
+    return items
+
+
+def prompt_of(record: Record) -> Text:
+    """Return the column ``prompt``: text, or messages that end with a question. Raises DataError for anything else."""
+    value = record.fields["prompt"]
+    if isinstance(value, str):
+        return text(record.source, "prompt", value)
+    if not isinstance(value, list):
+        raise wrong(record.source, f"`prompt` is {shown(value)}", "a string or a list of messages")
+    turns = read_conversation(record.source, "prompt", value)
+    require_question(record, "`prompt`", turns)
+    return turns
+
+
+def response_of(record: Record, name: str, value: Any, prompt: Text) -> Response:
+    """Return a ``value`` of the column ``name`` as a response to the prompt. Raises DataError for anything else."""
+    if isinstance(value, str):
+        return text(record.source, name, value)
+    if isinstance(prompt, str):
+        raise wrong(
+            record.source,
+            f"`prompt` is a string but `{name}` is {shown(value)}",
+            "both strings, or both lists of messages",
+        )
+    turns = read_conversation(record.source, name, [value] if isinstance(value, dict) else value)
+    if turns[-1].role != "assistant" or turns[:-1] not in ((), prompt):
+        raise wrong(
+            record.source,
+            f"`{name}` has the turns {roles(turns)} after a prompt of {roles(prompt)}",
+            "a string, one assistant message, or the prompt's messages again followed by one assistant message",
+            cause="no shared prompt" if len(turns) > 1 else "no answer of the assistant",
+        )
+    if not turns[-1].learned:
+        raise wrong(
+            record.source,
+            f"`{name}` has weight 0, train false or loss false, but it is what is learned",
+            "no such mark; or remove the record",
+        )
+    return reply_of(turns[-1])
+
+
+def reply_of(message: Message) -> Response:
+    """Return an assistant's message as a response: as text, unless it calls tools, thinks apart or has a name."""
+    plain = message.thinking is None and not message.tool_calls and message.name is None
+    return message.content if plain else message
+
+
+def require_question(record: Record, what: str, turns: Conversation) -> None:
+    """Raise DataError, which calls the messages ``what``, unless they end with a user or tool turn."""
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise wrong(
+            record.source,
+            f"{what} has the turns {roles(turns)}",
+            "a conversation that ends with a user or tool turn",
+            cause="an answer that follows no question",
+        )
+
+
+def with_system(prompt: Text, system_prompt: str | None, record: Record) -> Text:
+    """Return a prompt with the system message of ``--system-prompt`` if it has none, and with the record's tools."""
+    tools = read_tools(record.source, record.fields.get("tools"))
+    if isinstance(prompt, str):
+        if system_prompt is not None:
+            raise ConfigError(
+                f"--system-prompt is set, but {record.source} is raw text, which has no place for one. Leave "
+                "--system-prompt out, or write the prompt as messages: [{role: user, content: ...}]"
+            )
+        if tools:
+            raise wrong(record.source, "`tools` beside raw text, which has no place for them", "`tools` with messages")
+        return prompt
+    if system_prompt is not None and prompt[0].role != "system":
+        prompt = (Message("system", system_prompt), *prompt)
+    return (replace(prompt[0], tools=tools), *prompt[1:]) if tools else prompt
+
+
+def is_truncated(record: Record) -> bool:
+    """Return the column ``truncated``, False if there is none. Raises DataError if it is no boolean."""
+    value = record.fields.get("truncated")
+    if value is not None and not isinstance(value, bool):
+        raise wrong(record.source, f"`truncated` is {shown(value)}", "true or false")
+    return bool(value)
+
+
+def roles(turns: Text) -> str:
+    """Return the roles of messages, for error messages."""
+    return "/".join(turn.role for turn in turns if isinstance(turn, Message)) or "(none)"

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from heedful.data.chat import Renderer
-from heedful.data.template import naming
+from heedful.data.chat import Renderer, naming
 from heedful.errors import CheckpointError
 from heedful.types import THINK, THINK_END, Conversation, Message, Response, Text, plain_response, split_thinking
 

@@ -14,11 +14,10 @@ from heedful.configs.evaluate import (
 )
 from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.core.intervals import mean_interval, share_interval
+from heedful.data.batches import collate, in_micro_batches
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.collate import collate
 from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
 from heedful.data.loading import encode_demonstrations, read_to_learn
-from heedful.data.micro_batches import in_micro_batches
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.answering import answer, counted, prompts_of, reward_functions, shape_of, shown_rows
 from heedful.evaluate.failures import without_failed

@@ -8,8 +8,7 @@ from heedful.core.agreement import ordered_pairs
 from heedful.core.intervals import share_interval
 from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
-from heedful.data.loading import read_usable
-from heedful.data.rankings import encode_rankings
+from heedful.data.loading import encode_rankings, read_usable
 from heedful.data.schemas import read_rankings
 from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError

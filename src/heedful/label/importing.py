@@ -9,19 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from heedful.data.formats import in_known_shape
+from heedful.data.formats import Task as Shapes
+from heedful.data.formats import in_known_shape, shape_of
 from heedful.data.messages import as_dict, read_conversation, shown, wrong
 from heedful.data.readers import Record, parse_columns, read_records
-from heedful.data.record_fields import Task as Shapes
-from heedful.data.record_fields import (
-    prompt_of,
-    reply_of,
-    require_question,
-    response_of,
-    shape_of,
-    with_system,
-)
-from heedful.data.schemas import is_good, ranking_of
+from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, require_question, response_of, with_system
 from heedful.errors import ConfigError, DataError
 from heedful.label.answers import CANDIDATES, JUDGED, check_suggestion, dense_ranks, from_screen
 from heedful.label.identity import item_id, places_in

@@ -12,8 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTr
 from transformers.pytorch_utils import Conv1D
 
 from heedful.errors import CheckpointError, DataError
-from heedful.models.adapters import read_adapter_config
-from heedful.models.lora import expert_parameters
+from heedful.models.adapters import expert_parameters, read_adapter_config
 from heedful.models.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
 

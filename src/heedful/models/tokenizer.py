@@ -12,9 +12,8 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from heedful.configs.options import TemplateOptions, TrustOptions
 from heedful.errors import CheckpointError, ConfigError
-from heedful.models.settings_files import check_eos
 from heedful.models.shape import context_length
-from heedful.models.source import NO_CODE, Source, explained, load_config, resolve
+from heedful.models.source import NO_CODE, Source, check_eos, explained, load_config, resolve
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"

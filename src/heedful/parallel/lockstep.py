@@ -38,7 +38,7 @@ def check_present(error: Exception) -> None:
 
 @contextlib.contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Around passes through divided models that are not made in a `Room`: RankError if another rank leaves in their midst."""
+    """Around passes through divided models outside `AdaptiveMicroBatch`: RankError if another rank leaves in their midst."""
     try:
         yield
     except Exception as error:

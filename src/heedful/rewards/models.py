@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from heedful.core.agreement import agreement
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.messages import from_dict
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.sampling_copy import halve_frozen
@@ -40,7 +39,7 @@ def score_texts(
     truncated: Sequence[bool],
     *,
     micro_batch: MicroBatch = MICRO_BATCH,
-    room: Room | None = None,
+    room: AdaptiveMicroBatch | None = None,
 ) -> list[float]:
     """Score responses in batches of similar length. Returns one score per response, in the order given.
 
@@ -74,7 +73,11 @@ def score_texts(
 
 @torch.no_grad()
 def score_rows(
-    model: RewardModel, rows: Sequence[dict[str, list[int]]], *, micro_batch: MicroBatch, room: Room | None = None
+    model: RewardModel,
+    rows: Sequence[dict[str, list[int]]],
+    *,
+    micro_batch: MicroBatch,
+    room: AdaptiveMicroBatch | None = None,
 ) -> list[float]:
     """Score rows that are already encoded, as `score_texts` does."""
     lengths = [len(row["input_ids"]) for row in rows]
@@ -85,7 +88,7 @@ def score_rows(
         for chosen in own_micro_batches(order, limit, lambda i: (1, lengths[i]), passes((model, model.zero))):
             found.update(zip(chosen, model([rows[i] for i in chosen]).tolist(), strict=True))
 
-    (room or Room()).run(read, micro_batch, rows=len(rows))
+    (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(rows))
     scores = ranks.merged(found)
     return [scores[i] for i in range(len(rows))]
 
@@ -101,7 +104,7 @@ class ModelReward(Distributed):
         self.model = model
         self.inputs = inputs
         self.micro_batch = micro_batch
-        self.room = Room()
+        self.room = AdaptiveMicroBatch()
         """What memory has room for."""
         self.reads_beginnings = False
 

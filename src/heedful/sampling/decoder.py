@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from heedful.core.masking import at_least_float32
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.kernels.device import HALF, autocast
 from heedful.kernels.layout import positions
 from heedful.kernels.sampling_copy import as_sampled, inference_copy, pack_linears, refresh

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from heedful.configs.options import SamplingOptions
 from heedful.core import token_logprobs
-from heedful.data.collate import Batch, collate
-from heedful.data.micro_batches import rows_by_length
-from heedful.data.out_of_memory import Room
+from heedful.data.batches import AdaptiveMicroBatch, Batch, collate, rows_by_length
 from heedful.faults import hit
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy
@@ -36,7 +34,7 @@ def sample(
     pad_id: int,
     generator: torch.Generator,
     micro_batch: MicroBatch = MICRO_BATCH,
-    room: Room | None = None,
+    room: AdaptiveMicroBatch | None = None,
 ) -> Rollouts:
     """Sample one response to each prompt.
 
@@ -95,7 +93,7 @@ def sample(
                 counts[places] += step.active
         return tokens, logprobs, kept, counts
 
-    tokens, logprobs, kept, counts = (room or Room()).run(decode_all, micro_batch, rows=rows)
+    tokens, logprobs, kept, counts = (room or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
     if ranks.size() > 1:
         own = [torch.tensor(ranks.shard_indices(costs), dtype=torch.long, device=policy.device)]
         for numbers in (tokens, logprobs, kept, counts):

@@ -3,7 +3,7 @@
 import torch
 
 from heedful.core import token_logprobs
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.errors import CheckpointError, is_out_of_memory
 from heedful.kernels.device import HALF
 from heedful.models.policy import Policy

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.data.collate import Batch, collate
+from heedful.data.batches import Batch, collate
 
 
 @dataclass(frozen=True)

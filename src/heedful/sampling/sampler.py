@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from heedful.configs.options import SamplingOptions
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer, stop_ids
 from heedful.data.loading import EncodedPrompt
-from heedful.data.out_of_memory import Room
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows
 from heedful.sampling.generate import MICRO_BATCH, sample
@@ -31,7 +31,7 @@ class Sampler:
     """The tokens that end a response."""
     micro_batch: MicroBatch
     """The most rows and tokens that are sampled at a time."""
-    room: Room = field(default_factory=Room)
+    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for."""
     servers: "Servers | None" = None
     """What samples in the place of this process."""

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from heedful.data.collate import Batch
-from heedful.data.micro_batches import in_step, rows_by_length, rows_of
-from heedful.data.out_of_memory import Room
+from heedful.data.batches import AdaptiveMicroBatch, Batch, in_step, rows_by_length, rows_of
 from heedful.models.policy import Policy, TokenOutputs
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
@@ -39,7 +37,7 @@ def token_outputs(
     *,
     temperature: float,
     micro_batch: MicroBatch,
-    room: Room | None = None,
+    room: AdaptiveMicroBatch | None = None,
     with_entropy: bool = False,
     with_states: bool = False,
 ) -> TokenOutputs:
@@ -75,7 +73,7 @@ def token_outputs(
             parts.append((rows, outputs))
         return parts
 
-    parts = (room or Room()).run(read, micro_batch, rows=len(batch.ids))
+    parts = (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids))
     values = [(rows, part.values) for rows, part in parts if part.values is not None]
     states = [(rows, part.states) for rows, part in parts if part.states is not None]
     return TokenOutputs(
@@ -87,7 +85,9 @@ def token_outputs(
 
 
 @torch.no_grad()
-def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, room: Room | None = None) -> Tensor:
+def token_values(
+    value_model: ValueModel, batch: Batch, *, micro_batch: MicroBatch, room: AdaptiveMicroBatch | None = None
+) -> Tensor:
     """Compute the values of a batch's responses by a separate value model, ``[batch, time]``, without gradients."""
 
     def read(limit: MicroBatch) -> list[tuple[Tensor, Tensor]]:
@@ -96,7 +96,7 @@ def token_values(value_model: ValueModel, batch: Batch, *, micro_batch: MicroBat
             for rows, part in _at_least_one(batch, limit, passes((value_model, value_model.zero)))
         ]
 
-    return _in_place((room or Room()).run(read, micro_batch, rows=len(batch.ids)), batch)
+    return _in_place((room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(batch.ids)), batch)
 
 
 def _at_least_one(batch: Batch, limit: MicroBatch, passes: Passes | None) -> Iterator[tuple[Tensor, Batch]]:

@@ -8,13 +8,11 @@ from dataclasses import replace
 import torch
 
 from heedful.configs.options import RecordOptions
-from heedful.data.chat import RewardInputs
+from heedful.data.batches import own_micro_batches
+from heedful.data.chat import RewardInputs, naming
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, settle, too_long
-from heedful.data.loading import read_usable
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.rankings import Row
+from heedful.data.loading import Row, read_usable
 from heedful.data.schemas import read_demonstrations
-from heedful.data.template import naming
 from heedful.errors import DataError
 from heedful.models.reward_model import RewardModel
 from heedful.parallel import ranks

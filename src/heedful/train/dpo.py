@@ -16,13 +16,12 @@ from heedful import core
 from heedful.configs.offline import DPOConfig
 from heedful.configs.options import SamplingOptions
 from heedful.core.policy_losses import Metrics
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, encode_split, load_split
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_rankings
+from heedful.data.splits import BatchOrder
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
@@ -118,7 +117,7 @@ def start(config: DPOConfig) -> tuple[PolicyLearner, DPOData]:
     texts = ((one.ranking.source, ids) for one in train + held_out for ids in (one.prompt, one.chosen, one.rejected))
     check_rows(policy.lm, tokenizer, texts)
     disable_dropout(policy)
-    room = Room()
+    room = AdaptiveMicroBatch()
     if config.needs_reference:
         is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
         reference = load_reference(config, source, policy, device) if is_apart else policy

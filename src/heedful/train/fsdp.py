@@ -8,7 +8,7 @@ from heedful.configs.options import ShardOptions
 from heedful.errors import ConfigError
 from heedful.kernels.device import autocast
 from heedful.kernels.packing import can_pack
-from heedful.models.lora import expert_parameters
+from heedful.models.adapters import expert_parameters
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.value_model import ValueModel

@@ -11,13 +11,12 @@ import torch
 from heedful import core
 from heedful.configs.offline import KTOConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, plain_text
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, encode_split, load_split
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_labelled
+from heedful.data.splits import BatchOrder
 from heedful.models.heads import disable_dropout
 from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
@@ -123,7 +122,7 @@ def start(config: KTOConfig) -> tuple[PolicyLearner, KTOData]:
     is_apart = config.reference is not None or config.reference_device == "cpu" or divides(config)
     reference = load_reference(config, source, policy, device) if is_apart else policy
     divide(config, device, reference)
-    room = Room()
+    room = AdaptiveMicroBatch()
     train, held_out = (
         with_reference(reference, labelled, renderer.pad_id, config.micro_batch, room) for labelled in (train, held_out)
     )

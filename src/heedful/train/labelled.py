@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from heedful.configs.offline import KTOConfig
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal
 from heedful.data.loading import encode_responses
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
 from heedful.errors import DataError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
@@ -104,7 +103,7 @@ def with_others(
 
 
 def with_reference(
-    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, micro_batch: MicroBatch, room: Room
+    reference: Policy, labelled: Sequence[LabelledRow], pad_id: int, micro_batch: MicroBatch, room: AdaptiveMicroBatch
 ) -> list[LabelledRow]:
     """The records, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     rows = [

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from heedful.data.batch_order import BatchOrder
-from heedful.data.out_of_memory import Room
+from heedful.data.batches import AdaptiveMicroBatch
+from heedful.data.splits import BatchOrder
 from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_policy
@@ -43,7 +43,7 @@ class OfflineLearner:
     generator: torch.Generator
     max_grad_norm: float
     skips: NonFiniteGuard
-    room: Room
+    room: AdaptiveMicroBatch
     """What memory has room for."""
 
     def update(

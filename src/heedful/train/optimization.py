@@ -42,7 +42,7 @@ def make_optimizer(groups: Sequence[tuple[nn.Module | None, float]], options: Tr
                 )
     betas = (0.9, options.adam_beta2)
     if options.optimizer == "adamw-8bit":
-        from bitsandbytes.optim import AdamW8bit  # a GPU's; heedful.models.quantize has checked that it is there
+        from bitsandbytes.optim import AdamW8bit  # a GPU's; heedful.models.load has checked that it is there
 
         eight_bit: torch.optim.Optimizer = AdamW8bit(parameter_groups, betas=betas, eps=options.adam_eps)
         return eight_bit

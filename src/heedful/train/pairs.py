@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from heedful.configs.offline import DPOConfig
+from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs
-from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, Refusal, if_equal
 from heedful.data.loading import PairRows, encode_pairs
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
 from heedful.errors import CheckpointError, DataError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks
@@ -85,7 +83,11 @@ def _split(row: PairRows, renderer: Renderer) -> EncodedPair:
 
 
 def with_reference(
-    reference: Policy, pairs: Sequence[EncodedPair], pad_id: int, micro_batch: MicroBatch, room: Room | None = None
+    reference: Policy,
+    pairs: Sequence[EncodedPair],
+    pad_id: int,
+    micro_batch: MicroBatch,
+    room: AdaptiveMicroBatch | None = None,
 ) -> list[EncodedPair]:
     """The pairs, in their order, with the reference's log-probs; the longest first, so memory runs out at once or never."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].length, reverse=True)
@@ -99,7 +101,7 @@ def with_reference(
             for i, ref_chosen, ref_rejected in zip(part, chosen.tolist(), rejected.tolist(), strict=True):
                 found[i] = ref_chosen, ref_rejected
 
-    (room or Room()).run(read, micro_batch, rows=len(pairs))
+    (room or AdaptiveMicroBatch()).run(read, micro_batch, rows=len(pairs))
     of_all = ranks.merged(found)
     return [replace(pair, ref_chosen=of_all[i][0], ref_rejected=of_all[i][1]) for i, pair in enumerate(pairs)]
 

@@ -12,17 +12,14 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.offline import RewardConfig
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import RewardInputs, plain_text
 from heedful.data.fitting import if_equal, max_length
-from heedful.data.loading import encode_split, load_split
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
-from heedful.data.rankings import RankingRows, Row, encode_rankings
+from heedful.data.loading import RankingRows, Row, encode_rankings, encode_split, load_split
 from heedful.data.schemas import read_rankings
+from heedful.data.splits import BatchOrder
 from heedful.models.heads import disable_dropout
-from heedful.models.load import load_reward_model
-from heedful.models.quantize import four_bit
+from heedful.models.load import four_bit, load_reward_model
 from heedful.models.reward_model import RewardModel
 from heedful.models.save import save_reward_model
 from heedful.models.shape import check_rows
@@ -167,7 +164,7 @@ def start(config: RewardConfig) -> tuple[RewardLearner, list[RankingRows], list[
         generator=generator,
         max_grad_norm=config.max_grad_norm,
         skips=NonFiniteGuard(config.output, config.max_skipped_steps),
-        room=Room(),
+        room=AdaptiveMicroBatch(),
         demonstrations=demonstrations,
         micro_batch=config.micro_batch,
     )

@@ -10,11 +10,10 @@ from heedful.kernels.compiled import check_compiler, compile_layers
 from heedful.kernels.device import frozen_dtype, resolve_device, resolve_dtype
 from heedful.kernels.sampling_copy import halve_frozen, same_weights
 from heedful.kernels.untrained_rows import hold_untrained_rows
+from heedful.models.adapters import add_adapters
 from heedful.models.heads import checkpoint_layers
-from heedful.models.load import load_policy
-from heedful.models.lora import add_adapters
+from heedful.models.load import check_bitsandbytes, four_bit, load_policy
 from heedful.models.policy import Policy, freeze
-from heedful.models.quantize import check_bitsandbytes, four_bit
 from heedful.models.reward_model import RewardModel
 from heedful.models.source import Source, resolve
 from heedful.models.value_model import ValueModel

@@ -12,13 +12,11 @@ import torch
 from heedful import core
 from heedful.configs.offline import SFTConfig
 from heedful.configs.options import SamplingOptions
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch, collate_padding_behind, own_micro_batches
 from heedful.data.chat import Renderer, plain_text
-from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, max_length
 from heedful.data.loading import EncodedPrompt, Example, encode_demonstrations, encode_split, load_split, read_to_learn
-from heedful.data.micro_batches import own_micro_batches
-from heedful.data.out_of_memory import Room
+from heedful.data.splits import BatchOrder
 from heedful.errors import RefusedError
 from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
@@ -136,7 +134,7 @@ def start(config: SFTConfig) -> tuple[PolicyLearner, SFTData]:
         generator=generator,
         max_grad_norm=config.max_grad_norm,
         skips=NonFiniteGuard(config.output, config.max_skipped_steps),
-        room=Room(),
+        room=AdaptiveMicroBatch(),
         stop_ids=sampler.stop_ids,
     )
     prompts = [EncodedPrompt(Prompt(d.prompt, d.source), renderer.prompt_ids(d.prompt)) for d in shown]

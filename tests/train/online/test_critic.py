@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from heedful.core.score_norm import RunningScoreNorm, ScoreNorm
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.adapters import add_adapters
 from heedful.models.load import load_causal_lm, load_policy, load_reward_model, load_value_model
-from heedful.models.lora import add_adapters
 from heedful.models.save import VALUE_HEAD, load_tensors, save_reward_model
 from heedful.models.tiny import make_tiny_model
 from heedful.models.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ import torch
 
 from heedful import core
 from heedful.configs.online import GRPOConfig
-from heedful.data.collate import Batch
+from heedful.data.batches import Batch
 from heedful.errors import TrainingError
 from heedful.models.value_model import ValueHead
 from heedful.train.metric_sums import MetricSums

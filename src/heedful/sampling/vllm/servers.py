@@ -17,7 +17,7 @@ import httpx2
 import torch
 
 from heedful.configs.online import RolloutConfig
-from heedful.data.collate import collate
+from heedful.data.batches import collate
 from heedful.errors import ConfigError, SamplerError
 from heedful.models.policy import Policy
 from heedful.parallel import ranks

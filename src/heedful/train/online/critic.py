@@ -12,9 +12,8 @@ from heedful.data.chat import Renderer, RewardInputs
 from heedful.data.loading import EncodedPrompt
 from heedful.errors import ConfigError
 from heedful.kernels.sampling_copy import same_weights
-from heedful.models.load import load_reward_model, load_value_model
+from heedful.models.load import four_bit, load_reward_model, load_value_model
 from heedful.models.policy import Policy
-from heedful.models.quantize import four_bit
 from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_tokenizer
 from heedful.models.value_model import ValueModel, normalise_values, value_model_from

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heedful import core
 from heedful.configs.online import OnlineConfig
-from heedful.data.collate import Batch
+from heedful.data.batches import Batch
 from heedful.data.loading import EncodedPrompt
 from heedful.sampling.teacher_forced import token_values
 from heedful.train.online.advantages import ADVANTAGES, Rewards, action_mask, group_size

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.loading import EncodedPrompt
-from heedful.data.out_of_memory import Room
+from heedful.data.splits import BatchOrder
 from heedful.errors import CheckpointError
 from heedful.models.policy import Policy
 from heedful.models.save import save_policy, save_value_model
@@ -94,7 +94,7 @@ class Learner(Generic[C_co]):
     skips: NonFiniteGuard = field(default_factory=lambda: NonFiniteGuard(None, 0))
     ahead: "Ahead | None" = None
     """What servers draw while the policy learns; None if they take turns. A run that goes on has it drawn anew."""
-    room: Room = field(default_factory=Room)
+    room: AdaptiveMicroBatch = field(default_factory=AdaptiveMicroBatch)
     """What memory has room for in learning. Sampling and passes without gradients share another one, the sampler's; reward
     models have their own."""
 
@@ -104,7 +104,7 @@ class Learner(Generic[C_co]):
         return self.room.within(self.config.micro_batch)
 
     @property
-    def rooms(self) -> dict[str, Room]:
+    def rooms(self) -> dict[str, AdaptiveMicroBatch]:
         """Everything that remembers what memory has room for."""
         of_rewards = {name: reward.room for name, reward in model_rewards([*self.rewards, *self.judges])}
         return {"learning": self.room, "sampling": self.sampler.room, **of_rewards}

@@ -15,7 +15,7 @@ from torch import Tensor
 from heedful import core
 from heedful.configs.online import OnlineDPOConfig
 from heedful.core.policy_losses import Metrics
-from heedful.data.micro_batches import own_micro_batches
+from heedful.data.batches import own_micro_batches
 from heedful.models.policy import TokenOutputs
 from heedful.parallel import ranks
 from heedful.parallel.sharding import passes

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from heedful import core
 from heedful.configs.online import RolloutConfig
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import collate_padding_behind
 from heedful.data.chat import Renderer
-from heedful.data.collate import collate_padding_behind
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
 from heedful.data.loading import Example, encode_demonstrations, read_usable
 from heedful.data.schemas import read_demonstrations
+from heedful.data.splits import BatchOrder
 from heedful.errors import DataError
 from heedful.models.policy import Policy
 from heedful.models.shape import context_length

@@ -8,12 +8,12 @@ import torch
 
 from heedful import core
 from heedful.configs.online import OnlineConfig, RolloutConfig
-from heedful.data.batch_order import BatchOrder
+from heedful.data.batches import AdaptiveMicroBatch
 from heedful.data.chat import Renderer
 from heedful.data.fitting import prompt_limit
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
-from heedful.data.out_of_memory import Room
 from heedful.data.schemas import read_prompts
+from heedful.data.splits import BatchOrder
 from heedful.errors import ConfigError, RewardError
 from heedful.kernels.device import frozen_dtype
 from heedful.models.heads import disable_dropout
@@ -253,7 +253,7 @@ def _sampler(config: RolloutConfig, renderer: Renderer, policy: Policy, longest:
         is_known: whether the servers have served this run before, so that they are waited for.
     """
     sampler = make_sampler(config, renderer, policy, micro_batch=config.rollout_micro_batch)
-    sampler = replace(sampler, room=Room("--rollout-micro-batch-size"))
+    sampler = replace(sampler, room=AdaptiveMicroBatch("--rollout-micro-batch-size"))
     if not config.sampler:
         return sampler
     servers = connect(

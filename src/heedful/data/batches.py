@@ -1,0 +1,292 @@
+"""Rows of tokens as tensors: padding, micro-batches of a limited size, and what happens when memory runs out.
+
+Masks say what is padding. Ids are never compared, so the padding token may be the end-of-sequence token.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from heedful.parallel import ranks
+from heedful.parallel.lockstep import in_lockstep
+from heedful.types import MicroBatch
+
+if TYPE_CHECKING:  # which imports torch
+    from heedful.parallel.sharding import Passes
+import gc
+from collections.abc import Mapping
+
+from heedful.display import say
+from heedful.errors import MemoryFullError, is_out_of_memory
+from heedful.parallel.lockstep import check_present, others_wait
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts and responses as tensors."""
+
+    ids: Int[Tensor, "batch length"]
+    attention_mask: Bool[Tensor, "batch length"]
+    """True = a real token, prompt or response."""
+    response_mask: Bool[Tensor, "batch time"]
+    """True = a response token. Its columns are the last ``time`` columns of ``ids``."""
+
+    def select(self, rows: Tensor) -> "Batch":
+        """Return the rows at these indices, in this order."""
+        return Batch(self.ids[rows], self.attention_mask[rows], self.response_mask[rows])
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on another device."""
+        return Batch(self.ids.to(device), self.attention_mask.to(device), self.response_mask.to(device))
+
+
+def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+    """Pad prompts on the left and responses on the right, so that all responses begin in one column, as sampling needs.
+
+    Args:
+        prompts: token ids of each prompt; none may be empty.
+        responses: token ids of each response; one may be empty.
+        pad_id: the token that fills padding.
+    """
+    _check(prompts, responses)
+    longest_prompt = max(len(prompt) for prompt in prompts)
+    time = max(len(response) for response in responses)
+    ids = torch.full((len(prompts), longest_prompt + time), pad_id)
+    attention_mask = torch.zeros_like(ids, dtype=torch.bool)
+    response_mask = torch.zeros(len(prompts), time, dtype=torch.bool)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        start, end = longest_prompt - len(prompt), longest_prompt + len(response)
+        ids[row, start:end] = torch.tensor([*prompt, *response])
+        attention_mask[row, start:end] = True
+        response_mask[row, : len(response)] = True
+    return Batch(ids, attention_mask, response_mask)
+
+
+def collate_padding_behind(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_id: int
+) -> Batch:
+    """Pad as `collate` does, but with all padding at the end of each row.
+
+    A batch is then as long as its longest row, not as its longest prompt plus its longest response. For texts that are
+    given, not sampled, this saves at least a third of the work. ``response_mask`` covers every column except the first.
+    """
+    _check(prompts, responses)
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    ids = torch.full((len(prompts), max(lengths)), pad_id)
+    response_mask = torch.zeros(len(prompts), max(lengths) - 1, dtype=torch.bool)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        ids[row, : lengths[row]] = torch.tensor([*prompt, *response])
+        response_mask[row, len(prompt) - 1 : lengths[row] - 1] = True
+    return Batch(ids, torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1), response_mask)
+
+
+def _check(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> None:
+    assert len(prompts) == len(responses)
+    assert all(prompts), "a response token is predicted from the token before it, so every prompt needs at least one"
+
+
+# Micro-batches ---------------------------------------------------------------------------------------------------------
+
+
+Item = TypeVar("Item")
+
+
+def in_micro_batches(
+    items: Iterable[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]]
+) -> Iterator[list[Item]]:
+    """Yield items in their order, as many at a time as ``limit`` allows. An item that exceeds the limit comes by itself.
+
+    Args:
+        items: what goes through a model: rows, pairs, rankings, ...
+        limit: the most rows and tokens per micro-batch; tokens are rows times the longest row.
+        shape: returns an item's number of rows and the number of tokens of its longest row.
+    """
+    part: list[Item] = []
+    rows = longest = 0
+    for item in items:
+        more, length = shape(item)
+        rows, longest = rows + more, max(longest, length)
+        if part and (rows > limit.rows or (limit.tokens is not None and rows * longest > limit.tokens)):
+            yield part
+            part, rows, longest = [], more, length
+        part.append(item)
+    if part:
+        yield part
+
+
+def own_micro_batches(
+    items: Sequence[Item],
+    limit: MicroBatch,
+    shape: Callable[[Item], tuple[int, int]],
+    passes: "Passes | None" = None,
+) -> Iterator[list[Item]]:
+    """`in_micro_batches` of the items that this rank has to process: about its share of the tokens, in their order.
+
+    ``passes`` keeps ranks in step if their models are divided (`in_step`).
+    """
+    if ranks.size() == 1:
+        return in_micro_batches(items, limit, shape)
+    divided = ranks.parts([rows * length for rows, length in map(shape, items)], ranks.size())
+    if passes is None:
+        return in_micro_batches([items[i] for i in divided[ranks.rank()]], limit, shape)
+    return in_step([list(in_micro_batches([items[i] for i in own], limit, shape)) for own in divided], passes)
+
+
+def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Item]:
+    """Yield this rank's micro-batches, while all ranks make the same number of passes through divided models.
+
+    Args:
+        divided: the micro-batches of each rank.
+        passes: what a rank does that has fewer than others.
+    """
+    most = max(map(len, divided))
+    with in_lockstep():
+        for i in range(most):
+            passes.before(is_last=i == most - 1)
+            if i < len(divided[ranks.rank()]):
+                yield divided[ranks.rank()][i]
+            else:
+                passes.nothing()
+
+
+def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
+    """Return the rows of each micro-batch of this rank. A micro-batch is as wide as its longest row.
+
+    If one holds all rows, they keep their order; else they are sorted by length first, so that little is padding. A rank may
+    have no rows.
+
+    Args:
+        lengths: tokens of each row.
+        limit: the most rows and tokens per micro-batch.
+    """
+    return rows_of(ranks.shard_indices(lengths), lengths, limit)
+
+
+def rows_of(own: list[int], lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
+    """The same of given rows."""
+    order = sorted(own, key=lengths.__getitem__)
+    parts = list(in_micro_batches(order, limit, lambda row: (1, lengths[row])))
+    return parts if len(parts) > 1 or len(own) < len(lengths) else [own]
+
+
+# Out of memory ---------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class AdaptiveMicroBatch:
+    """How many rows at a time memory has room for: what the settings say, or less once it has run out.
+
+    The smaller micro-batch stays for the rest of the run, and is part of its state. Micro-batches never change a gradient
+    but by rounding.
+
+    Args:
+        flag: the setting that would have been right from the start, named in messages.
+    """
+
+    def __init__(self, flag: str = "--micro-batch-size") -> None:
+        self.flag = flag
+        self.found: MicroBatch | None = None
+        """What memory was found to have room for; None if it never ran out."""
+
+    def within(self, limit: MicroBatch) -> MicroBatch:
+        """The smaller of what the settings say and what was found."""
+        if self.found is None:
+            return limit
+        tokens = [count for count in (limit.tokens, self.found.tokens) if count is not None]
+        return MicroBatch(min(limit.rows, self.found.rows), min(tokens, default=None))
+
+    def run(
+        self,
+        work: Callable[[MicroBatch], T],
+        limit: MicroBatch,
+        *,
+        rows: int,
+        undo: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Return ``work(micro-batch)``. Whenever memory runs out in it, do it again from its start with half the micro-batch.
+
+        If it runs out on one of several ranks, all do it again. In ``work``, ranks may talk to each other only after
+        `heedful.parallel.ranks.all_well`.
+
+        Args:
+            work: takes the micro-batch to use.
+            limit: the micro-batch of the settings.
+            rows: how many there are in all (pairs, if the limit counts pairs): half of more would be no fewer.
+            undo: undoes what an unfinished ``work`` may have left, such as gradients. torch's random numbers are put back
+                without it.
+
+        Raises MemoryFullError if memory runs out with one row at a time, or in a pass through divided models.
+        """
+        before = _random_state()
+        while True:
+            tried = self.within(limit)
+            try:
+                done = work(tried)
+                ranks.all_well()
+                return done
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    check_present(error)
+                    raise
+                if others_wait():
+                    raise MemoryFullError(_cannot_be_done_again(error, self.flag, min(tried.rows, rows))) from error
+                if not isinstance(error, ranks.ElsewhereMemoryError):
+                    ranks.any_of(True)
+                count = min(tried.rows, -(-rows // ranks.size()))
+                if count <= 1:
+                    raise MemoryFullError(_nothing_left(error)) from error
+            # Out of the handler, the error and all that its frames hold is gone.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.found = MicroBatch((count + 1) // 2, None if tried.tokens is None else max(1, tried.tokens // 2))
+            undo()
+            _set_random_state(before)
+            say(
+                f"out of memory with {count} rows at a time, so from here on {self.found.rows}: the same results, more "
+                f"slowly ({self.flag} {self.found.rows} would do so from the start; heedful plan says what takes the memory)"
+            )
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {} if self.found is None else {"rows": self.found.rows, "tokens": self.found.tokens}
+
+    def load_state_dict(self, state: Mapping[str, int | None]) -> None:
+        rows = state.get("rows")
+        self.found = None if rows is None else MicroBatch(rows, state["tokens"])
+
+
+def _cannot_be_done_again(error: Exception, flag: str, count: int) -> str:
+    reason = (str(error) or type(error).__name__).partition("\n")[0]
+    return (
+        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait in the midst of "
+        f"the pass, so it cannot be done again in smaller parts: start again with {flag} {max(1, count // 2)}, and the run "
+        "goes on from its newest checkpoint"
+    )
+
+
+def _nothing_left(error: Exception) -> str:
+    reason = (str(error) or type(error).__name__).partition("\n")[0]
+    return (
+        f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes and which "
+        "settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype bfloat16, or shorter texts "
+        "(--max-length, --max-prompt-tokens, --max-new-tokens)"
+    )
+
+
+def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
+    """State of torch's generators, of which dropout takes its numbers. Nothing waits for a GPU here."""
+    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if is_on_gpu else None
+
+
+def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    on_cpu, on_gpu = state
+    torch.set_rng_state(on_cpu)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu)
