@@ -28,9 +28,9 @@ from .errors import MemoryFullError as MemoryFullError
 from .errors import RewardError as RewardError
 from .errors import TrainingError as TrainingError
 from .evaluate.curves import draw_curves as draw_curves
-from .evaluate.pass_at_k import evaluate_pass_at_k as evaluate_pass_at_k
 from .evaluate.policies import evaluate_best_of_n as evaluate_best_of_n
 from .evaluate.policies import evaluate_kl as evaluate_kl
+from .evaluate.policies import evaluate_pass_at_k as evaluate_pass_at_k
 from .evaluate.policies import evaluate_perplexity as evaluate_perplexity
 from .evaluate.policies import evaluate_scores as evaluate_scores
 from .evaluate.policies import evaluate_win_rate as evaluate_win_rate

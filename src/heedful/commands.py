@@ -31,7 +31,7 @@ from heedful.configs.tools import (
 from heedful.configs.tracking import TrackConfig
 from heedful.display import Screen, harmless
 from heedful.errors import ConfigError
-from heedful.evaluate import pass_at_k, policies, reward_models, tasks
+from heedful.evaluate import policies, reward_models, tasks
 from heedful.evaluate.output import check_output, report
 from heedful.models.adapters import is_adapter
 from heedful.models.merge import merge_model
@@ -130,7 +130,7 @@ MEASURES: dict[type, Callable[[Any], dict[str, Any]]] = {
     WinRateConfig: policies.evaluate_win_rate,
     ScoresConfig: policies.evaluate_scores,
     BestOfNConfig: policies.evaluate_best_of_n,
-    PassAtKConfig: pass_at_k.evaluate_pass_at_k,
+    PassAtKConfig: policies.evaluate_pass_at_k,
     KLConfig: policies.evaluate_kl,
     PerplexityConfig: policies.evaluate_perplexity,
     TasksConfig: tasks.evaluate_tasks,

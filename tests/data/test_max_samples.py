@@ -13,7 +13,7 @@ from heedful.configs.offline import SFTConfig
 from heedful.data import read_demonstrations, read_prompts, read_rankings, read_records
 from heedful.data.loading import load_split
 from heedful.errors import DataError
-from heedful.evaluate.reward_models import held_out, left_out
+from heedful.evaluate.measuring import held_out, left_out
 
 ROWS = [{"prompt": f"问题{i}", "n": i} for i in range(4)]
 

@@ -34,8 +34,7 @@ def by_digits(completions):
     return [float(sum(c.isdigit() for c in completion)) for completion in completions]
 
 
-@pytest.mark.parametrize("mode", ["pairwise", "ranking"])
-@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(("mode", "samples"), [("pairwise", 2), ("ranking", 1)])
 def test_a_judge_compares_two_policies(settings, chat_server, tiny, mode, samples):
     """As the judge's own scores do; two requests for a pair in which a place could matter, one for a ranking."""
     chat_server.faults(by_hash=True)

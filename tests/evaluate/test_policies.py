@@ -12,11 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.cli import main
 from heedful.configs.evaluate import KLConfig, PerplexityConfig, ScoresConfig, TasksConfig, WinRateConfig
-from heedful.configs.offline import SFTConfig
-from heedful.core import mean_interval, share_interval
-from heedful.data.loading import load_split
-from heedful.data.schemas import read_demonstrations, read_prompts
-from heedful.errors import ConfigError, DataError, RewardError
+from heedful.core import share_interval
+from heedful.errors import ConfigError, DataError
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_kl, evaluate_perplexity, evaluate_scores, evaluate_win_rate
 from heedful.models.reward_model import RewardModel
@@ -49,60 +46,6 @@ def test_a_policy_ties_with_itself(tiny, sampled, reward):
     assert len(rows) == 4
 
 
-def test_swapping_the_policies_mirrors_the_win_rate(tiny, sampled, reward):
-    one, other = tiny(seed=0), tiny(seed=1)
-    ours = evaluate_win_rate(WinRateConfig(model=one, baseline=other, rewards=(reward,), **sampled))
-    theirs = evaluate_win_rate(WinRateConfig(model=other, baseline=one, rewards=(reward,), **sampled))
-    assert ours["win_rate"] == pytest.approx(1 - theirs["win_rate"], abs=1e-12)
-    assert ours["interval_95"] == pytest.approx([1 - end for end in theirs["interval_95"][::-1]], abs=1e-12)
-    assert (ours["score_mean"], ours["ties"]) == (theirs["baseline_score_mean"], theirs["ties"])
-    assert any(row["response"] != row["baseline"] for row in ours["samples"])
-
-
-def test_win_rate_by_hand(tiny, sampled, tmp_path):
-    """A win counts 1, a tie one half: from the scores of all prompts, taken with ``scores`` under the same seed."""
-    (tmp_path / "r.py").write_text("def odd(completions):\n    return [sum(map(ord, c)) % 2 for c in completions]\n")
-    reward = f"python:{tmp_path / 'r.py'}:odd"
-    scores = [
-        [row["score"] for row in evaluate_scores(
-            ScoresConfig(model=tiny(seed=seed), rewards=(reward,), num_samples=12, **sampled)
-        )["samples"]]
-        for seed in (0, 1)
-    ]  # fmt: skip
-    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(*scores, strict=True)]
-    assert {0.5} < set(wins), "the seeds no longer give both ties and decisions"
-    result = evaluate_win_rate(WinRateConfig(model=tiny(), baseline=tiny(seed=1), rewards=(reward,), **sampled))
-    assert result["win_rate"] == pytest.approx(sum(wins) / 12)
-    assert result["ties"] == wins.count(0.5)
-    assert result["interval_95"] == share_interval([[win] for win in wins])
-
-
-def test_winning_every_time_is_no_proof_of_winning_always(tiny, sampled, tmp_path):
-    """All of 12, whatever the prompts: from 1 / (1 + 1.96^2 / 12)."""
-    ours = iter([1.0, 0.0])
-    config = WinRateConfig(model=tiny(), baseline=tiny(seed=1), **sampled)
-    result = evaluate_win_rate(config, rewards=[lambda completions: [next(ours)] * len(completions)])
-    assert (result["win_rate"], result["interval_95"]) == (1.0, pytest.approx((1 / (1 + 3.8416 / 12), 1.0)))
-
-
-def test_scores(tiny, sampled, reward):
-    result = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled))
-    rows = result["samples"]
-    by_hand = [sum(c.isascii() for c in row["response"]) / 10 for row in rows]
-    assert [row["score"] for row in rows] == by_hand
-    assert result["score_mean"] == pytest.approx(sum(by_hand) / 12)
-    assert result["interval_95"] == mean_interval([[score] for score in by_hand])
-    assert (result["response_length"], result["eos_frac"], result["prompts"]) == (12.0, 0.0, 12)
-    assert [row["prompt"] for row in rows] == [f"第{i}个问题" for i in range(12)]
-
-
-def test_rewards_are_summed(tiny, sampled, reward):
-    one = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **sampled))
-    digits = evaluate_scores(ScoresConfig(model=tiny(), rewards=("rule:digits",), **sampled))
-    both = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward, "rule:digits"), **sampled))
-    assert both["score_mean"] == pytest.approx(one["score_mean"] + digits["score_mean"])
-
-
 def letters(completions, **_):
     return [sum(c.isascii() for c in text) / 10 for text in completions]
 
@@ -130,10 +73,9 @@ def test_missing_rewards_are_told_before_anything_is_loaded(sampled, capsys):
         evaluate_scores(ScoresConfig(model="没有", **sampled))
     with pytest.raises(ConfigError, match=re.escape(missing)):
         evaluate_win_rate(WinRateConfig(model="没有", baseline="没有", **sampled))
-    for measure, more in (("scores", []), ("win-rate", ["--baseline", "没有"])):
-        assert main(["evaluate", measure, "--model", "没有", "--data", sampled["data"], *more]) == 2
-        captured = capsys.readouterr()
-        assert (captured.out, captured.err) == ("", f"heedful: ConfigError: {missing}\n")
+    assert main(["evaluate", "scores", "--model", "没有", "--data", sampled["data"]]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"heedful: ConfigError: {missing}\n")
 
 
 def test_max_prompts_and_seed(tiny, sampled, reward):
@@ -146,35 +88,19 @@ def test_max_prompts_and_seed(tiny, sampled, reward):
     assert [r["response"] for r in other] != [r["response"] for r in rows]
 
 
-@pytest.mark.parametrize("size", [1, 5])
-def test_the_batch_changes_nothing(tiny, sampled, reward, size):
+def test_the_batch_changes_nothing(tiny, sampled, reward):
     config = ScoresConfig(model=tiny(), rewards=(reward,), num_samples=12, **sampled)
-    one, other = evaluate_scores(config), evaluate_scores(dataclasses.replace(config, micro_batch_size=size))
+    one, other = evaluate_scores(config), evaluate_scores(dataclasses.replace(config, micro_batch_size=5))
     assert one.pop("samples") == other.pop("samples")
     assert one.pop("interval_95") == pytest.approx(other.pop("interval_95"))
     assert one == pytest.approx(other)
 
 
-def test_the_fraction_is_what_trainers_hold_out(tiny, written, cpu, reward):
-    path = written([{"prompt": f"第{i}问"} for i in range(60)])
-    config = SFTConfig(model="m", data=path, output="o", eval_fraction=0.2)
-    _, expected, _ = load_split(read_prompts, config)
-    settings = {"data": path, "max_new_tokens": 2, "num_samples": 60, "eval_fraction": 0.2, **cpu}
-    rows = evaluate_scores(ScoresConfig(model=tiny(), rewards=(reward,), **settings))["samples"]
-    assert [row["prompt"] for row in rows] == [item.prompt for item in expected]
-    assert 2 < len(rows) < 30
-
-
-@pytest.mark.parametrize("measure", ["scores", "win-rate", "kl", "perplexity"])
+@pytest.mark.parametrize("measure", ["win-rate", "perplexity"])
 def test_no_remedy_is_offered_that_the_command_lacks(measure, tiny, written, capsys):
     """Too long a prompt or text: every flag in the message must exist."""
     records = [{"prompt": "长" * 60, "completion": "答"}]
-    more = {
-        "scores": ["--rewards", "rule:digits"],
-        "win-rate": ["--rewards", "rule:digits", "--baseline", tiny()],
-        "kl": ["--reference", tiny()],
-        "perplexity": [],
-    }
+    more = {"win-rate": ["--rewards", "rule:digits", "--baseline", tiny()], "perplexity": []}
     status = main(["evaluate", measure, "--model", tiny(), "--data", written(records), *more[measure]])
     message = capsys.readouterr().err
     assert status == 2
@@ -185,20 +111,6 @@ def test_no_remedy_is_offered_that_the_command_lacks(measure, tiny, written, cap
     for word in message.split():
         if word.startswith("--"):
             assert word.strip(".,:;") in known, f"{word} is no flag of evaluate {measure}"
-
-
-def test_max_new_tokens_that_leave_no_room(tiny, prompts, cpu):
-    """Not "longer than -72 tokens"."""
-    with pytest.raises(ConfigError, match="--max-new-tokens 200 leaves no room"):
-        evaluate_scores(ScoresConfig(model=tiny(), data=prompts, rewards=("rule:digits",), max_new_tokens=200, **cpu))
-
-
-def test_kl_to_itself_is_zero(tiny, sampled):
-    result = evaluate_kl(KLConfig(model=tiny(), reference=tiny(), **sampled))
-    assert result["kl"] == pytest.approx(0.0, abs=1e-5)
-    assert result["kl_per_token"] == pytest.approx(0.0, abs=1e-5)
-    assert all(row["kl"] == pytest.approx(0.0, abs=1e-5) for row in result["samples"])
-    assert len(result["samples"]) == 4
 
 
 @pytest.fixture
@@ -269,17 +181,6 @@ def test_kl_between_vocabularies_is_refused(tiny, sampled, tmp_path):
         evaluate_kl(KLConfig(model=tiny(), reference=str(tmp_path / "other"), **sampled))
 
 
-def test_perplexity_of_a_uniform_model_is_the_vocabulary(uniform_model, written, cpu):
-    vocabulary = len(AutoTokenizer.from_pretrained(uniform_model))
-    texts = written([{"text": "一二三" * 100}, {"text": "short"}])
-    result = evaluate_perplexity(PerplexityConfig(model=uniform_model, data=texts, **cpu))
-    assert result["perplexity"] == pytest.approx(vocabulary, rel=1e-6)
-    assert result["loss"] == pytest.approx(math.log(vocabulary), rel=1e-6)
-    # Without a BOS the first token has nothing to be predicted from; the end is a token like any other.
-    assert result["tokens"] == (900 - 1 + 1) + (5 - 1 + 1)
-    assert result["records"] == 2
-
-
 def independent_losses(folder, ids, length):
     """Negative log-likelihood of every token but the first, in pieces that overlap by one token."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -293,7 +194,7 @@ def independent_losses(folder, ids, length):
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("length", [None, pytest.param(2, marks=pytest.mark.exhaustive), 17])
+@pytest.mark.parametrize("length", [None, 17])
 def test_perplexity_of_text_longer_than_the_context(tiny, written, cpu, architecture, length):
     folder = tiny(architecture)
     texts = ["从前有一座山，" * 20, "a tale of two cities", "短", "x" * 127, "y" * 128]
@@ -328,15 +229,6 @@ def test_perplexity_of_demonstrations(tiny, written, cpu, loss_on):
     result = evaluate_perplexity(config)
     assert result["tokens"] == len(losses)
     assert result["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
-
-
-def test_the_fraction_holds_out_texts(tiny, written, cpu):
-    """Plain text has no prompt; trainers split it by the text itself."""
-    path = written([{"text": f"第{i}篇文章"} for i in range(60)])
-    _, expected, _ = load_split(read_demonstrations, SFTConfig(model="m", data=path, output="o", eval_fraction=0.2))
-    result = evaluate_perplexity(PerplexityConfig(model=tiny(), data=path, eval_fraction=0.2, **cpu))
-    assert result["records"] == len(expected) < 30
-    assert result["tokens"] == sum(len(item.response.encode()) for item in expected)
 
 
 def test_a_text_of_one_token_has_nothing_to_measure(tiny, written, cpu):
@@ -448,33 +340,6 @@ def test_too_long_prompts_are_dropped_or_cut_and_counted(tiny, written, cpu, rew
     )
 
 
-def test_unusable_prompts_are_dropped_and_counted(tiny, written, cpu, reward):
-    config = ScoresConfig(
-        model=tiny(), data=lengths(written, 10, 0, unusable=1), rewards=(reward,), max_new_tokens=2, **cpu
-    )
-    with pytest.raises(DataError, match=r"数据\.jsonl:10"):
-        evaluate_scores(config)
-    result = evaluate_scores(dataclasses.replace(config, unusable="drop"))
-    assert (result["prompts"], result["dropped_unusable"]) == (9, 1)
-    with pytest.raises(DataError, match=r"1 of 10 records \(10.0%\) would be dropped \(1 unusable\)"):
-        evaluate_scores(dataclasses.replace(config, unusable="drop", max_dropped=0.09))
-
-
-@pytest.mark.parametrize("short", ["model", "baseline"])
-def test_both_policies_answer_the_prompts_that_both_can_read(tiny, written, cpu, reward, short):
-    """Whichever has the shorter context; pairing by position would compare answers to different prompts."""
-    data = written([{"prompt": text} for text in ("甲", "y" * 90, "乙", "x" * 100, "丙", "丁")])
-    models = {"model": tiny(max_length=128), "baseline": tiny(max_length=128)} | {short: tiny(max_length=64)}
-    config = WinRateConfig(**models, data=data, rewards=(reward,), max_new_tokens=20, num_samples=9, **cpu)
-    with pytest.raises(DataError, match="2 of 6 prompts are longer than 44 tokens"):
-        evaluate_win_rate(config)
-    result = evaluate_win_rate(dataclasses.replace(config, too_long="drop", max_dropped=0.34))
-    assert [row["prompt"] for row in result["samples"]] == ["甲", "乙", "丙", "丁"]
-    assert (result["prompts"], result["dropped_too_long"]) == (4, 2)
-    with pytest.raises(DataError, match=r"2 of 6 records \(33.3%\) would be dropped"):
-        evaluate_win_rate(dataclasses.replace(config, too_long="drop", max_dropped=0.33))
-
-
 def test_each_policy_drops_its_own_and_both_lose_them(tiny, written, cpu, reward):
     """A prompt is counted once, though both models might refuse it."""
     data = written([{"prompt": text} for text in ("甲", "y" * 50, "乙", "x" * 120)])
@@ -493,21 +358,7 @@ def test_each_policy_drops_its_own_and_both_lose_them(tiny, written, cpu, reward
     assert [row["prompt"] for row in result["samples"]] == ["甲", "乙"]
 
 
-def test_kl_counts_what_it_leaves_out(tiny, written, cpu):
-    config = KLConfig(
-        model=tiny(),
-        reference=tiny(seed=1),
-        data=lengths(written, 10, 1),
-        max_new_tokens=50,
-        too_long="drop",
-        num_samples=10,
-        **cpu,
-    )
-    result = evaluate_kl(config)
-    assert (result["prompts"], result["dropped_too_long"], len(result["samples"])) == (9, 1, 9)
-
-
-@pytest.mark.parametrize("filtered", [{"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.0}])
+@pytest.mark.parametrize("filtered", [{"top_p": 0.9}, {"temperature": 0.0}])
 def test_kl_of_filtered_responses_is_refused(tiny, prompts, filtered):
     """They are drawn from another distribution than the one whose log-probabilities are compared."""
     with pytest.raises(ConfigError, match=f"--{next(iter(filtered)).replace('_', '-')}"):
@@ -541,24 +392,6 @@ def test_a_perplexity_beyond_all_numbers_is_infinite(uniform_model, written, cpu
     monkeypatch.setattr(policies, "token_outputs", hopeless)
     result = evaluate_perplexity(PerplexityConfig(model=uniform_model, data=written([{"text": "ab"}]), **cpu))
     assert (result["perplexity"], result["loss"]) == (math.inf, 1000.0)
-
-
-@pytest.mark.parametrize("measure", ["scores", "win-rate"])
-def test_rewards_are_resolved_before_sampling(tiny, sampled, tmp_path, monkeypatch, measure):
-    """A mistake in a reward file is told at once, not after an hour of sampling."""
-    from heedful.evaluate import policies
-
-    def too_late(*args, **kwargs):
-        raise AssertionError("a policy was loaded first")
-
-    monkeypatch.setattr(policies, "load_policy", too_late)
-    (tmp_path / "r.py").write_text("import 没有这个模块\n", encoding="utf-8")
-    rewards = (f"python:{tmp_path / 'r.py'}:f",)
-    scores = ScoresConfig(model=tiny(), rewards=rewards, **sampled)
-    win_rate = WinRateConfig(model=tiny(), baseline=tiny(), rewards=rewards, **sampled)
-    evaluate, config = (evaluate_scores, scores) if measure == "scores" else (evaluate_win_rate, win_rate)
-    with pytest.raises(RewardError, match="cannot be imported"):
-        evaluate(config)
 
 
 def test_micro_batches_reach_reward_models(tiny, planted_model, sampled, monkeypatch):

@@ -10,7 +10,8 @@ from heedful.data.chat import RewardInputs
 from heedful.data.loading import load_split
 from heedful.data.schemas import read_rankings
 from heedful.errors import CheckpointError, DataError
-from heedful.evaluate.reward_models import evaluate_accuracy, held_out
+from heedful.evaluate.measuring import held_out
+from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.tokenizer import load_tokenizer
@@ -63,14 +64,6 @@ def test_pairs_of_one_prompt_are_not_independent(measure):
     assert alone["interval_95"][1] < result["interval_95"][1]
 
 
-def test_all_right_is_no_proof_of_being_always_right(measure):
-    """Not 100 % plus minus 0: from 1 / (1 + 1.96^2 / prompts), the number of pairs being no matter."""
-    for pairs in (1, 3):
-        records = [pair(*FOUR[0], prompt=f"第{i}问") for i in range(5) for _ in range(pairs)]
-        result = measure(records)
-        assert (result["accuracy"], result["interval_95"]) == (1.0, pytest.approx((1 / (1 + 3.8416 / 5), 1.0)))
-
-
 def test_the_planted_scores_are_those_of_the_margin(measure):
     """Sign and order of the score itself, so that the accuracies here mean what they say."""
     assert measure([pair("!", "a")])["margin_mean"] > 0
@@ -95,15 +88,6 @@ def test_rankings_count_all_their_pairs_and_no_ties(measure):
     assert result["accuracy"] == pytest.approx(3 / 5)
 
 
-def test_the_pairs_of_a_ranking_are_not_independent(measure):
-    """Two rankings of three: all of one right, all of the other wrong."""
-    right = {"prompt": "问", "responses": ["!!", "ab", "??"], "ranks": [0, 1, 2]}
-    wrong = {"prompt": "答", "responses": ["!!", "ab", "??"], "ranks": [2, 1, 0]}
-    result = measure([right, wrong])
-    assert (result["accuracy"], result["pairs"]) == (0.5, 6)
-    assert result["interval_95"] == share_interval([[1.0] * 3, [0.0] * 3])
-
-
 def test_calibration_and_length(measure):
     """The scores are a, -a and 0 for the same length; one of three pairs, of unequal length, is in the wrong order."""
     a = measure([pair("!", "ab")])["score_mean"] * 2
@@ -115,14 +99,6 @@ def test_calibration_and_length(measure):
     assert result["length_correlation"] < -0.5
     assert 0 < result["ece"] < 1
     assert a > 0
-
-
-def test_what_is_not_defined_is_absent(measure):
-    """All scores equal, or no pair of similar length."""
-    result = measure([pair("ab", "abcdefgh")])
-    assert "length_correlation" not in result
-    assert "accuracy_similar_length" not in result
-    assert (result["pairs_similar_length"], result["ece"]) == (0, 0.0)
 
 
 def test_truncated_rankings_are_scored_without_an_end(measure, planted_model):
@@ -152,7 +128,7 @@ def test_pairs_are_weighted_alike_not_prompts(measure):
     assert (result["accuracy"], result["pairs"], result["prompts"]) == (0.75, 4, 2)
 
 
-@pytest.mark.parametrize(("size", "tokens"), [(1, None), (3, None), (100, None), (100, 1), (100, 60)])
+@pytest.mark.parametrize(("size", "tokens"), [(1, None), (100, 60)])
 def test_the_batch_changes_nothing(measure, size, tokens):
     records = [pair("!" * (i % 4) + "长" * (i % 7), "?" * (i % 3) + "短") for i in range(1, 12)]
     one = measure(records, micro_batch_size=size, micro_batch_tokens=tokens)

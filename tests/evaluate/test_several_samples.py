@@ -7,7 +7,7 @@ import pytest
 from heedful.configs.evaluate import KLConfig, ScoresConfig, WinRateConfig
 from heedful.core import mean_interval, share_interval
 from heedful.errors import ConfigError
-from heedful.evaluate.intervals import by_prompt
+from heedful.evaluate.measuring import by_prompt
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.types import Message, Prompt, Ranking
 
@@ -96,11 +96,6 @@ def test_kl_is_the_mean_over_every_response(tiny, once, thrice):
     assert result["interval_95"] != pytest.approx(mean_interval([[kl] for kl in kls]), rel=1e-2)
     assert (result["prompts"], result["responses"]) == (5, 15)
     assert [row["response"] for row in result["samples"]] == [row["response"] for row in repeated["samples"]][::3]
-
-
-def test_max_prompts_counts_prompts(tiny, once):
-    result = evaluate_scores(ScoresConfig(model=tiny(), samples_per_prompt=2, max_prompts=3, **once), rewards=[parity])
-    assert (result["prompts"], result["responses"], len(result["samples"])) == (3, 6, 3)
 
 
 def test_greedy_responses_are_all_the_same(once):

@@ -2,12 +2,11 @@
 
 import json
 import math
+import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib import font_manager
 from matplotlib.axes import Axes
@@ -18,10 +17,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 
 from heedful.errors import CheckpointError, ConfigError, DataError
 from heedful.evaluate.output import check_result_file
+from heedful.files import read_object
 
-Points = tuple[list[float], list[float]]
-"""Steps and values of a metric."""
-ALGORITHM = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+COMMAND = re.compile(r"heedful ([a-z0-9]+(?:-[a-z0-9]+)*)")
 ACRONYM = re.compile(r"\b(ppo|a2c|grpo|dpo)\b")
 MAX_COLUMNS = 4
 WIDTH, HEIGHT, DOTS = 4.2, 3.4, 150
@@ -37,7 +35,7 @@ class Panel:
     title: str
     quantity: str
     """Label of the vertical axis, with the unit."""
-    training: str | None = None
+    training: str
     """Metric measured during training, drawn as a thin line."""
     held_out: str | None = None
     """Metric measured on held-out prompts, drawn as a line with dots."""
@@ -47,25 +45,6 @@ class Panel:
     logarithmic: bool = False
     smoothed: bool = False
     """Draw training values as means over neighbouring steps, because single steps are noisy."""
-
-
-def _online(name: str) -> tuple[Panel, ...]:
-    """Panels of an algorithm that samples responses while it trains, titled with its ``name``, and then ``more``."""
-    return (
-        Panel(f"{name}: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
-        Panel(
-            f"{name}: KL to the reference",
-            "nats per response",
-            "reference/kl",
-            "eval/kl",
-            second="reference/kl_coef",
-            second_quantity="KL coefficient (dotted)",
-        ),
-        Panel(f"{name}: length", "tokens per response", "rollout/response_length", "eval/response_length"),
-        Panel(f"{name}: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
-        Panel(f"{name}: entropy", "nats per token", "policy/entropy"),
-        Panel(f"{name}: variance explained by values", "share of variance", "value/explained_variance"),
-    )
 
 
 PANELS: Mapping[str, tuple[Panel, ...]] = {
@@ -80,12 +59,23 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         Panel("KTO: accuracy", "share of responses", "reward/accuracy", "eval/accuracy", smoothed=True),
     ),
 }
-"""The panels of algorithms that learn from data, by the name of the command; all others learn online (`panels_of`)."""
+"""The panels of algorithms that learn from data, by the name of the command, in the order in which they are usually run."""
 
 
 def panels_of(algorithm: str) -> tuple[Panel, ...]:
     """Return the panels of an algorithm, in the order in which they are drawn: all online algorithms log the same metrics."""
-    return PANELS.get(algorithm) or _online(ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " "))
+    if algorithm in PANELS:
+        return PANELS[algorithm]
+    name = ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " ")
+    coefficient = {"second": "reference/kl_coef", "second_quantity": "KL coefficient (dotted)"}
+    return (
+        Panel(f"{name}: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
+        Panel(f"{name}: KL to the reference", "nats per response", "reference/kl", "eval/kl", **coefficient),
+        Panel(f"{name}: length", "tokens per response", "rollout/response_length", "eval/response_length"),
+        Panel(f"{name}: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
+        Panel(f"{name}: entropy", "nats per token", "policy/entropy"),
+        Panel(f"{name}: variance explained by values", "share of variance", "value/explained_variance"),
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class RunCurves:
     metrics: Sequence[Mapping[str, float]]
     """Lines of metrics.jsonl; each has a ``step``."""
 
-    def points(self, metric: str | None) -> Points:
+    def points(self, metric: str | None) -> tuple[list[float], list[float]]:
         """Return the steps at which a metric was logged, and its values. A value that was not finite is NaN."""
         found = [(line["step"], line[metric]) for line in self.metrics if metric is not None and metric in line]
         return [step for step, _ in found], [value for _, value in found]
@@ -109,8 +99,8 @@ def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
     """Draw the learning curves of run folders and write them as a picture.
 
     Args:
-        runs: folders of runs. Runs of the same algorithm share panels, and each run has its own colour.
-        output: the picture to write; its ending (.png, .svg or .pdf) sets the format.
+        runs: folders of runs, in the order of their colours.
+        output: the file to write; its ending (.png, .svg or .pdf) sets the format.
 
     Raises ConfigError if there are no runs or the picture cannot be written, CheckpointError if a folder is not a run,
     does not say which algorithm it ran, or has not logged a step yet, and DataError if a line of metrics.jsonl is damaged.
@@ -127,6 +117,13 @@ def draw_curves(runs: Sequence[str | Path], output: str | Path) -> None:
     temporary.replace(output)
 
 
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the folders' paths without the parts that all of them start with; the last part of each always stays."""
+    paths = [folder.resolve() for folder in folders]
+    shared = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(shared).as_posix() for path in paths]
+
+
 def read_run(folder: Path, name: str) -> RunCurves:
     """Read the algorithm and the metrics of a run folder. ``name`` is the run's name in the legend.
 
@@ -140,61 +137,61 @@ def read_run(folder: Path, name: str) -> RunCurves:
         state = "is not a run: it has no metrics.jsonl" if folder.is_dir() else "does not exist"
         raise CheckpointError(f"--runs: {folder} {state}{hint}")
     algorithm = read_algorithm(folder)
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other ends of lines
-    metrics = [_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    metrics = _read_metrics(path)
     if not any(panel.training in line for panel in panels_of(algorithm) for line in metrics):
         raise CheckpointError(f"--runs: {path} has nothing to draw: no step of {algorithm} is logged in it yet")
     return RunCurves(name, algorithm, metrics)
 
 
 def read_algorithm(folder: Path) -> str:
-    """Return the algorithm that a run folder's environment.json names.
-
-    A run writes that file before its first step. Raises CheckpointError if it is missing or names none.
-    """
+    """Return the algorithm that a run folder's environment.json names. Raises CheckpointError if it names none."""
     path = folder / "environment.json"
-    form = 'expected {"command": "heedful ALGORITHM"} such as heedful ppo'
-    if not path.is_file():
-        raise CheckpointError(
-            f"--runs: {folder} has no environment.json, so it is not known which algorithm it ran. Copy the file from the "
-            f"original run, or write one: {form}"
-        )
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"--runs: {path} is damaged: not JSON ({error}); {form}") from error
-    command = content.get("command") if isinstance(content, dict) else None
-    program, _, algorithm = command.partition(" ") if isinstance(command, str) else ("", "", "")
-    if program != "heedful" or not ALGORITHM.fullmatch(algorithm):
-        raise CheckpointError(f"--runs: {path} does not name an algorithm: got {command!r:.80}; {form}")
-    return algorithm
+    form = (
+        "it names the algorithm that ran: copy it from the original run, or write "
+        '{"command": "heedful ALGORITHM"}, such as heedful ppo'
+    )
+    command = read_object(path, form, needs=["command"])["command"]
+    named = COMMAND.fullmatch(command)
+    if not named:
+        raise CheckpointError(f"{path} does not name an algorithm: got {command!r:.80}; {form}")
+    return named[1]
 
 
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the folders' paths without the parts that all of them start with; the last part of each always stays."""
-    parts = [folder.resolve().parts for folder in folders]
-    shared = 0
-    while all(len(own) > shared + 1 and own[shared] == parts[0][shared] for own in parts):
-        shared += 1
-    return ["/".join(own[shared:]) for own in parts]
-
-
-def _order(algorithm: str) -> tuple[int, str]:
-    """Those that learn from data come first, in the order in which they are usually run."""
-    return (list(PANELS).index(algorithm) if algorithm in PANELS else len(PANELS), algorithm)
+def _read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read numbers by their names. null, written for a number that is not finite, becomes NaN."""
+    metrics = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # names may hold other ends of lines
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            metrics.append({name: math.nan if value is None else float(value) for name, value in record.items()})
+            int(record["step"])
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
+            raise DataError(
+                f"{path}:{number} is damaged: expected an object of numbers with a step, got {line:.80}; delete the line "
+                "to draw the rest"
+            ) from error
+    return metrics
 
 
 def figure_of(runs: Sequence[RunCurves]) -> Figure:
     """Return the picture: a grid of the panels for which some run has values, and a legend below it."""
-    panels = [
-        (panel, algorithm)
-        for algorithm in sorted({run.algorithm for run in runs}, key=_order)
-        for panel in panels_of(algorithm)
-        if any(run.algorithm == algorithm and _has_values(run, panel) for run in runs)
-    ]
+    panels = []
+    for algorithm in (*PANELS, *sorted({run.algorithm for run in runs} - PANELS.keys())):
+        own = [run for run in runs if run.algorithm == algorithm]
+        for panel in panels_of(algorithm):
+            if any(run.points(metric)[1] for run in own for metric in (panel.training, panel.held_out)):
+                panels.append((panel, algorithm))
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     columns = math.ceil(len(panels) / rows)
-    keys = [Line2D([], [], color=_colour(i), linewidth=2.5, label=_drawable(run.name)) for i, run in enumerate(runs)]
+    fonts = [name for name in FONTS if name in {font.name for font in font_manager.fontManager.ttflist}]
+    colours = [f"C{i % 10}" for i in range(len(runs))]
+    keys = [
+        Line2D([], [], color=colour, linewidth=2.5, label=_drawable(run.name, fonts))
+        for run, colour in zip(runs, colours, strict=True)
+    ]
     keys += [
         Line2D([], [], color="0.35", linewidth=1, alpha=0.7, label="training"),
         Line2D([], [], color="0.35", linewidth=2, marker="o", markersize=4, label="held out"),
@@ -203,40 +200,24 @@ def figure_of(runs: Sequence[RunCurves]) -> Figure:
     keys_per_line = max(1, int(width / (0.8 + 0.1 * max(len(str(key.get_label())) for key in keys))))
     height = HEIGHT * rows + 0.25 * math.ceil(len(keys) / keys_per_line)
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    for index, (panel, algorithm) in enumerate(panels):
-        own = [(_colour(i), run) for i, run in enumerate(runs) if run.algorithm == algorithm]
-        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel, own)
-    _add_legend(figure, keys, keys_per_line)
-    return figure
-
-
-def _add_legend(figure: Figure, keys: Sequence[Line2D], keys_per_line: int) -> None:
+    for index, (panel, algorithm) in enumerate(panels, 1):
+        drawn = [(colour, run) for colour, run in zip(colours, runs, strict=True) if run.algorithm == algorithm]
+        _draw_panel(figure.add_subplot(rows, columns, index), panel, drawn)
     legend = figure.legend(
         handles=keys,
         loc="outside lower center",
         ncols=min(len(keys), keys_per_line),
         frameon=False,
-        prop={"family": _installed_fonts()},
+        prop={"family": fonts},
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
+    return figure
 
 
 def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[tuple[str, RunCurves]]) -> None:
     """Draw runs, each with its colour, that are all of the panel's algorithm."""
-    window = max(len(run.points(panel.training)[1]) // 20 for _, run in runs) if panel.smoothed else 1
-    _label_axes(axes, panel, window)
-    second = _second_axes(axes, panel, [run for _, run in runs])
-    for colour, run in runs:
-        steps, values = run.points(panel.training)
-        dot = "o" if len(values) == 1 else ""
-        axes.plot(steps, smoothed(values, window), color=colour, linewidth=1, alpha=0.7, marker=dot, markersize=2)
-        axes.plot(*run.points(panel.held_out), color=colour, linewidth=2, marker="o", markersize=4)
-        if second is not None:
-            second.plot(*run.points(panel.second), color=colour, linewidth=1.5, linestyle=":")
-
-
-def _label_axes(axes: Axes, panel: Panel, window: int) -> None:
+    window = max(1, *(len(run.points(panel.training)[1]) // 20 for _, run in runs)) if panel.smoothed else 1
     axes.set_title(panel.title, fontsize=11)
     axes.set_xlabel("step" + (f" (training: mean of {window} steps)" if window > 1 else ""))
     axes.set_ylabel(panel.quantity)
@@ -248,59 +229,26 @@ def _label_axes(axes: Axes, panel: Panel, window: int) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+    second = None
+    if any(len(set(run.points(panel.second)[1])) > 1 for _, run in runs):
+        second = axes.twinx()
+        second.set_ylabel(panel.second_quantity)
+        second.spines["top"].set_visible(False)
+    for colour, run in runs:
+        steps, values = run.points(panel.training)
+        recent = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+        means = [sum(part) / len(part) for part in recent]
+        dot = "o" if len(values) == 1 else ""
+        axes.plot(steps, means, color=colour, linewidth=1, alpha=0.7, marker=dot, markersize=2)
+        axes.plot(*run.points(panel.held_out), color=colour, linewidth=2, marker="o", markersize=4)
+        if second is not None:
+            second.plot(*run.points(panel.second), color=colour, linewidth=1.5, linestyle=":")
 
 
-def _second_axes(axes: Axes, panel: Panel, runs: Sequence[RunCurves]) -> Axes | None:
-    """Add an axis on the right if the panel's second metric varies in some run."""
-    if not any(len(set(run.points(panel.second)[1])) > 1 for run in runs):
-        return None
-    second = axes.twinx()
-    second.set_ylabel(panel.second_quantity)
-    second.spines["top"].set_visible(False)
-    return second
-
-
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return, for each value, the mean of it and up to ``window - 1`` values before it. A window below 2 changes nothing."""
-    parts = [values[max(0, end - max(window, 1)) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in parts]
-
-
-def _has_values(run: RunCurves, panel: Panel) -> bool:
-    return any(run.points(metric)[1] for metric in (panel.training, panel.held_out))
-
-
-def _metrics(line: str, place: str) -> dict[str, float]:
-    """Parse one line of metrics.jsonl into numbers by their names. null, written for a number that is not finite, is NaN."""
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is damaged: not JSON ({error}); delete the line to draw the rest") from error
-    if not isinstance(record, dict) or not all(_is_number(value) for value in record.values()):
-        raise DataError(f"{place} is damaged: expected an object of numbers, got {line:.80}")
-    if not isinstance(record.get("step"), int):
-        raise DataError(f"{place} is damaged: it has no step, got {line:.80}")
-    return {name: math.nan if value is None else float(value) for name, value in record.items()}
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is null or a number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value is None
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
-
-
-def _colour(index: int) -> str:
-    return f"C{index % 10}"
-
-
-def _installed_fonts() -> list[str]:
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    return [name for name in FONTS if name in installed]
-
-
-def _drawable(name: str) -> str:
+def _drawable(name: str, families: Sequence[str]) -> str:
     """Return a name with escapes in place of the characters that no installed font has."""
-    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in _installed_fonts()]
-    known = [any(font.get_char_index(ord(letter)) for font in fonts) for letter in name]
-    return "".join(c if has else c.encode("unicode_escape").decode() for c, has in zip(name, known, strict=True))
+    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in families]
+    return "".join(
+        letter if any(font.get_char_index(ord(letter)) for font in fonts) else letter.encode("unicode_escape").decode()
+        for letter in name
+    )

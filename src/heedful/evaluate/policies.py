@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from heedful import core
 from heedful.configs.evaluate import (
     BestOfNConfig,
     KLConfig,
+    PassAtKConfig,
     PerplexityConfig,
     ScoresConfig,
     WinRateConfig,
@@ -15,28 +17,37 @@ from heedful.configs.evaluate import (
 from heedful.core.best_of_n import best_row, expected_best, kl_bound
 from heedful.core.intervals import mean_interval, share_interval
 from heedful.data.batches import collate, in_micro_batches
-from heedful.data.chat import Renderer, plain_text
+from heedful.data.chat import Renderer
 from heedful.data.fitting import Refusal, added, check_dropped, max_length, settle
 from heedful.data.loading import encode_demonstrations, read_to_learn
 from heedful.errors import ConfigError, DataError
-from heedful.evaluate.answering import answer, counted, prompts_of, reward_functions, shape_of, shown_rows
-from heedful.evaluate.failures import without_failed
-from heedful.evaluate.intervals import by_prompt
-from heedful.evaluate.pairs import score_pairs
-from heedful.evaluate.reward_models import held_out, left_out
-from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
+from heedful.evaluate.measuring import (
+    AnyReward,
+    answer,
+    by_prompt,
+    counted,
+    held_out,
+    left_out,
+    load_functions,
+    prompts_of,
+    sample,
+    shown_rows,
+    without_failed,
+)
+from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.load import load_policy
 from heedful.models.policy import freeze
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer, load_tokenizer
-from heedful.rewards import Ensemble, Reward, RewardFunction, score_tokens
-from heedful.rewards.resolve import load_judges
+from heedful.rewards import Completion, Reward, score_tokens
+from heedful.rewards.judge import JudgeReward
+from heedful.rewards.scoring import Scores
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Prompt
 
 
-def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+def evaluate_scores(config: ScoresConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
     """Measure the mean score of a policy's responses with its 95 % interval, their length, and the share that ended.
 
     Args:
@@ -45,7 +56,7 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions = reward_functions(config, rewards)
+    functions, _ = load_functions(config, rewards)
     prompts, counts = prompts_of(config, [config.model], functions)
     answered = answer(config, config.model, prompts)
     given = score_tokens(functions, answered.completions)
@@ -54,23 +65,22 @@ def evaluate_scores(config: ScoresConfig, rewards: Sequence[str | Reward | Rewar
     return {
         "score_mean": sum(scores) / len(scores),
         "interval_95": mean_interval(by_prompt(scores, kept.prompts)),
-        **shape_of(kept),
+        **kept.shape(),
         **counted(prompts, answered.completions),
         **failed,
         **left_out(counts),
         "samples": [
-            {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": s}
-            for c, s in (
-                (answered.completions[row], given.totals[row]) for row in shown_rows(prompts, config) if row in rows
-            )
+            sample(answered.completions[row], score=given.totals[row])
+            for row in shown_rows(prompts, config)
+            if row in rows
         ],
     }
 
 
 def evaluate_best_of_n(
     config: BestOfNConfig,
-    rewards: Sequence[str | Reward | RewardFunction] = (),
-    judge: Sequence[str | Reward | RewardFunction] = (),
+    rewards: Sequence[AnyReward] = (),
+    judge: Sequence[AnyReward] = (),
 ) -> dict[str, Any]:
     """Measure the mean score of the best of n responses to each prompt, with its 95 % interval over prompts.
 
@@ -90,7 +100,7 @@ def evaluate_best_of_n(
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions, judges = reward_functions(config, rewards, [*config.judge, *judge]), _judges(config, judge)
+    functions, judges = load_functions(config, rewards, [*config.judge, *judge])
     prompts, counts = prompts_of(config, [config.model], [*functions, *judges])
     answered = answer(config, config.model, prompts, best_of=config.n)
     given = [score_tokens(rewards, answered.completions) for rewards in (functions, judges) if rewards]
@@ -122,23 +132,60 @@ def evaluate_best_of_n(
         "win_interval_95": share_interval(by_prompt(wins, chosen.prompts)),
         "ties": wins.count(0.5),
         "kl_bound": kl_bound(config.n),
-        **shape_of(chosen),
+        **chosen.shape(),
         **counted(prompts, answered.completions),
         **failed,
         **left_out(counts),
         "best_of": table,
         "samples": [
-            {"prompt": plain_text(c.prompt.prompt), "response": c.response, "score": scores[row]}
-            | ({} if judged is None else {"judge score": judged[row]})
-            for c, row in (
-                (answered.completions[best[i]], best[i])
-                for i in (kept.index(choice) for choice in shown_rows(prompts, config) if choice in kept)
-            )
+            sample(answered.completions[row], score=scores[row])
+            | ({"judge score": judged[row]} if judged is not None else {})
+            for row in (best[kept.index(choice)] for choice in shown_rows(prompts, config) if choice in kept)
         ],
     }
 
 
-def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | RewardFunction] = ()) -> dict[str, Any]:
+def evaluate_pass_at_k(config: PassAtKConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
+    """Measure pass@k for each k of ``config``, with its 95 % interval over prompts, and the share of correct responses.
+
+    Every k is estimated without bias from the ``samples_per_prompt`` responses to a prompt (`heedful.core.pass_at_k`). A
+    prompt is left out and counted if a reward failed on one of its responses.
+
+    Args:
+        config: the settings of the measurement.
+        rewards: rewards besides those of ``config``, summed with them; a response is correct from ``correct_from`` on.
+
+    Raises ConfigError, DataError, CheckpointError and RewardError.
+    """
+    functions, _ = load_functions(config, rewards)
+    prompts, counts = prompts_of(config, [config.model], functions)
+    answered = answer(config, config.model, prompts)
+    given, n = score_tokens(functions, answered.completions), config.samples_per_prompt
+    measured, failed = without_failed([given], len(prompts), each=n)
+    kept = [prompt * n + i for prompt in measured for i in range(n)]
+    correct = [sum(given.totals[prompt * n + i] >= config.correct_from for i in range(n)) for prompt in measured]
+    found: dict[str, Any] = {}
+    for k in config.k:
+        passed = [core.pass_at_k(n, right, k) for right in correct]
+        found[f"pass_at_{k}"] = sum(passed) / len(passed)
+        found[f"interval_95_at_{k}"] = share_interval(by_prompt(passed, [prompts[i] for i in measured]))
+    return {
+        **found,
+        "correct_frac": sum(correct) / len(kept),
+        **answered.select(kept).shape(),
+        **counted(prompts, answered.completions),
+        **failed,
+        **left_out(counts),
+        "samples": [
+            sample(answered.completions[row], score=given.totals[row])
+            | {f"correct of {n}": correct[measured.index(row // n)]}
+            for row in shown_rows(prompts, config)
+            if row // n in measured
+        ],
+    }
+
+
+def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[AnyReward] = ()) -> dict[str, Any]:
     """Measure how often a policy's response scores higher than the baseline's, with the 95 % interval over prompts.
 
     A tie counts one half. Both models answer the same prompts, each through its own tokenizer and chat template. If there are
@@ -150,10 +197,10 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
 
     Raises ConfigError, DataError, CheckpointError and RewardError.
     """
-    functions = reward_functions(config, rewards)
+    functions, _ = load_functions(config, rewards)
     prompts, counts = prompts_of(config, [config.model, config.baseline], functions)
     ours, theirs = (answer(config, name, prompts).completions for name in (config.model, config.baseline))
-    given = score_pairs(functions, ours, theirs)
+    given = _score_pairs(functions, ours, theirs)
     our_scores, their_scores = (of_all.totals for of_all in given)
     rows, failed = without_failed(given, len(ours))
     wins = [_win(our_scores[row], their_scores[row]) for row in rows]
@@ -167,13 +214,8 @@ def evaluate_win_rate(config: WinRateConfig, rewards: Sequence[str | Reward | Re
         **failed,
         **left_out(counts),
         "samples": [
-            {
-                "prompt": plain_text(ours[row].prompt.prompt),
-                "response": ours[row].response,
-                "score": our_scores[row],
-                "baseline": theirs[row].response,
-                "baseline score": their_scores[row],
-            }
+            sample(ours[row], score=our_scores[row])
+            | {"baseline": theirs[row].response, "baseline score": their_scores[row]}
             for row in shown_rows(prompts, config)
             if row in rows
         ],
@@ -209,13 +251,10 @@ def evaluate_kl(config: KLConfig) -> dict[str, Any]:
         "kl": sum(per_response) / len(per_response),
         "interval_95": mean_interval(by_prompt(per_response, answered.prompts)),
         "kl_per_token": sum(per_response) / int(answered.rollouts.lengths.sum()),
-        **shape_of(answered),
+        **answered.shape(),
         **counted(prompts, answered.completions),
         **left_out(counts),
-        "samples": [
-            {"prompt": plain_text(c.prompt.prompt), "response": c.response, "kl": kl}
-            for c, kl in ((answered.completions[row], per_response[row]) for row in shown_rows(prompts, config))
-        ],
+        "samples": [sample(answered.completions[row], kl=per_response[row]) for row in shown_rows(prompts, config)],
     }
 
 
@@ -264,6 +303,26 @@ def evaluate_perplexity(config: PerplexityConfig) -> dict[str, Any]:
     }
 
 
+def _score_pairs(rewards: Sequence[Reward], ours: Sequence[Completion], theirs: Sequence[Completion]) -> list[Scores]:
+    """The scores of responses and of those that they are compared with, one by one.
+
+    A judge that compares reads the two as one group: the better one has the score 1, the other 0. Raises RewardError.
+    """
+    if not any(isinstance(reward.function, JudgeReward) and reward.function.group_size == 2 for reward in rewards):
+        return [score_tokens(rewards, completions) for completions in (ours, theirs)]
+    given = score_tokens(rewards, [completion for pair in zip(ours, theirs, strict=True) for completion in pair])
+    return [
+        replace(
+            given,
+            totals=given.totals[side::2],
+            tokens=None,
+            failed=tuple(row // 2 for row in given.failed if row % 2 == side),
+            measured=given.measured if side == 0 else {},
+        )
+        for side in (0, 1)
+    ]
+
+
 def _win(ours: float, theirs: float) -> float:
     return 1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
 
@@ -285,19 +344,3 @@ def _best_of(
             interval = mean_interval(by_prompt(of_k, prompts))
             row |= {f"{prefix}score": sum(of_k) / len(of_k), f"{prefix}interval_95": interval}
     return table
-
-
-def _judges(config: BestOfNConfig, judge: Sequence[str | Reward | RewardFunction]) -> Ensemble:
-    """Load the config's judge and those given in Python, if any. Raises ConfigError and RewardError that name --judge."""
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    wanted = [*config.judge, *judge]
-    return load_judges(
-        "--judge",
-        wanted,
-        config,
-        device=device,
-        compute_dtype=dtype,
-        micro_batch=config.micro_batch,
-        special_tokens=config.special_tokens,
-    )

@@ -1,18 +1,16 @@
 """Measure how well a reward model's scores agree with people's preferences."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from heedful.configs.evaluate import AccuracyConfig, EvaluationOptions
+from heedful.configs.evaluate import AccuracyConfig
 from heedful.core.agreement import ordered_pairs
 from heedful.core.intervals import share_interval
 from heedful.data.chat import RewardInputs
-from heedful.data.fitting import Counts, Refusal, added, check_dropped, settle
-from heedful.data.loading import encode_rankings, read_usable
+from heedful.data.fitting import Refusal, added, check_dropped, settle
+from heedful.data.loading import encode_rankings
 from heedful.data.schemas import read_rankings
-from heedful.data.splits import HasPrompt, split_by_prompt
 from heedful.errors import DataError
-from heedful.evaluate.intervals import by_prompt
+from heedful.evaluate.measuring import by_prompt, held_out, left_out
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
@@ -20,8 +18,6 @@ from heedful.models.shape import check_rows
 from heedful.models.source import resolve
 from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.rewards.models import agreement_with, score_rows
-
-Item = TypeVar("Item", bound=HasPrompt)
 
 
 def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
@@ -58,13 +54,8 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         raise DataError(f"{config.data}: nothing is left to rank: {left_out(counts)}")
     texts = ((one.ranking.source, row["input_ids"]) for one in encoded for row in one.rows)
     check_rows(model.classifier, tokenizer, texts)
-    scores = iter(
-        score_rows(
-            model,
-            [row for one in encoded if one.has_pairs for row in one.rows],
-            micro_batch=config.micro_batch,
-        )
-    )
+    rows = [row for one in encoded if one.has_pairs for row in one.rows]
+    scores = iter(score_rows(model, rows, micro_batch=config.micro_batch))
     by_ranking = [[next(scores) for _ in ranking.responses] for ranking in rankings]
     measured = agreement_with(rankings, by_ranking)
     accuracy, pairs = measured.pop("accuracy"), measured.pop("pairs")
@@ -85,30 +76,3 @@ def evaluate_accuracy(config: AccuracyConfig) -> dict[str, Any]:
         "prompts": len(right),
         **left_out(counts),
     }
-
-
-def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
-    """Read the records to measure on, and the file's counts.
-
-    These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
-
-    Args:
-        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
-        options: the settings of the measurement.
-
-    Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
-    """
-    items, unusable = read_usable(read, options.data, options)
-    counts = {"records": len(items) + unusable["dropped_unusable"], **unusable}
-    if options.max_samples is not None:
-        counts["max_samples"] = options.max_samples
-    check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
-    if options.eval_fraction < 1:
-        items = split_by_prompt(items, options.eval_fraction)[1]
-    return items, counts
-
-
-def left_out(counts: Counts) -> Counts:
-    """Return the counts that belong in a result: what was dropped or truncated, and where reading stopped."""
-    reported = ("dropped_", "unusable/", "truncated", "max_samples")
-    return {name: count for name, count in counts.items() if name.startswith(reported) and count}

@@ -1,0 +1,206 @@
+"""What the measures share: the records to measure on, a policy's responses to them, and the values that count."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from heedful.configs.evaluate import EvaluationOptions, SampledOptions, ScoresConfig
+from heedful.data.chat import Renderer, plain_text
+from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
+from heedful.data.loading import encode_prompts, encoded_prompt, read_usable
+from heedful.data.schemas import read_prompts
+from heedful.data.splits import HasPrompt, item_key, split_by_prompt
+from heedful.errors import DataError, RewardError
+from heedful.kernels.device import frozen_place, resolve_device, resolve_dtype
+from heedful.models.load import load_policy
+from heedful.models.policy import Policy, freeze
+from heedful.models.shape import context_length
+from heedful.models.source import load_config, resolve
+from heedful.models.tokenizer import load_chat_tokenizer
+from heedful.rewards import Completion, Ensemble, Reward, RewardFunction
+from heedful.rewards.models import check_context
+from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
+from heedful.rewards.scoring import Scores
+from heedful.sampling.rollouts import Rollouts
+from heedful.sampling.sampler import make_sampler
+from heedful.types import Prompt
+
+Item = TypeVar("Item", bound=HasPrompt)
+AnyReward = str | Reward | RewardFunction
+
+
+def held_out(read: Callable[..., list[Item]], options: EvaluationOptions) -> tuple[list[Item], Counts]:
+    """Read the records to measure on, and the file's counts.
+
+    These are all records, or, if ``options.eval_fraction`` is below 1, those that trainers with that setting hold out.
+
+    Args:
+        read: `read_demonstrations`, `read_rankings` or `read_prompts`.
+        options: the settings of the measurement.
+
+    Raises DataError, also if more records were dropped than ``options.max_dropped`` allows.
+    """
+    items, unusable = read_usable(read, options.data, options)
+    counts = {"records": len(items) + unusable["dropped_unusable"], **unusable}
+    if options.max_samples is not None:
+        counts["max_samples"] = options.max_samples
+    check_dropped(counts, max_dropped=options.max_dropped, path=options.data)
+    if options.eval_fraction < 1:
+        items = split_by_prompt(items, options.eval_fraction)[1]
+    return items, counts
+
+
+def left_out(counts: Counts) -> Counts:
+    """Return the counts that belong in a result: what was dropped or truncated, and where reading stopped."""
+    reported = ("dropped_", "unusable/", "truncated", "max_samples")
+    return {name: count for name, count in counts.items() if name.startswith(reported) and count}
+
+
+def by_prompt(values: Sequence[float], items: Iterable[HasPrompt]) -> list[list[float]]:
+    """Group values, for `heedful.core.intervals`, by the prompt that each of ``items`` belongs to.
+
+    Prompts are independent of each other; responses to one prompt, and people's opinions of them, are not. A prompt is what
+    the trainers split by (`heedful.data.splits.prompt_key`), so the turns of one conversation are one group.
+    """
+    groups: dict[str, list[float]] = {}
+    for value, item in zip(values, items, strict=True):
+        groups.setdefault(item_key(item), []).append(value)
+    return list(groups.values())
+
+
+def load_functions(
+    config: ScoresConfig, rewards: Sequence[AnyReward], judges: Sequence[AnyReward] = ()
+) -> tuple[Ensemble, Ensemble]:
+    """Load the rewards of ``--rewards`` and those given in Python, and judges.
+
+    Raises ConfigError, CheckpointError and RewardError.
+    """
+    wanted = [*config.rewards, *rewards]
+    check_wanted(wanted, config)
+    check_reward_options([*wanted, *judges], config)
+    device = resolve_device(config.device)
+    place: dict[str, Any] = {
+        "device": device,
+        "compute_dtype": resolve_dtype(config.dtype, device),
+        "micro_batch": config.micro_batch,
+        "special_tokens": config.special_tokens,
+    }
+    return load_rewards(wanted, config, **place), load_judges("--judge", judges, config, **place)
+
+
+def prompts_of(
+    config: SampledOptions, models: Sequence[str], rewards: Sequence[Reward] = ()
+) -> tuple[list[Prompt], Counts]:
+    """Read the prompts that every model can read with room for a response, and count what was left out or truncated.
+
+    Raises ConfigError if a reward model among ``rewards`` cannot read them with a response.
+    """
+    prompts, counts = held_out(read_prompts, config)
+    prompts = prompts[: config.max_prompts]
+    sources = [resolve(name, config) for name in models]
+    renderers = [Renderer(load_chat_tokenizer(source, config), config.special_tokens) for source in sources]
+    refused: list[Refusal] = []
+    for renderer in renderers:
+        prompts, _ = each_rendered(prompts, partial(encoded_prompt, renderer=renderer), refused)
+    counts = added(counts, settle(refused, len(prompts), config))
+    too_long_for: set[int] = set()
+    for source, renderer in zip(sources, renderers, strict=True):
+        too_long_for |= set(
+            too_long(
+                [len(renderer.prompt_ids(prompt.prompt)) for prompt in prompts],
+                [prompt.source for prompt in prompts],
+                limit=prompt_room(config.max_new_tokens, context_length(load_config(source))),
+                action=config.too_long,
+                what="prompts",
+            )
+        )
+    counts["dropped_too_long" if config.too_long == "drop" else "truncated"] = len(too_long_for)
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
+    if config.too_long == "drop":
+        prompts = [prompt for i, prompt in enumerate(prompts) if i not in too_long_for]
+    if not prompts:
+        raise DataError(f"{config.data}: every prompt was dropped: {left_out(counts)}")
+    for renderer in renderers:
+        check_context(rewards, prompts, renderer, max_new_tokens=config.max_new_tokens)
+    return prompts, counts
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A policy and its responses to prompts. Responses to the same prompt are consecutive."""
+
+    policy: Policy
+    rollouts: Rollouts
+    completions: list[Completion]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt of each response."""
+        return [completion.prompt for completion in self.completions]
+
+    def select(self, rows: list[int]) -> "Answered":
+        """Return the responses at these indices, in this order."""
+        return Answered(self.policy, self.rollouts.select(torch.tensor(rows)), [self.completions[row] for row in rows])
+
+    def shape(self) -> dict[str, float]:
+        """Mean length of the responses, and the shares that ended and that are empty."""
+        return {
+            "response_length": float(self.rollouts.lengths.float().mean()),
+            "eos_frac": 1 - float(self.rollouts.truncated.float().mean()),
+            "empty_frac": sum(not c.response.strip() for c in self.completions) / len(self.completions),
+        }
+
+
+def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best_of: int = 1) -> Answered:
+    """Load a policy and sample responses to each prompt. With the same seed every policy gets the same random numbers."""
+    source = resolve(name, config)
+    renderer = Renderer(load_chat_tokenizer(source, config), config.special_tokens)
+    policy = load_policy(source, **frozen_place(resolve_device(config.device), config.dtype))
+    freeze(policy)
+    room = prompt_room(config.max_new_tokens, context_length(policy.lm.config))
+    encoded, _ = encode_prompts(prompts, renderer, max_length=room, action="truncate", learns=False)
+    encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
+    sampler = make_sampler(config, renderer, policy, micro_batch=config.micro_batch)
+    rollouts, completions = sampler.respond(policy, encoded, torch.Generator().manual_seed(config.seed))
+    return Answered(policy, rollouts, completions)
+
+
+def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:
+    """Which measured items have all their scores, and what to report of the others and of the rewards' own calls.
+
+    Args:
+        given: scores of the same items by different rewards, or of different policies.
+        count: the number of items.
+        each: how many responses in a row make an item.
+
+    Raises RewardError if none has.
+    """
+    failed = {row // each for scores in given for row in scores.failed}
+    kept = [i for i in range(count) if i not in failed]
+    notes = [scores.note for scores in given if scores.note]
+    if not kept:
+        raise RewardError(f"nothing is left to measure: {notes[0]}")
+    found: dict[str, Any] = {"failed": len(failed), "first_failure": notes[0]} if failed else {}
+    for scores in given:
+        for metric, value in scores.measured.items():
+            found[metric if metric not in found else f"{metric}#2"] = value
+    return kept, found
+
+
+def counted(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Counts:
+    """Count the prompts, and the responses if a prompt has several."""
+    counts = {"prompts": len(prompts)}
+    return counts | ({"responses": len(completions)} if len(completions) > len(prompts) else {})
+
+
+def shown_rows(prompts: Sequence[Prompt], config: SampledOptions) -> list[int]:
+    """Return the indices of the responses to show: the first one to each of the first prompts."""
+    return [i * config.samples_per_prompt for i in range(len(prompts))][: config.num_samples]
+
+
+def sample(completion: Completion, **numbers: float) -> dict[str, Any]:
+    """One row of the table of samples."""
+    return {"prompt": plain_text(completion.prompt.prompt), "response": completion.response, **numbers}
