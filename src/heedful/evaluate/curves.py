@@ -67,10 +67,10 @@ def panels_of(algorithm: str) -> tuple[Panel, ...]:
     if algorithm in PANELS:
         return PANELS[algorithm]
     name = ACRONYM.sub(lambda word: word[0].upper(), algorithm).replace("-", " ")
-    coefficient = {"second": "reference/kl_coef", "second_quantity": "KL coefficient (dotted)"}
+    coefficient = ("reference/kl_coef", "KL coefficient (dotted)")
     return (
         Panel(f"{name}: score", "mean score per response", "reward/score_mean", "eval/score_mean"),
-        Panel(f"{name}: KL to the reference", "nats per response", "reference/kl", "eval/kl", **coefficient),
+        Panel(f"{name}: KL to the reference", "nats per response", "reference/kl", "eval/kl", *coefficient),
         Panel(f"{name}: length", "tokens per response", "rollout/response_length", "eval/response_length"),
         Panel(f"{name}: responses that end", "share of responses", "rollout/eos_frac", "eval/eos_frac"),
         Panel(f"{name}: entropy", "nats per token", "policy/entropy"),
