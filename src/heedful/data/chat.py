@@ -6,11 +6,10 @@ it. What a person typed is never read as a special token: ``<|im_end|>`` inside 
 """
 
 import bisect
-import contextlib
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -35,15 +34,6 @@ from heedful.types import (
     plain_response,
     split_thinking,
 )
-
-
-@contextlib.contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Put the place of a record before the errors that its rendering raises."""
-    try:
-        yield
-    except (CheckpointError, DataError) as error:
-        raise type(error)(f"{source}: {error}") from error
 
 
 class ChatTemplate:

@@ -1,27 +1,19 @@
 """Handle records that are too long for a model: refuse, drop or truncate them, and count them."""
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Literal, TypeVar
 
+from heedful.configs.offline import DPOConfig, RewardConfig
 from heedful.configs.options import RecordOptions
-from heedful.errors import ConfigError, DataError, RefusedError
+from heedful.data.splits import HasPrompt
+from heedful.errors import CheckpointError, ConfigError, DataError, RefusedError
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=HasPrompt)
 Encoded = TypeVar("Encoded")
-
-
-class EqualPairs(Protocol):
-    """The settings of a trainer that learns from pairs."""
-
-    @property
-    def equal_pairs(self) -> str:
-        """error or drop."""
-
-    @property
-    def unusable(self) -> str:
-        """error or drop."""
 
 
 Refusal = DataError | RefusedError
@@ -97,18 +89,11 @@ def too_long(
     action: TooLong,
     what: str,
     remedy: str = "a model with a longer context",
-) -> list[int]:
+) -> set[int]:
     """Return the indices of the records that are longer than ``limit`` tokens, for the caller to drop or truncate.
 
-    Args:
-        lengths: the length of each record in tokens.
-        sources: where each record was read, for messages.
-        limit: the most tokens per record.
-        action: what happens to longer records.
-        what: what the records are called in messages, such as "pairs".
-        remedy: what else the message advises.
-
-    Raises DataError, with the count and the first records, if there are any and ``action`` is "error".
+    If there are any and ``action`` is "error", raises DataError with their count and first ``sources``, called ``what``
+    (such as "pairs"); ``remedy`` is what else it advises.
     """
     offenders = [i for i, length in enumerate(lengths) if length > limit]
     if offenders and action == "error":
@@ -118,7 +103,16 @@ def too_long(
             f"{len(offenders)} of {len(lengths)} {what} are longer than {limit} tokens: {first}{more}. "
             f"Use --too-long drop or --too-long truncate, or {remedy}"
         )
-    return offenders
+    return set(offenders)
+
+
+@contextlib.contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Put the place of a record before the errors that its rendering raises."""
+    try:
+        yield
+    except (CheckpointError, DataError) as error:
+        raise type(error)(f"{source}: {error}") from error
 
 
 def each_rendered(
@@ -126,15 +120,14 @@ def each_rendered(
 ) -> tuple[list[Item], list[Encoded]]:
     """Encode every record that can be encoded. Returns these and what they became.
 
-    Args:
-        records: the records.
-        encode: encodes one; it raises DataError, or RefusedError as a chat template does, if it cannot.
-        refused: a list that collects these errors; None raises the first.
+    ``refused`` collects the errors of the others, with their places: DataError and a template's RefusedError.
+    None raises the first; any other error is raised at once.
     """
     kept, encoded = [], []
     for record in records:
         try:
-            one = encode(record)
+            with naming(record.source):
+                one = encode(record)
         except (DataError, RefusedError) as error:
             if refused is None:
                 raise
@@ -147,12 +140,7 @@ def each_rendered(
 
 
 def settle(refused: Sequence[Refusal], kept: int, options: RecordOptions) -> Counts:
-    """Count unusable records by cause, if ``options.unusable`` says to drop them.
-
-    Args:
-        refused: what is wrong with each.
-        kept: how many others there are.
-        options: how records are read.
+    """Count unusable records by cause, if ``options.unusable`` says to drop them; ``kept`` is the number of the others.
 
     Raises the first of ``refused`` otherwise, with what leaves them out; if nothing is left then, as it is.
     """
@@ -169,39 +157,27 @@ def settle(refused: Sequence[Refusal], kept: int, options: RecordOptions) -> Cou
     return {"dropped_unusable": len(refused)} | {f"unusable/{cause}": count for cause, count in causes.most_common()}
 
 
-def if_equal(config: EqualPairs) -> str:
+def if_equal(config: DPOConfig | RewardConfig) -> str:
     """Return what `encode_rankings` does with rankings of equal responses, by --equal-pairs and --unusable."""
     return "unusable" if config.unusable == "drop" and config.equal_pairs == "error" else config.equal_pairs
 
 
 def added(*counts: Counts) -> Counts:
-    """Add up counts by name."""
-    total: Counts = {}
-    for one in counts:
-        for name, count in one.items():
-            total[name] = total.get(name, 0) + count
-    return total
+    """Add up counts by name, in the order in which names come."""
+    return {name: sum(one.get(name, 0) for one in counts) for name in dict.fromkeys(chain.from_iterable(counts))}
 
 
 def check_dropped(counts: Counts, *, max_dropped: float, path: str) -> None:
-    """Refuse to go on if too many records were dropped.
-
-    Args:
-        counts: ``records``, and any number of ``dropped_...``.
-        max_dropped: the largest share of records that may be dropped, in [0, 1]. Dropping all is always refused.
-        path: the data file, for the message.
-
-    Raises DataError.
-    """
+    """Raise DataError if ``dropped_...`` in ``counts`` are more than this share of ``records``, or all of them."""
     causes = {name: count for name, count in counts.items() if name.startswith("dropped_") and count}
     dropped = sum(causes.values())
     if dropped > max_dropped * counts["records"] or (dropped and dropped == counts["records"]):
         flags = [f"{flag} error" for name, flag in CAUSE_FLAGS.items() if name in causes]
-        naming = f"; {' or '.join(flags)} names the first" if flags else ""
+        named = f"; {' or '.join(flags)} names the first" if flags else ""
         listed = ", ".join(
             f"{count} {name.removeprefix('dropped_').replace('_', ' ')}" for name, count in causes.items()
         )
         raise DataError(
             f"{path}: {dropped} of {counts['records']} records ({dropped / counts['records']:.1%}) would be dropped "
-            f"({listed}), more than --max-dropped {max_dropped}. Fix the data or raise it{naming}"
+            f"({listed}), more than --max-dropped {max_dropped}. Fix the data or raise it{named}"
         )

@@ -4,22 +4,14 @@ Strings are raw text and lists of messages are conversations, everywhere. A null
 other way to leave one out). If a record fits several shapes, the shape with the most columns named by ``--columns`` wins
 (``--columns messages=messages`` picks the conversation), then the shape that comes first in the reader's docstring.
 
-The readers share their arguments:
-
-    path           a data file or a data set (`heedful.data.readers`)
-    columns        the file's own column names, as ``--columns`` gives them (`parse_columns`)
-    system_prompt  a system message for conversations that have none
-    refused        a list that collects the errors of unusable records, which are then left out; None raises the first
-    max_samples    read only the first N records
-
-They raise DataError for a record that they cannot use, with its file and line, and ConfigError if ``system_prompt`` is
-given for raw text; `read_records` and `parse_columns` say what else is raised.
+The readers take `ReadOptions`. They raise DataError for a record that they cannot use, with its file and line, and
+ConfigError if ``system_prompt`` is given for raw text; `read_records` and `parse_columns` say what else is raised.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from heedful.data.formats import Shape, Task, in_known_shape, shape_of
 from heedful.data.messages import read_conversation, read_tools, shown, text, wrong
@@ -73,35 +65,32 @@ PROMPTS = Task(
 )
 
 
-def read_demonstrations(
-    path: str,
-    *,
-    columns: str = "",
-    system_prompt: str | None = None,
-    refused: list[DataError] | None = None,
-    max_samples: int | None = None,
-) -> list[Demonstration]:
+class ReadOptions(TypedDict, total=False):
+    """How the records of a file are read."""
+
+    columns: str
+    """The file's own column names, as ``--columns`` gives them (`parse_columns`)."""
+    system_prompt: str | None
+    """A system message for conversations that have none."""
+    refused: list[DataError] | None
+    """Collects the errors of unusable records, which are then left out; None raises the first."""
+    max_samples: int | None
+    """Read only the first N records."""
+
+
+def read_demonstrations(path: str, **options: Unpack[ReadOptions]) -> list[Demonstration]:
     """Read demonstrations from ``prompt`` + ``completion``, ``messages`` or ``text``.
 
     Every assistant turn of ``messages``, except those with ``weight: 0``, ``train: false`` or ``loss: false``, becomes one
     demonstration, whose prompt is the conversation before it. With ``text`` the prompt is empty. ``completion`` is a
     string, one assistant message, or the prompt's conversation again followed by one assistant message. A boolean
-    ``truncated`` says that the (last) response was cut off. The module explains the arguments.
+    ``truncated`` says that the (last) response was cut off.
     """
-    turns = _read(
-        path, DEMONSTRATIONS, _demonstrations, columns, system_prompt, refused=refused, max_samples=max_samples
-    )
+    turns = _read(path, DEMONSTRATIONS, _demonstrations, **options)
     return [demonstration for of_record in turns for demonstration in of_record]
 
 
-def read_rankings(
-    path: str,
-    *,
-    columns: str = "",
-    system_prompt: str | None = None,
-    refused: list[DataError] | None = None,
-    max_samples: int | None = None,
-) -> list[Ranking]:
+def read_rankings(path: str, **options: Unpack[ReadOptions]) -> list[Ranking]:
     """Read rankings from ``prompt`` + ``chosen`` + ``rejected``, ``prompt`` + ``responses`` + ``ranks``, or a pair only.
 
     A pair has ranks (0, 1) and may have a ``margin``. A response is a string, one assistant message, or the prompt's
@@ -110,59 +99,52 @@ def read_rankings(
 
     A pair without ``prompt`` contains it. Two conversations must share all messages but the last; these are the prompt. Two
     strings must be Anthropic HH dialogues that agree up to and including their last ``"\\n\\nAssistant:"``; this part is the
-    prompt, as raw text. The responses are what follows it, with the space that they begin with. The module explains the
-    arguments.
+    prompt, as raw text. The responses are what follows it, with the space that they begin with.
     """
-    return _read(path, RANKINGS, ranking_of, columns, system_prompt, refused=refused, max_samples=max_samples)
+    return _read(path, RANKINGS, ranking_of, **options)
 
 
-def read_labelled(
-    path: str,
-    *,
-    columns: str = "",
-    system_prompt: str | None = None,
-    refused: list[DataError] | None = None,
-    max_samples: int | None = None,
-) -> list[Labelled]:
+def read_labelled(path: str, **options: Unpack[ReadOptions]) -> list[Labelled]:
     """Read responses that are good or bad, from ``prompt`` + ``completion`` + ``label``, or from pairs.
 
     ``label`` is true for a good response. A pair, in the shapes of `read_rankings`, is two records: the chosen response is a
-    good one, the rejected one a bad one. The module explains the arguments.
+    good one, the rejected one a bad one.
     """
-    of_records = _read(path, LABELLED, _labelled, columns, system_prompt, refused=refused, max_samples=max_samples)
+    of_records = _read(path, LABELLED, _labelled, **options)
     return [response for of_record in of_records for response in of_record]
 
 
-def read_prompts(
-    path: str,
-    *,
-    columns: str = "",
-    system_prompt: str | None = None,
-    refused: list[DataError] | None = None,
-    max_samples: int | None = None,
-) -> list[Prompt]:
+def read_prompts(path: str, **options: Unpack[ReadOptions]) -> list[Prompt]:
     """Read prompts from ``prompt`` or ``messages``. The record's other fields go to ``Prompt.columns`` under their names.
 
     If ``messages`` ends with an assistant turn, the prompt is what comes before it, and the turn's text goes to
-    ``columns["completion"]`` as the reference answer. The module explains the arguments.
+    ``columns["completion"]`` as the reference answer.
     """
-    return _read(path, PROMPTS, _prompt, columns, system_prompt, refused=refused, max_samples=max_samples)
+    return _read(path, PROMPTS, _prompt, **options)
 
 
 def _read(
     path: str,
     task: Task,
     convert: Callable[[Record, Mapping[str, str], str | None], Item],
-    columns: str,
-    system_prompt: str | None,
     *,
-    refused: list[DataError] | None,
-    max_samples: int | None,
+    columns: str = "",
+    system_prompt: str | None = None,
+    refused: list[DataError] | None = None,
+    max_samples: int | None = None,
 ) -> list[Item]:
     mapping = parse_columns(columns)
     records = read_records(path, columns=mapping, max_samples=max_samples)
     known = in_known_shape(path, records, mapping, task)
-    return each_record(records, refused, lambda record: convert(known(record), mapping, system_prompt))
+    items = []
+    for record in records:
+        try:
+            items.append(convert(known(record), mapping, system_prompt))
+        except DataError as error:
+            if refused is None:
+                raise
+            refused.append(error)
+    return items
 
 
 def _demonstrations(record: Record, mapping: Mapping[str, str], system_prompt: str | None) -> list[Demonstration]:
@@ -361,21 +343,6 @@ def _margin(record: Record) -> float | None:
 
 
 # The parts of a record -------------------------------------------------------------------------------------------------
-
-
-def each_record(
-    records: Sequence[Record], refused: list[DataError] | None, convert: Callable[[Record], Item]
-) -> list[Item]:
-    """Convert every record. If ``refused`` is a list, it collects the errors of unusable records."""
-    items = []
-    for record in records:
-        try:
-            items.append(convert(record))
-        except DataError as error:
-            if refused is None:
-                raise
-            refused.append(error)
-    return items
 
 
 def prompt_of(record: Record) -> Text:

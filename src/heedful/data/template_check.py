@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from heedful.data.chat import Renderer, naming
+from heedful.data.chat import Renderer
+from heedful.data.fitting import naming
 from heedful.errors import CheckpointError
 from heedful.types import THINK, THINK_END, Conversation, Message, Response, Text, plain_response, split_thinking
 

@@ -9,7 +9,7 @@ import torch
 
 from heedful.configs.options import RecordOptions
 from heedful.data.batches import own_micro_batches
-from heedful.data.chat import RewardInputs, naming
+from heedful.data.chat import RewardInputs
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, settle, too_long
 from heedful.data.loading import Row, read_usable
 from heedful.data.schemas import read_demonstrations
@@ -35,15 +35,18 @@ def encode_scored(
         ) from error
     records = len(demonstrations) + unusable["dropped_unusable"]
     refused: list[Refusal] = []
-    demonstrations, rows = each_rendered(demonstrations, lambda d: _encoded(d, inputs), refused)
+
+    def encode(d: Demonstration, limit: int | None = None) -> Row:
+        return inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=limit)
+
+    demonstrations, rows = each_rendered(demonstrations, encode, refused)
     unusable = added(unusable, settle(refused, len(rows), options))
     lengths, sources = [len(row["input_ids"]) for row in rows], [d.source for d in demonstrations]
-    offenders = set(too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations"))
+    offenders = too_long(lengths, sources, limit=max_length, action=options.too_long, what="demonstrations")
     if options.too_long == "drop":
         rows = [row for i, row in enumerate(rows) if i not in offenders]
     for i in offenders if options.too_long == "truncate" else ():
-        d = demonstrations[i]
-        rows[i] = inputs.encode(d.prompt, d.response, truncated=d.truncated, max_length=max_length)
+        rows[i] = encode(demonstrations[i], max_length)
     counts = {
         "records": records,
         **unusable,
@@ -52,11 +55,6 @@ def encode_scored(
     }
     check_dropped(counts, max_dropped=options.max_dropped, path=path)
     return rows, {name: count for name, count in counts.items() if count}
-
-
-def _encoded(demonstration: Demonstration, inputs: RewardInputs) -> Row:
-    with naming(demonstration.source):
-        return inputs.encode(demonstration.prompt, demonstration.response, truncated=demonstration.truncated)
 
 
 def mean_output(model: RewardModel, rows: Sequence[Row], *, micro_batch: MicroBatch) -> float:
