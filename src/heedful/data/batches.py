@@ -3,7 +3,8 @@
 Masks say what is padding. Ids are never compared, so the padding token may be the end-of-sequence token.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,18 +12,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from heedful.parallel import ranks
-from heedful.parallel.lockstep import in_lockstep
-from heedful.types import MicroBatch
-
-if TYPE_CHECKING:  # which imports torch
-    from heedful.parallel.sharding import Passes
-import gc
-from collections.abc import Mapping
-
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
-from heedful.parallel.lockstep import check_present, others_wait
+from heedful.parallel import ranks
+from heedful.parallel.lockstep import check_present, in_lockstep, others_wait
+from heedful.types import MicroBatch
+
+if TYPE_CHECKING:  # which loads torch.distributed
+    from heedful.parallel.sharding import Passes
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,6 @@ def _check(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]])
 # Micro-batches ---------------------------------------------------------------------------------------------------------
 
 
-Item = TypeVar("Item")
-
-
 def in_micro_batches(
     items: Iterable[Item], limit: MicroBatch, shape: Callable[[Item], tuple[int, int]]
 ) -> Iterator[list[Item]]:
@@ -130,10 +127,9 @@ def own_micro_batches(
     """
     if ranks.size() == 1:
         return in_micro_batches(items, limit, shape)
-    divided = ranks.parts([rows * length for rows, length in map(shape, items)], ranks.size())
-    if passes is None:
-        return in_micro_batches([items[i] for i in divided[ranks.rank()]], limit, shape)
-    return in_step([list(in_micro_batches([items[i] for i in own], limit, shape)) for own in divided], passes)
+    shares = ranks.parts([rows * length for rows, length in map(shape, items)], ranks.size())
+    divided = [in_micro_batches([items[i] for i in share], limit, shape) for share in shares]
+    return divided[ranks.rank()] if passes is None else in_step([list(parts) for parts in divided], passes)
 
 
 def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Item]:
@@ -154,14 +150,9 @@ def in_step(divided: Sequence[Sequence[Item]], passes: "Passes") -> Iterator[Ite
 
 
 def rows_by_length(lengths: Sequence[int], limit: MicroBatch) -> list[list[int]]:
-    """Return the rows of each micro-batch of this rank. A micro-batch is as wide as its longest row.
+    """Return the rows of each micro-batch of this rank, of rows of these lengths in tokens. A rank may have none.
 
-    If one holds all rows, they keep their order; else they are sorted by length first, so that little is padding. A rank may
-    have no rows.
-
-    Args:
-        lengths: tokens of each row.
-        limit: the most rows and tokens per micro-batch.
+    If one micro-batch holds all rows, they keep their order; else they are sorted by length first, so that little is padding.
     """
     return rows_of(ranks.shard_indices(lengths), lengths, limit)
 
@@ -174,9 +165,6 @@ def rows_of(own: list[int], lengths: Sequence[int], limit: MicroBatch) -> list[l
 
 
 # Out of memory ---------------------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
 
 
 class AdaptiveMicroBatch:
@@ -203,12 +191,12 @@ class AdaptiveMicroBatch:
 
     def run(
         self,
-        work: Callable[[MicroBatch], T],
+        work: Callable[[MicroBatch], Result],
         limit: MicroBatch,
         *,
         rows: int,
         undo: Callable[[], None] = lambda: None,
-    ) -> T:
+    ) -> Result:
         """Return ``work(micro-batch)``. Whenever memory runs out in it, do it again from its start with half the micro-batch.
 
         If it runs out on one of several ranks, all do it again. In ``work``, ranks may talk to each other only after
@@ -234,13 +222,23 @@ class AdaptiveMicroBatch:
                 if not is_out_of_memory(error):
                     check_present(error)
                     raise
+                reason = (str(error) or type(error).__name__).partition("\n")[0]
                 if others_wait():
-                    raise MemoryFullError(_cannot_be_done_again(error, self.flag, min(tried.rows, rows))) from error
+                    count = min(tried.rows, rows)
+                    raise MemoryFullError(
+                        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait "
+                        "in the midst of the pass, so it cannot be done again in smaller parts: start again with "
+                        f"{self.flag} {max(1, count // 2)}, and the run goes on from its newest checkpoint"
+                    ) from error
                 if not isinstance(error, ranks.ElsewhereMemoryError):
                     ranks.any_of(True)
                 count = min(tried.rows, -(-rows // ranks.size()))
                 if count <= 1:
-                    raise MemoryFullError(_nothing_left(error)) from error
+                    raise MemoryFullError(
+                        f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes "
+                        "and which settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype "
+                        "bfloat16, or shorter texts (--max-length, --max-prompt-tokens, --max-new-tokens)"
+                    ) from error
             # Out of the handler, the error and all that its frames hold is gone.
             gc.collect()
             if torch.cuda.is_available():
@@ -259,24 +257,6 @@ class AdaptiveMicroBatch:
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
         rows = state.get("rows")
         self.found = None if rows is None else MicroBatch(rows, state["tokens"])
-
-
-def _cannot_be_done_again(error: Exception, flag: str, count: int) -> str:
-    reason = (str(error) or type(error).__name__).partition("\n")[0]
-    return (
-        f"out of memory with up to {count} rows at a time ({reason}); with --shard full the other ranks wait in the midst of "
-        f"the pass, so it cannot be done again in smaller parts: start again with {flag} {max(1, count // 2)}, and the run "
-        "goes on from its newest checkpoint"
-    )
-
-
-def _nothing_left(error: Exception) -> str:
-    reason = (str(error) or type(error).__name__).partition("\n")[0]
-    return (
-        f"out of memory with one row at a time ({reason}); heedful plan says what each part of a run takes and which "
-        "settings make it fit, such as --gradient-checkpointing, --lora-rank 16, --weights-dtype bfloat16, or shorter texts "
-        "(--max-length, --max-prompt-tokens, --max-new-tokens)"
-    )
 
 
 def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
