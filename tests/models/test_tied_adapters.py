@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from heedful.errors import CheckpointError
 from heedful.models.load import load_causal_lm, load_reward_model
+from heedful.models.shape import load_shape
 from heedful.models.tokenizer import load_tokenizer
 
 pytestmark = [
@@ -107,6 +108,8 @@ def test_the_logits_are_those_of_peft_and_stay_when_merged(made, heedful, tmp_pa
     theirs = logits(model)
     loaded = load_causal_lm(str(folder))
     torch.testing.assert_close(logits(loaded), theirs, rtol=0, atol=1e-5)
+    is_tied = loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert (load_shape(str(folder)).head == 0) == is_tied, "what `heedful plan` counts"
     assert heedful("merge", "--adapter", folder, "--output", tmp_path / "merged").status == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits(merged), theirs, rtol=0, atol=1e-5)

@@ -217,6 +217,13 @@ def whole_weights(folders: Iterable[Path]) -> set[str]:
     return names
 
 
+def trained_rows(folder: Path) -> dict[str, Tensor]:
+    """Rows of embeddings that an adapter folder has in the place of the base's, by the last part of their layer's name."""
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
+        names = [name for name in file.keys() if name.endswith(ROWS)]  # noqa: SIM118  no dictionary
+        return {name.removesuffix(ROWS).rpartition(".")[2]: file.get_tensor(name) for name in names}
+
+
 def attach_adapter(model: PreTrainedModel, folder: Path) -> LoraModel:
     """Put saved adapters on a model, in place, and replace the weights that were saved in full.
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import torch
 import transformers
@@ -113,14 +113,24 @@ def _check(flag: str, device: torch.device) -> None:
         raise ConfigError(f"{flag} needs a CUDA device, and this run is on {device.type}; leave it out")
 
 
+class LoadOptions(TypedDict, total=False):
+    """Where a model goes, and in which precision."""
+
+    device: Required[torch.device]
+    compute_dtype: Required[torch.dtype]
+    """Dtype of its matrix products."""
+    stored: torch.dtype
+    """Dtype of its matrices in memory, float32 by default; heads stay in float32."""
+    four_bit: FourBit | None
+    """Load linear layers in 4 bits."""
+    float32_experts: str
+    """The experts of a mixture that stay in float32, named as by ``--lora-targets``."""
+
+
 def load_causal_lm(model: str | Source, four_bit: FourBit | None = None) -> PreTrainedModel:
-    """Load a causal language model, with float32 weights and its adapters merged into it.
+    """Load a causal language model, with float32 weights (or linear layers in 4 bits) and its adapters merged into it.
 
-    Args:
-        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
-        four_bit: load linear layers in 4 bits; None keeps float32.
-
-    Raises CheckpointError if weights are missing.
+    ``model`` is a folder, an adapter folder, a name on the Hub, or a `Source`. Raises CheckpointError if weights are missing.
     """
     source = resolve(model)
     with explained(source.folder, "causal language model"):
@@ -179,102 +189,62 @@ def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def load_policy(
-    model: str | Source,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    with_value_head: bool = False,
-    four_bit: FourBit | None = None,
-    stored: torch.dtype = torch.float32,
-    float32_experts: str = "",
-) -> Policy:
-    """Load a policy, with its saved value head if it has one and ``with_value_head`` asks for it.
-
-    Args:
-        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
-        device: where to put it.
-        compute_dtype: dtype of its matrix products.
-        with_value_head: add a value head, zero unless one was saved.
-        four_bit: load linear layers in 4 bits; None keeps float32.
-        stored: dtype of the matrices in memory, which is also how they arrive on the device.
-        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
+def load_policy(model: str | Source, *, with_value_head: bool = False, **options: Unpack[LoadOptions]) -> Policy:
+    """Load a policy. ``with_value_head`` adds a value head: the saved one, or one that is zero.
 
     Raises CheckpointError if the model is missing, incomplete or of an unsupported kind.
     """
     source = resolve(model)
-    lm = load_causal_lm(source, four_bit)
+    lm = load_causal_lm(source, options.get("four_bit"))
     with explained(source.folder, "policy"):  # which runs the model once
-        policy = Policy(lm, with_value_head=with_value_head, compute_dtype=compute_dtype)
+        policy = Policy(lm, with_value_head=with_value_head, compute_dtype=options["compute_dtype"])
     head_file = Path(source.folder) / VALUE_HEAD
     if policy.value_head is not None and head_file.is_file():
         load_head(policy.value_head, head_file)
-    _use_kernels(policy.lm, device, compute_dtype, stored, float32_experts)
-    return policy.to(device)
+    _use_kernels(policy.lm, **options)
+    return policy.to(options["device"])
 
 
 def load_value_model(
-    model: str | Source,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    trunk: PreTrainedModel | None = None,
-    four_bit: FourBit | None = None,
-    stored: torch.dtype = torch.float32,
-    float32_experts: str = "",
+    model: str | Source, *, trunk: PreTrainedModel | None = None, **options: Unpack[LoadOptions]
 ) -> ValueModel:
     """Load a value model on the trunk of any causal model, with its saved value head if it has one.
 
-    Args:
-        model: a folder, an adapter folder, a name on the Hub, or a `Source`.
-        device: where to put it.
-        compute_dtype: dtype of its matrix products.
-        trunk: the trunk of ``model``, if it is already in memory; it stays as it is.
-        four_bit: load linear layers in 4 bits; None keeps float32.
-        stored: dtype of the matrices of a trunk that is loaded.
-        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
-
-    Raises CheckpointError if the model is missing, incomplete or looks ahead.
+    ``trunk`` is that of ``model`` if it is already in memory; it stays as it is. Raises CheckpointError if the model is
+    missing, incomplete or looks ahead.
     """
     source = resolve(model)
     is_new = trunk is None
-    trunk = load_trunk(source, four_bit) if trunk is None else trunk
+    trunk = load_trunk(source, options.get("four_bit")) if trunk is None else trunk
     with explained(source.folder, "value model"):
         check_causal(trunk, source.name)
-    value_model = ValueModel(trunk, trunk.config.get_text_config(decoder=True).hidden_size, compute_dtype=compute_dtype)
+    hidden_size = trunk.config.get_text_config(decoder=True).hidden_size
+    value_model = ValueModel(trunk, hidden_size, compute_dtype=options["compute_dtype"])
     head_file = Path(source.folder) / VALUE_HEAD
     if head_file.is_file():
         load_head(value_model.value_head, head_file)
     if is_new:
-        _use_kernels(trunk, device, compute_dtype, stored, float32_experts)
-    return value_model.to(device)
+        _use_kernels(trunk, **options)
+    return value_model.to(options["device"])
 
 
 def load_reward_model(
     model: str | Source,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
     seed: int | None = None,
     merged: bool = False,
-    four_bit: FourBit | None = None,
-    stored: torch.dtype = torch.float32,
-    float32_experts: str = "",
+    **options: Unpack[LoadOptions],
 ) -> RewardModel:
     """Load a reward model, or start one from a language model.
 
     Args:
         model: a folder, an adapter folder, a name on the Hub, or a `Source`.
         tokenizer: that of the model; a padding token may be added to it.
-        device: where to put it.
-        compute_dtype: dtype of the trunk's matrix products.
         seed: None to score; the checkpoint must then hold a trained head. A number to train, from any language model.
         merged: merge all adapters. They are also merged with a seed. Otherwise the last ones stay beside the weights,
             so that scores are bit for bit those of the run that trained them.
-        four_bit: load linear layers in 4 bits; None keeps float32.
-        stored: dtype of the trunk's matrices in memory; the head stays in float32.
-        float32_experts: the experts of a mixture that stay in float32, named as by ``--lora-targets``.
+        options: where the model goes.
 
     With a seed, a missing head gets weights N(0, 1/(d+1)), that is a standard deviation of 1/sqrt(d+1) (Stiennon et al.
     2020), and a padding token is added if the tokenizer has none of its own, because the score is read at the last token
@@ -286,7 +256,7 @@ def load_reward_model(
     Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
     source = resolve(model)
-    name, adapters = source.folder, source.adapters
+    name, adapters, four_bit = source.folder, source.adapters, options.get("four_bit")
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for layers below the head that the checkpoint lacks, such as a pooler
         classifier, info = read_weights(
@@ -315,28 +285,23 @@ def load_reward_model(
     if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json to name it
         ensure_distinct_pad(tokenizer, classifier)
     elif padding_id(classifier) is None:
-        _name_padding(tokenizer, classifier, name, learns=seed is not None)
+        # transformers then reads a text at its very end, so the end-of-sequence token must not count as padding.
+        if tokenizer.pad_token_id is None and seed is None:
+            raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
+        ensure_distinct_pad(tokenizer, classifier)
     facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
-    reads = "turn-end" if head_missing else facts.reads or _template_or_turn(tokenizer)
+    # Somebody else's model reads its template, unless that is our own, which it was not trained on.
+    theirs: Reading = "turn-end" if PLAIN_TEMPLATE in (tokenizer.chat_template or PLAIN_TEMPLATE) else "template"
+    reads = "turn-end" if head_missing else facts.reads or theirs
     loaded = RewardModel(
         classifier,
-        compute_dtype=compute_dtype,
+        compute_dtype=options["compute_dtype"],
         offset=facts.offset,
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
     )
-    _use_kernels(classifier, device, compute_dtype, stored, float32_experts, but=score_head(classifier))
-    return loaded.to(device)
-
-
-def _name_padding(tokenizer: PreTrainedTokenizerBase, classifier: PreTrainedModel, name: str, *, learns: bool) -> None:
-    """Settle which token is padding for a model whose config.json names none. Raises CheckpointError if nothing names one.
-
-    transformers then reads a text at its very end, so the end-of-sequence token must not count as padding.
-    """
-    if tokenizer.pad_token_id is None and not learns:
-        raise CheckpointError(f"{name}: neither config.json nor the tokenizer names a padding token (pad_token_id)")
-    ensure_distinct_pad(tokenizer, classifier)
+    _use_kernels(classifier, but=score_head(classifier), **options)
+    return loaded.to(options["device"])
 
 
 def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:
@@ -352,12 +317,6 @@ def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bo
     if lacking:
         raise CheckpointError(f"{name}: not a complete model; it lacks {len(lacking)} weights, first {lacking[0]}")
     return head_missing
-
-
-def _template_or_turn(tokenizer: PreTrainedTokenizerBase) -> Reading:
-    """What somebody else's model reads: its template, unless that is our own, which it was not trained on."""
-    own = tokenizer.chat_template or PLAIN_TEMPLATE
-    return "turn-end" if PLAIN_TEMPLATE in own else "template"
 
 
 def _init_head(classifier: PreTrainedModel, seed: int) -> None:
@@ -396,17 +355,11 @@ def load_head(head: nn.Linear, path: Path) -> None:
     head.load_state_dict(tensors, strict=False)
 
 
-def _use_kernels(
-    model: PreTrainedModel,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    stored: torch.dtype,
-    float32_experts: str,
-    *,
-    but: nn.Module | None = None,
-) -> None:
+def _use_kernels(model: PreTrainedModel, *, but: nn.Module | None = None, **options: Unpack[LoadOptions]) -> None:
     """Store a model's matrices as asked, and exchange its layers for those that compute the same in less time or memory."""
-    store_matrices(model, stored, but=but, experts=experts_but(model, float32_experts))
+    device, compute_dtype = options["device"], options["compute_dtype"]
+    experts = experts_but(model, options.get("float32_experts", ""))
+    store_matrices(model, options.get("stored", torch.float32), but=but, experts=experts)
     use_fast_products(model, device, compute_dtype)
     use_lean_norms(model, device)
     use_lean_mlps(model, device)

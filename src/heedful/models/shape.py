@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTr
 from transformers.pytorch_utils import Conv1D
 
 from heedful.errors import CheckpointError, DataError
-from heedful.models.adapters import expert_parameters, read_adapter_config
+from heedful.models.adapters import expert_parameters, read_adapter_config, trained_rows
 from heedful.models.source import Source, explained, load_config, resolve
 from heedful.planning.shapes import Shape
 
@@ -27,18 +27,24 @@ def load_shape(model: str | Source) -> Shape:
 
 
 def _are_untied(source: Source, config: Any) -> bool:
-    """Whether adapters give the head a matrix of its own, which their base ties to the embeddings: one of both was trained,
-    and PEFT was not asked to keep them tied."""
+    """Whether adapters give the head a matrix of its own, which their base ties to the embeddings.
+
+    They do if one of both was trained and PEFT was not asked to keep them tied, or if rows of the head were trained that are
+    not those of the embeddings too.
+    """
     if not source.adapters or not config.get_text_config().tie_word_embeddings:
         return False
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.runs_code)
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if module in ends}
+    layers = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    embeddings, head = layers[model.get_input_embeddings()], layers[model.get_output_embeddings()]
     for folder in source.adapters:
         settings = read_adapter_config(folder)
         lists = [settings.get(key) for key in ("modules_to_save", "target_modules")]
         trained = {str(name).rpartition(".")[2] for some in lists if isinstance(some, list) for name in some}
-        if trained & names and not settings.get("ensure_weight_tying"):
+        if trained & {embeddings, head} and not settings.get("ensure_weight_tying"):
+            return True
+        rows = trained_rows(folder)
+        if head in rows and not (embeddings in rows and torch.equal(rows[head], rows[embeddings])):
             return True
     return False
 
