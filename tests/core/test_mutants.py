@@ -1961,7 +1961,7 @@ class Laboratory:
 def problems():
     laboratory = Laboratory()
     files = sorted({str(TESTS[killer.partition("::")[0]]) for m in MUTANTS for killer in m.killers})
-    options = ["-q", "--capture=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    options = ["-q", "--capture=no", "--assert=plain", "--tb=native", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         pytest.main([*options, *files], plugins=[laboratory])

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -120,11 +121,11 @@ def mistake():
         function.__code__ = code
 
 
-@pytest.fixture
-def demonstrations(tmp_path):
-    """Five pairs of a conversation's question and answer."""
+@pytest.fixture(scope="session")
+def demonstrations(tmp_path_factory):
+    """Five pairs of a conversation's question and answer. Read-only."""
     return write_jsonl(
-        tmp_path / "demonstrations.jsonl",
+        tmp_path_factory.mktemp("示范") / "demonstrations.jsonl",
         [
             {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
             for question, answer in FACTS.items()
@@ -318,7 +319,7 @@ def _no_faults():
     faults.plan("")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def killed():
     """``killed("save.files:kill@2", action)``: an action in a process of its own, which a fault point kills."""
 
@@ -337,13 +338,40 @@ def killed():
     return run
 
 
-@pytest.fixture
-def sft(tiny, demonstrations, tmp_path):
-    """``sft(**changes)``: a run of three steps in tmp_path / "run"."""
+@pytest.fixture(scope="session")
+def sft_into(tiny, demonstrations):
+    """``sft_into(folder, **changes)``: a run of SFT of three steps."""
 
-    def run(**changes):
-        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": tmp_path / "run", "max_steps": 3}
+    def run(output, **changes):
+        settings = {"model": tiny("gpt2"), "data": demonstrations, "output": output, "max_steps": 3}
         settings |= {"eval_fraction": 0.4, "batch_size": 2, "sample_every": 0, "save_every": 1}
         return train_sft(SFTConfig(**(settings | changes)))
 
     return run
+
+
+@pytest.fixture
+def sft(sft_into, tmp_path):
+    """``sft(**changes)``: the same in tmp_path / "run"."""
+    return lambda output=tmp_path / "run", **changes: sft_into(output, **changes)
+
+
+@pytest.fixture(scope="session")
+def runs_made_once(sft_into, killed, tmp_path_factory):
+    """A run that `sft` finished, and one that was killed in its third step."""
+    folder = tmp_path_factory.mktemp("runs")
+    sft_into(folder / "finished")
+    killed("step.learned:kill@3", lambda: sft_into(folder / "unfinished"))
+    return folder
+
+
+@pytest.fixture
+def finished(runs_made_once, tmp_path):
+    """A run that ``sft()`` finished, in tmp_path / "run"."""
+    return shutil.copytree(runs_made_once / "finished", tmp_path / "run")
+
+
+@pytest.fixture
+def unfinished(runs_made_once, tmp_path):
+    """A run of ``sft()`` that was killed in its third step, in tmp_path / "run"."""
+    return shutil.copytree(runs_made_once / "unfinished", tmp_path / "run")

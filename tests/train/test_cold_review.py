@@ -37,10 +37,11 @@ def files(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, monkeypatch, killed):
+def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, demonstrations, tmp_path, monkeypatch, killed):
     """The shell's PWD is named like a password."""
-    monkeypatch.setenv("PWD", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    folder = Path(demonstrations).parent
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.chdir(folder)
     killed("step.learned:kill@3", sft)
     assert "***" not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
     assert sft()["steps"] == 3
@@ -48,9 +49,10 @@ def test_an_absolute_path_below_the_working_folder_is_no_secret(sft, tmp_path, m
 
 def test_a_hidden_value_is_still_yaml(sft, demonstrations, tmp_path, monkeypatch, killed):
     """A secret at the beginning of a value: a bare *** would be an alias."""
-    monkeypatch.setenv("MY_TOKEN", str(Path(demonstrations).parent))
+    secret = str(Path(demonstrations).parent)
+    monkeypatch.setenv("MY_TOKEN", secret)
     killed("step.learned:kill@3", sft)
-    assert str(tmp_path) not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+    assert secret not in (tmp_path / "run" / "config.yaml").read_text("utf-8")
     assert sft()["steps"] == 3
 
 
@@ -80,7 +82,7 @@ def test_a_setting_without_its_secret_is_refused(tiny, prompts, tmp_path):
 def test_the_settings_of_a_run_are_not_used_without_what_was_hidden(sft, tmp_path, monkeypatch):
     """A prompt with *** in the place of a secret would be trained on as it stands; one given anew is not refused."""
     monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
-    sft(system_prompt="说 a-secret-of-mine")
+    sft(system_prompt="说 a-secret-of-mine", max_steps=1)
     saved = tmp_path / "run" / "config.yaml"
     with pytest.raises(ConfigError, match=r"config.yaml:\d+: system_prompt held a secret.* add --system-prompt"):
         parse(SFTConfig, [str(saved), "--output", "other"], prog="heedful sft")
@@ -162,13 +164,11 @@ def test_models_are_as_readable_as_other_files(sft, tmp_path):
     """safetensors makes its files readable for their owner only."""
     before = os.umask(0o027)
     try:
-        sft()
+        sft(max_steps=1)
     finally:
         os.umask(before)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run" / "final").iterdir()}
-    assert modes == {0o640}
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").rglob("*.safetensors")}
-    assert modes == {0o640}
+    models = [*(tmp_path / "run" / "final").iterdir(), *(tmp_path / "run").rglob("*.safetensors")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in models} == {0o640}
 
 
 def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
@@ -181,25 +181,25 @@ def test_a_run_that_is_only_just_named_keeps_its_name(sft, tmp_path):
         sft()
     assert (run / "run.json").exists()
     held.release()
-    sft()
+    sft(max_steps=1)
 
 
-@pytest.mark.parametrize("name", [".final.backup", ".config.yaml.swp", ".final.partial"])
-def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path, name):
-    sft()
-    (tmp_path / "run" / name).mkdir()
-    (tmp_path / "run" / name / "论文").write_text("x")
-    with pytest.raises(ConfigError, match="which no run wrote"):
-        sft(overwrite=True)
-    assert (tmp_path / "run" / name / "论文").exists()
-    shutil.rmtree(tmp_path / "run" / name)
+@pytest.mark.usefixtures("finished")
+def test_only_what_heedful_left_half_written_is_removed(sft, tmp_path):
+    for name in (".final.backup", ".config.yaml.swp", ".final.partial"):
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "论文").write_text("x")
+        with pytest.raises(ConfigError, match="which no run wrote"):
+            sft(overwrite=True)
+        assert (tmp_path / "run" / name / "论文").exists()
+        shutil.rmtree(tmp_path / "run" / name)
     (tmp_path / "run" / ".final.heedful-partial").mkdir()
-    sft(overwrite=True)
+    sft(overwrite=True, max_steps=1)
 
 
-def test_what_a_run_has_on_the_disk_is_not_asked_for_again(sft, tmp_path, monkeypatch, killed):
+@pytest.mark.usefixtures("unfinished")
+def test_what_a_run_has_on_the_disk_is_not_asked_for_again(tmp_path, monkeypatch):
     """A run that found room when it began does not fail for it when it goes on."""
-    killed("step.learned:kill@3", lambda: sft(keep=2))
     settings = SFTConfig(model="x", data="x", output=tmp_path / "run")
 
     class Learner:
@@ -252,8 +252,8 @@ def test_a_demo_is_one_writer_between_its_stages_too(tmp_path, overwrite):
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {"world", "base", "demo.json"}
 
 
+@pytest.mark.usefixtures("finished")
 def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
-    sft()
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.truncate(5)
     before = files(tmp_path / "run")
@@ -262,28 +262,16 @@ def test_a_resume_that_is_refused_for_its_logs_changes_nothing(sft, tmp_path):
     assert files(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.json", "merges.txt", "value_head/value_head.safetensors"])
-def test_any_file_of_the_model_counts(tiny, sft, tmp_path, name, killed):
-    model = tmp_path / "model"
-    shutil.copytree(tiny("gpt2"), model)
-    killed("step.learned:kill@3", lambda: sft(model=str(model)))
-    path = model / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text((path.read_text("utf-8") if path.exists() else "") + "\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not what it was when the run began"):
-        sft(model=str(model))
-
-
-def test_another_precision_is_refused(sft, tmp_path, killed):
+@pytest.mark.usefixtures("unfinished")
+def test_another_precision_is_refused(sft, tmp_path):
     """``auto`` means something else on another processor; the run does not change it unnoticed."""
-    killed("step.learned:kill@3", lambda: sft(dtype="auto"))
     path = tmp_path / "run" / "environment.json"
     facts = json.loads(path.read_text("utf-8"))
     assert facts["device"] == "cpu"
     path.write_text(json.dumps(facts | {"dtype": "float16"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"--dtype was float16 when the run began and is .* --allow-change dtype"):
-        sft(dtype="auto")
-    assert sft(dtype="auto", allow_change=("dtype",))["steps"] == 3
+        sft()
+    assert sft(allow_change=("dtype",))["steps"] == 3
 
 
 @pytest.mark.exhaustive
@@ -303,17 +291,18 @@ def test_best_is_chosen_anew_though_the_run_is_killed_again(sft, tmp_path, kille
     ("name", "content"),
     [("run.json", "{}"), ("run.json", "[]"), ("environment.json", "{}"), ("environment.json", "[1]")],
 )
-def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content, killed):
-    killed("step.learned:kill@3", sft)
+@pytest.mark.usefixtures("unfinished")
+def test_damaged_facts_of_a_run_are_no_traceback(sft, tmp_path, name, content):
     (tmp_path / "run" / name).write_text(content)
     with pytest.raises((CheckpointError, ConfigError), match=r"json: it has no (run|versions)|json: it holds a list"):
         sft()
 
 
 @pytest.mark.parametrize("what", ["partial", "no manifest", "of another run"])
-def test_runs_says_what_the_command_will_do(sft, tmp_path, what, killed):
-    killed("step.learned:kill@2", sft)
+@pytest.mark.usefixtures("unfinished")
+def test_runs_says_what_the_command_will_do(sft, tmp_path, what):
     checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(checkpoints / "step-000002")
     if what == "partial":
         (checkpoints / "step-000001").rename(checkpoints / "step-000002-partial")
     elif what == "no manifest":
@@ -326,20 +315,22 @@ def test_runs_says_what_the_command_will_do(sft, tmp_path, what, killed):
         sft()
 
 
+@pytest.mark.usefixtures("finished")
 def test_nobody_starts_in_a_folder_whose_run_moves_aside(sft, tmp_path, monkeypatch):
     """Neither in the middle, which looks like a kill, nor while there is nothing in its place."""
-    sft()
     refused = []
 
     def other(point):
+        if point in refused:
+            return
         for overwrite in (True, False):
             with pytest.raises(ConfigError, match="is being written by another run"):
                 check_output(SFTConfig(model="x", data="x", output=tmp_path / "run", overwrite=overwrite))
         refused.append(point)
 
     monkeypatch.setattr("heedful.train.output_folder.hit", other)
-    sft(overwrite=True)
-    assert set(refused) == {"run.moving", "run.aside"}
+    sft(overwrite=True, max_steps=1)
+    assert refused == ["run.moving", "run.aside"]
     assert (tmp_path / "run" / "summary.json").exists()
     assert not list((tmp_path / "run").glob(".*"))
 
@@ -351,11 +342,11 @@ def test_a_file_system_without_locks_can_be_used(sft, monkeypatch, tmp_path, cap
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    assert sft()["steps"] == 3
+    assert sft(max_steps=1)["steps"] == 1
     assert not is_locked(tmp_path / "run")
     assert "has no locks, so nothing keeps a second process out" in " ".join(capsys.readouterr().err.split())
     monkeypatch.undo()
-    sft(overwrite=True)
+    sft(overwrite=True, max_steps=1)
     assert "has no locks" not in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """A run that was killed goes on as if it had not been: weights, optimizer, metrics and the order of samples, bit for bit."""
 
+import functools
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import torch
 from heedful import faults
 from heedful.configs.offline import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from heedful.configs.online import GRPOConfig, OnlineDPOConfig, PPOConfig
+from heedful.errors import ConfigError
 from heedful.train.checkpoints import read_state
 from heedful.train.dpo import train_dpo
 from heedful.train.early_stopping import EarlyStopping
@@ -22,7 +24,20 @@ from heedful.train.online.online_dpo import train_online_dpo
 from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
-ONLINE = {"steps": 4, "save_every": 1, "eval_every": 2, "sample_every": 2, "learning_rate": 1e-2, "keep": 0}
+ONLINE = {
+    "steps": 4,
+    "save_every": 1,
+    "eval_every": 2,
+    "sample_every": 2,
+    "learning_rate": 1e-2,
+    "keep": 0,
+    "eval_fraction": 0.3,
+    "rollout_batch_size": 8,
+    "samples_per_prompt": 2,
+    "minibatch_size": 8,
+    "max_new_tokens": 12,
+    "dtype": "float32",
+}
 OFFLINE = {
     "max_steps": 4,
     "batch_size": 2,
@@ -61,6 +76,7 @@ RUNS = {
     "online dpo": (train_online_dpo, OnlineDPOConfig, ONLINE),
 }
 POINTS = list(faults.POINTS)
+OFFLINE_KINDS = (SFTConfig, RewardConfig, DPOConfig, KTOConfig)
 OF_ONLINE_RUNS = {"generation", "reward.call", "rollout", "reward", "pass"}
 
 
@@ -71,24 +87,66 @@ def _one_thread():
     faults.plan("")
 
 
-@pytest.fixture
-def train(config, tiny, demonstrations, write, length, tmp_path):
-    """``train(name, folder, **changes)``: run one of `RUNS` into a folder."""
-    records = [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)]
-    pairs = write("pairs", records)
-    texts = write("texts", [{"text": f"abc 一二三 {i}" * 3} for i in range(9)])
+@pytest.fixture(scope="module")
+def data(demonstrations, tmp_path_factory):
+    """Files by the trainers' kinds."""
+    folder = tmp_path_factory.mktemp("数据")
 
-    def run(name, folder, **changes):
+    def write(name, records):
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+        return str(path)
+
+    return {
+        "demonstrations": demonstrations,
+        "pairs": write("pairs", [{"prompt": f"第{i}问", "chosen": f"好{i}", "rejected": "不"} for i in range(7)]),
+        "texts": write("texts", [{"text": f"abc 一二三 {i}" * 3} for i in range(9)]),
+        "prompts": write(
+            "prompts", [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "ij", "苹果", "梨")]
+        ),
+    }
+
+
+def length(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def train_into(tiny, data):
+    """``train_into(folder, name, **changes)``: run one of `RUNS`."""
+
+    def run(folder, name, **changes):
         function, kind, settings = RUNS[name]
-        settings = {**settings, **changes, "output": tmp_path / folder}
-        if kind in (SFTConfig, RewardConfig, DPOConfig, KTOConfig):
-            data = demonstrations if kind is SFTConfig else pairs
-            return function(kind(model=tiny("gpt2"), data=data, **settings))
+        settings = {"model": tiny("gpt2"), "output": folder, **settings, **changes}
+        if kind in OFFLINE_KINDS:
+            return function(kind(**({"data": data["demonstrations" if kind is SFTConfig else "pairs"]} | settings)))
         if "ptx_coef" in settings:
-            settings["ptx_data"] = texts
-        return function(config(kind, **settings), [length])
+            settings["ptx_data"] = data["texts"]
+        return function(kind(**({"data": data["prompts"]} | settings)), [length])
 
     return run
+
+
+@pytest.fixture
+def train(train_into, tmp_path):
+    """``train(name, folder, **changes)``: the same into a folder of the test's."""
+    return lambda name, folder, **changes: train_into(tmp_path / folder, name, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(train_into, tmp_path_factory):
+    """``whole(name)``: the folder of a run that nothing cut short, made once, and how often it came to each fault point."""
+    root = tmp_path_factory.mktemp("whole")
+
+    @functools.cache
+    def make(name):
+        faults.plan("run.opened:int@99")
+        train_into(root / name, name)
+        visits = faults.visits().copy()
+        faults.plan("")
+        return root / name, visits
+
+    return make
 
 
 def in_child(action, kill_after=None):
@@ -163,31 +221,28 @@ def assert_equal_runs(one, other):
 
 
 KILLS = int(os.environ.get("HEEDFUL_TEST_KILLS", "100"))
-OFTEN = {"sft lora", "dpo", "ppo separate", "dapo"}
+OFTEN = {"sft lora", "ppo separate", "dapo"}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.exhaustive) for name in RUNS]
 )
-def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, tmp_path, name):
-    train(name, "whole")
+def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, whole, tmp_path, name):
     assert os.WTERMSIG(with_fault("step.learned:kill@3", lambda: train(name, "cut"))) == signal.SIGKILL
     assert not (tmp_path / "cut" / "summary.json").exists()
     train(name, "cut")
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "cut", whole(name)[0])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
+def test_killed_at_any_point_at_any_visit(train, whole, tmp_path, name, point):
     """At its first visit, one in the middle, and the last, each in a run of its own."""
-    faults.plan("run.opened:int@99")
-    train(name, "whole")
-    visits = faults.visits().get(point, 0)
-    faults.plan("")
+    folder, all_visits = whole(name)
+    visits = all_visits.get(point, 0)
     if not visits:
-        is_online = RUNS[name][1] not in (SFTConfig, RewardConfig, DPOConfig, KTOConfig)
+        is_online = RUNS[name][1] not in OFFLINE_KINDS
         never = {"run.aside", "run.moving"}  # nothing is replaced
         never |= {"save.aside"} if is_online else OF_ONLINE_RUNS  # no second best/
         assert point in never
@@ -197,7 +252,7 @@ def test_killed_at_any_point_at_any_visit(train, tmp_path, name, point):
         assert os.WTERMSIG(status) == signal.SIGKILL
         if not finished(tmp_path / "cut"):
             train(name, "cut")
-        assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+        assert_equal_runs(tmp_path / "cut", folder)
         shutil.rmtree(tmp_path / "cut")
 
 
@@ -253,7 +308,7 @@ PLACES = [
     "evaluated",
     "save.files",
 ]
-QUICK = {("int", "reward"), ("term", "update.stepped")}
+QUICK = {("term", "update.stepped")}
 
 
 @pytest.mark.parametrize(
@@ -264,91 +319,52 @@ QUICK = {("int", "reward"), ("term", "update.stepped")}
         for place in PLACES
     ],
 )
-def test_a_request_to_end_is_honoured_anywhere(train, tmp_path, kind, place):
+def test_a_request_to_end_is_honoured_anywhere(train, whole, tmp_path, kind, place):
     """A checkpoint is left, the status says which signal it was, and the run goes on bit for bit."""
-    faults.plan("run.opened:int@99")
-    train("ppo shared", "whole")
-    visit = max(2, faults.visits()[place] // 2) if place in ("generation", "reward.call") else 2  # after the trial
-    faults.plan("")
+    folder, visits = whole("ppo shared")
+    visit = max(2, visits[place] // 2) if place in ("generation", "reward.call") else 2  # after the trial
     status = with_fault(f"{place}:{kind}@{visit}", lambda: train("ppo shared", "cut", save_every=0))
     assert os.waitstatus_to_exitcode(status) == SIGNALS[kind]
     assert [path.name[:5] for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-"]
     train("ppo shared", "cut")
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "cut", folder)
 
 
-def test_a_second_signal_ends_at_once_and_damages_nothing(train, tmp_path):
-    train("ppo shared", "whole")
+def test_a_second_signal_ends_at_once_and_damages_nothing(train, whole, tmp_path):
     status = with_fault("update.stepped:term@6,save.state:int@1", lambda: train("ppo shared", "cut"))
     assert os.waitstatus_to_exitcode(status) == 130, "of the second"
     train("ppo shared", "cut")
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "cut", whole("ppo shared")[0])
 
 
-def test_the_handlers_that_were_there_are_put_back(train):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    train("sft", "run")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
-
-
-def test_best_survives_what_cuts_its_replacement_short(train, tmp_path):
+def test_best_survives_what_cuts_its_replacement_short(train, whole, tmp_path):
     """Between the two renames there is no best/; the run that goes on brings the former one back."""
-    train("sft", "whole")
     assert os.WTERMSIG(with_fault("save.aside:kill@1", lambda: train("sft", "cut"))) == signal.SIGKILL
     assert not (tmp_path / "cut" / "best").exists()
     train("sft", "cut")
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
     assert not list((tmp_path / "cut").glob(".*"))
 
 
-def test_a_finished_run_says_so(train, tmp_path):
-    from heedful.errors import ConfigError
-
-    train("sft", "run")
-    with pytest.raises(
-        ConfigError, match="already holds a run, which is finished; choose another folder, or add --overwrite"
-    ):
-        train("sft", "run")
-
-
-def test_other_settings_are_refused_with_what_differs(train, tmp_path):
-    from heedful.errors import ConfigError
-
-    with_fault("step.learned:kill@3", lambda: train("sft", "run"))
-    with pytest.raises(
-        ConfigError, match=r"(?s)--learning-rate: 0.01 in the run, 0.5 now.*--allow-change learning-rate"
-    ):
-        train("sft", "run", learning_rate=0.5)
-    train("sft", "run", learning_rate=0.5, allow_change=("--learning-rate",))
-    lines = timeless(tmp_path / "run" / "metrics.jsonl")
-    assert [line["optimizer/learning_rate"] for line in lines if "loss/sft" in line][:2] == [
-        0.01,
-        pytest.approx(0.0075),
-    ]
-
-
-def test_settings_that_no_number_depends_on_may_change(train, tmp_path):
-    train("sft", "whole")
+def test_settings_that_no_number_depends_on_may_change(train, whole, tmp_path):
     with_fault("step.learned:kill@3", lambda: train("sft", "cut"))
     train("sft", "cut", keep=1, save_every=3, save_minutes=0.0)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "cut") == contents(whole("sft")[0])
 
 
-def test_other_data_under_the_same_name_are_refused(train, tmp_path):
-    from heedful.errors import ConfigError
-
-    with_fault("step.learned:kill@3", lambda: train("reward", "run"))
-    data = tmp_path / "pairs.jsonl"
-    data.write_bytes(data.read_bytes().replace("好".encode(), "妙".encode()))
+def test_other_data_under_the_same_name_are_refused(train, data, tmp_path):
+    changed = tmp_path / "pairs.jsonl"
+    shutil.copy(data["pairs"], changed)
+    with_fault("step.learned:kill@2", lambda: train("reward", "run", data=str(changed)))
+    changed.write_bytes(changed.read_bytes().replace("好".encode(), "妙".encode()))
     with pytest.raises(ConfigError, match=r"pairs.jsonl is not what it was when the run began.*--allow-change data"):
-        train("reward", "run")
+        train("reward", "run", data=str(changed))
 
 
-def test_going_back_to_an_earlier_checkpoint(train, tmp_path):
-    train("sft", "whole")
+def test_going_back_to_an_earlier_checkpoint(train, whole, tmp_path):
     with_fault("step.learned:kill@4", lambda: train("sft", "cut"))
     train("sft", "cut", resume=str(tmp_path / "cut" / "checkpoints" / "step-000001"))
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "cut", whole("sft")[0])
     assert {path.name for path in (tmp_path / "cut" / "checkpoints").glob("later-*")} == {
         "later-step-000002",
         "later-step-000003",
@@ -385,13 +401,15 @@ def test_models_of_later_steps_are_set_aside_when_a_run_goes_back(train, tmp_pat
 
 
 def test_the_oldest_checkpoints_go_first(train, tmp_path):
+    """And the handlers of signals are what they were."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     train("sft", "run", keep=2)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys, error):
-    faults.plan(f"save.state:{error}@2")
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_path, capsys):
+    faults.plan("save.state:enospc@2")
     train("sft", "run")
     said = capsys.readouterr().err
     assert "step 2: the checkpoint could not be written" in said
@@ -399,18 +417,18 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(train, tmp_pat
     assert not list((tmp_path / "run").rglob(".*")), "nothing half-written"
 
 
-def test_a_partly_learned_step_is_no_checkpoint(train, tmp_path, capsys):
+def test_a_partly_learned_step_is_no_checkpoint(train, whole, tmp_path, capsys):
     """An error between two minibatches: the run goes on from the checkpoint before, and the model is there to look at."""
-    train("ppo shared", "whole", ppo_epochs=2)
-    faults.plan("update.stepped:raise@9")
+    folder, visits = whole("ppo shared")
+    faults.plan(f"update.stepped:raise@{visits['update.stepped'] // 2 + 2}")
     with pytest.raises(RuntimeError, match="a fault point"):
-        train("ppo shared", "cut", ppo_epochs=2)
+        train("ppo shared", "cut")
     faults.plan("")
     assert "in the middle of an update; the run goes on from step-" in capsys.readouterr().err
     names = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
     assert any(name.endswith("-partial") for name in names)
-    train("ppo shared", "cut", ppo_epochs=2)
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    train("ppo shared", "cut")
+    assert_equal_runs(tmp_path / "cut", folder)
 
 
 def test_curves_have_no_gap_and_no_double_point(train, tmp_path):
