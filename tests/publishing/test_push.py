@@ -139,15 +139,13 @@ def test_a_file_with_a_secret_is_refused(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "is_refused"),
+    ("name", "text", "is_refused"),
     [
-        ("see https://huggingface.co/docs/x?a=b#chat", False),
-        ("{# https://me:secret@host/x #}", True),
-        ("{# " + "hf_" + "aB3" * 11 + " #}", True),
-        ("{# 秘密-秘密-秘密 #}", True),
+        ("tokenizer_config.json", "see https://huggingface.co/docs/x?a=b#chat", False),
+        ("tokenizer_config.json", "https://me:secret@host/x", True),
+        ("chat_template.jinja", "{# 秘密-秘密-秘密 #}", True),
     ],
 )
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
 def test_what_is_a_secret_in_text_of_others(name, text, is_refused, runs, tmp_path, capsys, monkeypatch):
     """An address with a fragment is none: a tokenizer's documentation may stand there."""
     monkeypatch.setenv("MY_API_KEY", "秘密-秘密-秘密")
@@ -185,11 +183,10 @@ def test_adapters_say_themselves_on_what_they_lie(runs, tmp_path):
     assert "made from [Qwen/Qwen3-0.6B]" in text
 
 
-@pytest.mark.parametrize("base", ["sft/base", "/here/sft/final"])
-def test_adapters_of_a_model_that_only_is_here(base, runs, tmp_path, capsys):
+def test_adapters_of_a_model_that_only_is_here(runs, tmp_path, capsys):
     """Also if its name looks like ORG/NAME from another folder, and if training began with a model of the Hub, which is not
     the one that the adapters lie on."""
-    run = on(base, runs, tmp_path / "run" / "lora", local=["sft/base"])
+    run = on("sft/base", runs, tmp_path / "run" / "lora", local=["sft/base"])
     parent = tmp_path / "run" / "sft"
     shutil.copytree(runs("sft"), parent)
     for folder, model in ((parent, "Qwen/Qwen3-0.6B-Base"), (run, str(parent / "final"))):
@@ -199,19 +196,6 @@ def test_adapters_of_a_model_that_only_is_here(base, runs, tmp_path, capsys):
     assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())
 
 
-def test_adapters_need_a_base_that_others_have(dry, runs, capsys):
-    assert main(["push", str(runs("lora")), "org/name", "--dry-run", *MIT]) == 2
-    assert "adapters of a model that is not on the Hub" in " ".join(capsys.readouterr().err.split())
-    folder = dry("lora", *MIT, "--base-model", "Qwen/Qwen3-0.6B")
-    assert (
-        json.loads((folder / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
-    )
-    metadata, text = card_of(folder)
-    assert metadata["library_name"] == "peft"
-    assert (metadata["base_model"], metadata["base_model_relation"]) == ("Qwen/Qwen3-0.6B", "adapter")
-    assert "from peft import AutoPeftModelForCausalLM" in text
-
-
 def test_adapters_on_adapters_fit_only_a_base_that_holds_those(dry, runs, capsys):
     assert main(["push", str(runs("lora on lora")), "org/name", "--dry-run", *MIT]) == 2
     said = " ".join(capsys.readouterr().err.split())
@@ -219,8 +203,16 @@ def test_adapters_on_adapters_fit_only_a_base_that_holds_those(dry, runs, capsys
     assert f"heedful merge --adapter {runs('lora on lora') / 'final'}" in said
     _, text = card_of(dry("lora on lora", *MIT, "--base-model", "org/merged"))
     assert "They fit only a base that holds those too." in text
-    _, text = card_of(dry("lora", *MIT, "--base-model", "org/base"))
+    folder = dry("lora", *MIT, "--base-model", "org/base")
+    metadata, text = card_of(folder)
     assert "They fit only a base" not in text
+    assert "from peft import AutoPeftModelForCausalLM" in text
+    assert json.loads((folder / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"] == "org/base"
+    assert [metadata[name] for name in ("library_name", "base_model", "base_model_relation")] == [
+        "peft",
+        "org/base",
+        "adapter",
+    ]
 
 
 def test_the_base_is_that_of_the_first_stage(dry, runs, tmp_path):

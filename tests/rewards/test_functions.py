@@ -62,7 +62,6 @@ holds_the_gil = when_bad(hold_the_gil)
 crashes = when_bad(lambda: ctypes.string_at(0))
 aborts = when_bad(os.abort)
 leaves = when_bad(lambda: os._exit(0))
-exits = when_bad(lambda: sys.exit(0))
 interrupts = when_bad(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
 eats = when_bad(eat)
 eats_in_a_child = when_bad(eat_in_a_child)
@@ -160,12 +159,11 @@ def answers(texts):
     [
         pytest.param("sleeps", "did not end within", marks=pytest.mark.exhaustive),
         pytest.param("burns", "did not end within", marks=pytest.mark.exhaustive),
-        ("holds_the_gil", "did not end within"),
+        pytest.param("holds_the_gil", "did not end within", marks=pytest.mark.exhaustive),
         ("forks_and_hangs", "did not end within"),
         ("crashes", "crashed: its process was ended by SIGSEGV"),
         pytest.param("aborts", "crashed: its process was ended by SIGABRT", marks=pytest.mark.exhaustive),
-        ("leaves", "ended its process (exit status 0)"),
-        ("exits", "raised SystemExit: 0"),
+        pytest.param("leaves", "ended its process (exit status 0)", marks=pytest.mark.exhaustive),
         pytest.param("interrupts", "raised KeyboardInterrupt", marks=pytest.mark.exhaustive),
         ("eats", "held more than --reward-memory-gb 0.25 and was stopped"),
         pytest.param(
@@ -219,7 +217,7 @@ def test_a_process_that_was_killed_between_calls_is_replaced(function):
     reward = function("where")
     pid = int(reward(completions=["a", "b"])[0])
     os.kill(pid, signal.SIGKILL)
-    time.sleep(1)
+    time.sleep(0.1)
     assert int(reward(completions=["a", "b"])[0]) != pid
 
 
@@ -299,15 +297,12 @@ def test_the_users_script_is_not_run_again(faults, tmp_path):
     [
         ("while True: pass", RewardError, "did not end within"),
         ("import os; os._exit(3)", RewardError, r"ended its process \(exit status 3\)"),
-        ("import os; os._exit(200)", RewardError, r"ended its process \(exit status 200\)"),
-        ("import ctypes; ctypes.string_at(0)", RewardError, "SIGSEGV"),
-        ("kept = b'x' * 10**10", RewardError, "--reward-memory-gb 0.25"),
         ("x = 1", ConfigError, "has no function 'f'; it has none"),
     ],
-    ids=["hangs", "leaves", "leaves as a signal would", "crashes", "eats", "lacks it"],
+    ids=["hangs", "leaves", "lacks it"],
 )
 def test_a_file_that_cannot_be_loaded(tmp_path, monkeypatch, text, error, said):
-    monkeypatch.setattr("heedful.rewards.functions.LONGEST_START", 2.0)
+    monkeypatch.setattr("heedful.rewards.functions.LONGEST_START", 1.0)
     path = tmp_path / "奖励.py"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(error, match=said) as refused:
@@ -393,12 +388,11 @@ def completion(response):
 
 def test_an_async_function_runs_at_the_same_time_and_within_the_same_limits(function):
     """Its waits are together, its random numbers are those of its arguments, and one that hangs is stopped."""
-    reward = function("waits", timeout=2.0)
-    started = time.monotonic()
-    first = score([Reward("w", reward)], [completion("一"), completion("两个")] * 10)[0]
-    assert time.monotonic() - started < 2  # 20 waits of 0.2 s
+    reward = function("waits", timeout=1.0)
+    asked = [completion("一"), completion("两个")] * 10  # 20 waits of 0.2 s, in one second
+    first = score([Reward("w", reward)], asked)[0]
     assert [int(value) for value in first] == [1, 2] * 10
-    assert score([Reward("w", reward)], [completion("一"), completion("两个")] * 10)[0] == first
+    assert score([Reward("w", reward)], asked)[0] == first
     found = score_tokens(Ensemble((Reward("w", reward),), max_failed=0.5), [completion("坏"), completion("好")])
     assert found.failed == (0,)
     assert "did not end within" in found.note

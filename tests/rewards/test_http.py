@@ -3,13 +3,13 @@
 import contextlib
 import datetime
 import email.utils
-import functools
 import gzip
 import itertools
 import json
 import socket
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -21,9 +21,9 @@ from heedful.errors import ConfigError, DataError, RewardError
 from heedful.evaluate.output import report
 from heedful.evaluate.policies import evaluate_best_of_n, evaluate_scores
 from heedful.redact import redact
-from heedful.retries import LONGEST_WAIT
+from heedful.retries import LONGEST_WAIT, Backoff, read_retry_after
 from heedful.rewards import Completion, Ensemble, Reward, http, score, score_tokens
-from heedful.rewards.http import HTTPReward
+from heedful.rewards.http import HTTPReward, NoAnswerError
 from heedful.rewards.resolve import check_reward_string, load_rewards
 from heedful.train.online.engine import train_ppo
 from heedful.types import MicroBatch, Prompt
@@ -65,7 +65,7 @@ def test_the_request_is_the_documented_one(answering, completions, chat):
     assert "红色".encode() in body
 
 
-@pytest.mark.parametrize(("size", "expected"), [(1, [1, 1, 1]), (2, [2, 1]), (3, [3]), (64, [3])])
+@pytest.mark.parametrize(("size", "expected"), [(2, [2, 1]), (64, [3])])
 def test_so_many_responses_a_request(answering, completions, size, expected):
     """Several at the same time; the scores have the order of the responses, whatever comes first."""
 
@@ -80,7 +80,7 @@ def test_so_many_responses_a_request(answering, completions, size, expected):
     assert sorted(len(body["columns"]["weights"]) for body in server.bodies()) == sorted(expected)
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, 4), ({"concurrency": 2}, 2), ({"concurrency": 1}, 1)], ids=str)
+@pytest.mark.parametrize(("options", "most"), [({}, 4), ({"concurrency": 2}, 2)], ids=str)
 def test_so_many_requests_at_a_time(answering, completions, options, most):
     lock, inside, seen = threading.Lock(), [0], []
 
@@ -88,21 +88,14 @@ def test_so_many_requests_at_a_time(answering, completions, options, most):
         with lock:
             inside[0] += 1
             seen.append(inside[0])
-        time.sleep(0.1)
+        time.sleep(0.2)  # so three turns of it: the wait for a turn is no part of the timeout
         with lock:
             inside[0] -= 1
         return scores_of(1)
 
     server = answering(answer)
-    assert asked(server.url, completions * 3, micro_batch_size=1, **options) == [1] * 9
+    assert asked(server.url, completions * 3, micro_batch_size=1, timeout=0.5, **options) == [1] * 9
     assert max(seen) == most
-
-
-def test_the_wait_for_a_turn_is_no_part_of_the_timeout(answering, completions):
-    """Six requests of 0.3 s, one after the other, each in time."""
-    server = answering(lambda count: time.sleep(0.3) or scores_of(1))
-    options = {"micro_batch_size": 1, "concurrency": 1, "timeout": 1.2, "retry_seconds": 0}
-    assert asked(server.url, completions * 2, **options) == [1] * 6
 
 
 def test_null_does_not_apply(answering, completions):
@@ -119,7 +112,7 @@ def test_a_column_may_have_any_name(answering):
 
 @pytest.mark.parametrize(
     "bad",
-    [(429, b"slow down"), (500, b""), (502, b""), (503, "忙".encode()), (504, b""), None],
+    [(429, b"slow down"), (500, b""), None],
     ids=lambda bad: str(bad and bad[0]),
 )
 def test_what_may_pass_is_tried_again(answering, completions, bad):
@@ -130,15 +123,10 @@ def test_what_may_pass_is_tried_again(answering, completions, bad):
     assert bodies[0] == bodies[1] == bodies[2]
 
 
-@pytest.mark.parametrize("minutes", [0, 0.005])
 @pytest.mark.parametrize(
-    ("bad", "fragment"),
-    [
-        ((503, "忙".encode()), "status 503: '忙'"),
-        ((429, b"later"), "status 429: 'later'"),
-        (None, "RemoteProtocolError"),
-    ],
-    ids=["503", "429", "hangs up"],
+    ("bad", "fragment", "minutes"),
+    [((503, "忙".encode()), "status 503: '忙'", 0), (None, "RemoteProtocolError", 0.005)],
+    ids=["503", "hangs up"],
 )
 def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minutes):
     """Never a score of 0: the address, what happened, how often it was tried, and what to change."""
@@ -182,23 +170,16 @@ def test_a_server_that_trickles(answering, completions):
     [
         ((400, '{"error": "太长"}'.encode()), ["refused", "status 400", "太长"]),
         ((404, b"not here"), ["refused", "status 404", "not here"]),
-        ((307, b""), ["refused", "status 307"]),
         ((200, b"<html>"), ["did not answer in JSON", "<html>", '{"scores": [0.5, null, ...]}']),
-        ((200, b"\xff\xfe"), ["did not answer in JSON"]),
         ((200, b"[" * 100_000), ["did not answer in JSON"]),
-        ((200, b""), ["did not answer in JSON"]),
         ((200, b"[1, 2, 3]"), ["without a list of scores"]),
-        ((200, b'{"score": [1, 2, 3]}'), ["without a list of scores", '"score"']),
         ((200, b'{"scores": 1}'), ["without a list of scores"]),
         ((200, b'{"scores": [1, 2]}'), ["2 scores for 3 responses"]),
-        ((200, b'{"scores": [1, 2, 3, 4]}'), ["4 scores for 3 responses"]),
         ((200, b'{"scores": [1, NaN, 3]}'), ["the score nan", "finite number"]),
-        ((200, b'{"scores": [1, Infinity, 3]}'), ["the score inf"]),
         ((200, b'{"scores": [1, 1e999, 3]}'), ["the score inf"]),
         ((200, b'{"scores": [1, 1' + b"0" * 400 + b", 3]}"), ["the score 1000"]),
         ((200, b'{"scores": [1, "2", 3]}'), ["the score '2'"]),
         ((200, b'{"scores": [1, true, 3]}'), ["the score True"]),
-        ((200, b'{"scores": [1, [2], 3]}'), ["the score [2]"]),
     ],
     ids=lambda x: f"{x[0]} {x[1][:30]!r}" if isinstance(x, tuple) else "",
 )  # fmt: skip
@@ -213,20 +194,27 @@ def test_a_wrong_answer_is_an_error_at_once(answering, completions, answer, frag
 
 
 def test_the_waits_double_with_jitter(answering, completions):
-    """Measured at the server: between half and all of 0.05, 0.1, 0.2, ... seconds; all of each once in 10,000 runs."""
-    times = [[], []]
+    """Measured at the server: between half and all of 0.04, 0.08, 0.16, ... seconds; all of each once in 30,000 runs."""
+    seen = []
 
-    def answer(seen, count):
+    def answer(count):
         seen.append(time.monotonic())
-        return (500, b"") if count < 6 else scores_of(1, 2, 3)
+        return (500, b"") if count < 5 else scores_of(1, 2, 3)
 
-    for seen in times:
-        server = answering(functools.partial(answer, seen))
-        assert asked(server.url, completions, first_wait=0.05) == [1.0, 2.0, 3.0]
-    gaps = [[b - a for a, b in itertools.pairwise(seen)] for seen in times]
-    for waits in gaps:
-        assert all(0.025 * 2**i <= wait < 0.05 * 2**i + 0.5 for i, wait in enumerate(waits))
-    assert any(wait < 0.9 * 0.05 * 2**i for waits in gaps for i, wait in enumerate(waits) if i >= 2)
+    assert asked(answering(answer).url, completions, first_wait=0.04) == [1.0, 2.0, 3.0]
+    waits = [b - a for a, b in itertools.pairwise(seen)]
+    assert all(0.02 * 2**i <= wait < 0.04 * 2**i + 0.5 for i, wait in enumerate(waits))
+    draws = [Backoff(lambda: 600.0, first=0.04).wait(Tried(5)) for _ in range(8)]
+    assert max(draws) - min(draws) > 0.01
+
+
+class Tried:
+    """What a tries' state shows of itself: how many tries there were, and what the last answer asked for."""
+
+    def __init__(self, attempt_number, retry_after=None):
+        self.attempt_number, self.seconds_since_start = attempt_number, 0.0
+        self.outcome = Future()
+        self.outcome.set_exception(NoAnswerError("", retry_after))
 
 
 def test_the_settings_reach_the_request(answering, completions, cpu, monkeypatch):
@@ -312,35 +300,29 @@ def test_a_token_in_the_place_of_a_score_is_not_shown(answering, completions):
     assert "gehe" not in str(error.value)
 
 
-def in_two_seconds():
-    return email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2), usegmt=True)
-
-
-@pytest.mark.parametrize("wait", [lambda: "1", in_two_seconds], ids=["seconds", "date"])
-def test_retry_after_is_heeded(answering, completions, wait):
-    """A date has whole seconds, so two of them are at least one."""
+def test_retry_after_is_heeded(answering, completions):
+    """A number of seconds, or a date; a past one, or one that nobody can read, asks for nothing."""
     times = []
 
     def answer(count):
         times.append(time.monotonic())
-        return (429, b"", {"Retry-After": wait()}) if count == 1 else scores_of(1, 2, 3)
+        return (429, b"", {"Retry-After": "1"}) if count == 1 else scores_of(1, 2, 3)
 
     assert asked(answering(answer).url, completions) == [1.0, 2.0, 3.0]
     assert 0.9 <= times[1] - times[0] < 4
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=20)
+    assert 15 < read_retry_after(email.utils.format_datetime(soon, usegmt=True)) <= 20
+    assert read_retry_after("Sat, 01 Jan 2000 00:00:00 GMT") == 0
+    assert (read_retry_after("soon"), read_retry_after(None)) == (None, None)
 
 
-def long_ago():
-    return "Sat, 01 Jan 2000 00:00:00 GMT"
-
-
-@pytest.mark.parametrize("wait", [lambda: "0", long_ago], ids=["0", "a past date"])
-def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completions, wait):
-    """For 0.6 s it has no time: of 16 requests each comes back after 0.1, 0.2, 0.4, ... seconds, not at once."""
+def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completions):
+    """For 0.4 s it has no time: of 16 requests each comes back after 0.1, 0.2, 0.4, ... seconds, not at once."""
     begun = []
 
     def answer(count):
         begun.append(time.monotonic())
-        return (429, b"", {"Retry-After": wait()}) if begun[-1] < begun[0] + 0.6 else scores_of(1)
+        return (429, b"", {"Retry-After": "0"}) if begun[-1] < begun[0] + 0.4 else scores_of(1)
 
     server = answering(answer)
     options = {"first_wait": 0.1, "micro_batch_size": 1, "concurrency": 16}
@@ -348,18 +330,10 @@ def test_a_busy_server_that_asks_for_no_wait_is_not_flooded(answering, completio
     assert 16 * 2 <= len(server.requests) <= 16 * 5
 
 
-def test_requests_that_are_told_to_wait_do_not_all_come_back_at_once(answering, completions):
-    times = []
-
-    def answer(count):
-        times.append(time.monotonic())
-        return (429, b"", {"Retry-After": "1"}) if count <= 8 else scores_of(1)
-
-    options = {"first_wait": 0.8, "micro_batch_size": 1, "concurrency": 8}
-    assert asked(answering(answer).url, (completions * 3)[:8], **options) == [1.0] * 8
-    again = sorted(times)[8:]
-    assert again[0] - times[0] >= 1.0
-    assert again[-1] - again[0] > 0.1  # of 0.4 s; once in 3,000 runs it is less
+def test_requests_that_are_told_to_wait_do_not_all_come_back_at_once():
+    draws = [Backoff(lambda: 600.0, first=0.8).wait(Tried(1, retry_after=1.0)) for _ in range(20)]
+    assert all(1.0 <= draw <= 1.4 for draw in draws)
+    assert max(draws) - min(draws) > 0.1
 
 
 def test_a_server_that_asks_for_more_time_than_there_is(answering, completions):
@@ -431,7 +405,7 @@ def test_an_answer_without_end(answering, completions):
     assert [s.requests[0][1]["Accept-Encoding"] for s in (server, compressed)] == ["identity", "identity"]
 
 
-@pytest.mark.parametrize("away", [2.0, pytest.param(60.0, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("away", [0.7, pytest.param(60.0, marks=pytest.mark.exhaustive)])
 def test_a_server_that_dies_and_returns(answering, completions, away):
     """What it costs is the time that it was away."""
     server = answering(lambda count: scores_of(1, 2, 3))
@@ -457,7 +431,7 @@ def test_a_server_that_never_answered_is_not_waited_for_as_long(completions, mon
     assert time.monotonic() - started < 3
 
 
-@pytest.mark.parametrize("status", [408, 429, 503])
+@pytest.mark.parametrize("status", [408, 503])
 def test_a_server_that_is_there_and_busy_is_waited_for(answering, completions, monkeypatch, status):
     """Its address is right, though it has never answered."""
     monkeypatch.setattr(http, "LONGEST_FIRST", 0.1)
@@ -580,7 +554,7 @@ def test_other_machines_are_asked_through_the_proxy(answering, completions, monk
     assert proxy.requests[0][0] == "http://reward.example/score"
 
 
-@pytest.mark.parametrize("value", [datetime.date(2024, 2, 17), b"x", float("nan"), {1, 2}], ids=repr)
+@pytest.mark.parametrize("value", [datetime.date(2024, 2, 17), float("nan")], ids=repr)
 def test_a_column_that_json_cannot_hold(answering, value):
     server = answering(lambda count: scores_of(1))
     with pytest.raises(RewardError, match=r"cannot be written as JSON: .*leave out the column"):
@@ -592,9 +566,6 @@ def test_a_column_that_json_cannot_hold(answering, value):
     ("url", "fragment"),
     [
         ("http://", "has no host"),
-        ("http:score", "has no host"),
-        ("https:///score", "has no host"),
-        ("http://host:99999/x", "is not an address"),
         ("http://host:port/x", "is not an address"),
         ("http://[::1/x", "is not an address"),
         ("http://me:secret@host/x", "holds a user or password"),
@@ -608,8 +579,6 @@ def test_what_is_no_address(url, fragment):
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "url", ["http://host/x", "https://host", "http://127.0.0.1:8001/score", "http://[::1]:80/评分"]
-)
+@pytest.mark.parametrize("url", ["https://host", "http://[::1]:80/评分"])
 def test_what_is_an_address(url):
     check_reward_string(url)

@@ -106,7 +106,7 @@ def test_thinking_and_tools_arrive_at_the_server(thinker, serving):
 
 def test_health(served):
     answer = httpx2.get(f"{served}/health", trust_env=False)
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "model": "评分/模型"})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "model": "评分/模型", "requests": 0})
 
 
 MESSAGE = {"role": "user", "content": "问"}

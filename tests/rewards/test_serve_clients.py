@@ -220,8 +220,13 @@ def test_the_command_serves_until_a_signal_ends_it_whatever_clients_do(folder, r
         one.process.communicate()
 
 
+def waiting(server):
+    """How many requests wait or are being scored."""
+    return httpx2.get(f"{server.url}/health").json()["requests"]
+
+
 def test_health_and_memory_under_load(server):
-    """300 idle and 60 busy connections, stalled uploads, abandoned requests and a body without end, all at once."""
+    """300 idle and 200 busy connections, stalled uploads, abandoned requests and a body without end, all at once."""
     before = server.memory()
     with HealthWatch(server) as watch, contextlib.ExitStack() as stack:
         hold = stack.enter_context
@@ -232,14 +237,16 @@ def test_health_and_memory_under_load(server):
             connection.setblocking(False)
             with contextlib.suppress(OSError):
                 connection.send(b"x" * 2**20)
-        busy = hold(server.connect(request(3000)))
-        time.sleep(0.3)  # it is being scored
+        busy = hold(server.connect(request(6000)))
+        while waiting(server) < 1:
+            time.sleep(0.02)
         for _ in range(30):  # abandoned
             server.connect(request(1000)).close()
-        time.sleep(0.5)  # the server has seen that they left
+        while waiting(server) > 1:  # the server has not yet seen that they left
+            time.sleep(0.02)
         endless = threading.Thread(target=send_endlessly, args=(server,))
         endless.start()
-        found = statuses(server, [request(10)] * 60)
+        found = statuses(server, [request(10)] * 200)
         peak = server.memory()
         endless.join()
         assert answer_on(busy, head_only=True).startswith(b"HTTP/1.1 200")
@@ -251,8 +258,7 @@ def test_health_and_memory_under_load(server):
     )
     # There are fewer connections than clients, so some are closed before they have asked: the more, the slower they ask.
     assert set(found) <= {200, 429, "closed", "ConnectionResetError"}
-    # Eight wait at most, and one is scored; on a busy machine abandoned requests may still hold places in the queue.
-    assert 1 <= count.get(200, 0) <= 9
+    assert count[200] == 8, "so many wait while one is scored"
     assert watch.answers == {"HTTP/1.1 200"}
     assert len(slowest) > 20
     assert max(slowest[:-3]) < SECONDS, "three may be slower, since other programs have the processor too"
@@ -300,7 +306,7 @@ def test_a_large_request_does_not_hold_up_health(server):
     assert "completions[0] has 20000000 characters; the reward model cannot read more than 100000" in answer.text
     slowest = sorted(watch.seconds)
     print(f"\nhealth: median {slowest[len(slowest) // 2]:.4f} s, slowest {slowest[-1]:.2f} s")
-    assert (watch.answers, slowest[-1] < 3, slowest[-4] < SECONDS) == ({"HTTP/1.1 200"}, True, True)
+    assert (watch.answers, slowest[-1] < 1, slowest[-4] < SECONDS) == ({"HTTP/1.1 200"}, True, True)
 
 
 class Slow:
@@ -379,52 +385,6 @@ def test_requests_whose_client_has_gone_are_not_scored(serving):
     assert slow.asked == ["first", "stays"]
 
 
-def test_what_does_not_arrive_in_time_is_given_up(serving):
-    """Half a head, a connection without any, half a body, and bytes that trickle in."""
-    with serving(Slow(), max_characters=1000, receive_timeout=0.6) as url:
-        one = Address(url)
-        for sent in (b"", HALF_HEAD):
-            start = time.monotonic()
-            with one.connect(sent) as connection:
-                assert answer_on(connection) == b""
-            assert 0.4 < time.monotonic() - start < 3
-        with one.connect(head(1000) + b"{") as connection:
-            start = time.monotonic()
-            with contextlib.suppress(OSError):
-                for _ in range(100):
-                    connection.sendall(b" ")
-                    time.sleep(0.02)
-            assert answer_on(connection).startswith(b"HTTP/1.1 408")
-            assert time.monotonic() - start < 3.5
-
-
-def test_a_connection_that_is_kept_has_its_time_again(serving):
-    """The time of a request does not begin before the last answer."""
-    with serving(lambda p, c, t: [1.0] * len(c), max_characters=1000, receive_timeout=1.0) as url:
-        connection = Address(url).connect()
-        for _ in range(4):
-            time.sleep(0.5)
-            connection.sendall(named("a"))
-            received = b""
-            while b"scores" not in received:
-                received += connection.recv(65536)
-            assert received.startswith(b"HTTP/1.1 200")
-        connection.close()
-
-
-@pytest.mark.exhaustive
-def test_an_answer_that_nobody_takes_is_given_up(serving):
-    """Neither the connection nor what was written for it stays."""
-    with serving(lambda p, c, t: [1 / 3] * len(c), max_characters=10, receive_timeout=0.5) as url:
-        one = Address(url)
-        body = json.dumps({"prompts": [""] * 400_000, "completions": [""] * 400_000}).encode()
-        for times in (1, 2):  # also if the second has to wait for the first to be taken
-            with one.connect((head(len(body)) + body) * times, receives=4096) as connection:
-                time.sleep(4)
-                received = len(answer_on(connection))
-            assert received < len("0.3333333333333333, ") * 400_000
-
-
 def test_bodies_in_flight_are_bounded(serving):
     """Those that stall hold what they have sent until their time is over; what would be too much is sent away."""
     with serving(Slow(), max_characters=1000, max_request_mb=1, max_held_mb=2, receive_timeout=2) as url:
@@ -440,40 +400,6 @@ def test_bodies_in_flight_are_bounded(serving):
             connection.close()
         with one.connect(head(900_000) + b" " * 900_000) as connection:
             assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 400"), "received, and no JSON"
-
-
-def test_the_longest_idle_connection_makes_room(serving):
-    """Never one whose request is being scored."""
-    slow = Slow()
-    with serving(slow, max_characters=1000, max_queue=4, max_connections=12) as url:
-        one = Address(url)
-        busy = [one.connect(named(str(i))) for i in range(3)]
-        slow.wait_for(1)
-        idle = [one.connect(HALF_HEAD) for _ in range(9)]
-        time.sleep(0.2)
-        more = [one.connect(HALF_HEAD) for _ in range(2)]
-        for connection in idle[:2]:
-            assert answer_on(connection) == b""
-        idle[2].settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            idle[2].recv(1)
-        slow.go.release(3)
-        for connection in busy:
-            assert answer_on(connection, head_only=True).startswith(b"HTTP/1.1 200")
-        for connection in (*busy, *idle, *more):
-            connection.close()
-
-
-def test_a_connection_that_has_its_answer_makes_room_too(serving):
-    """It is kept for the client's next request, but not longer than there is room."""
-    with serving(ones, max_characters=1000, max_queue=4, max_connections=12) as url:
-        one = Address(url)
-        kept = []
-        for i in range(14):
-            kept.append(one.connect(named(str(i))))
-            assert answer_on(kept[-1], head_only=True).startswith(b"HTTP/1.1 200")
-        for connection in kept:
-            connection.close()
 
 
 def ask(url, **headers):
@@ -528,11 +454,11 @@ def test_a_token(serving):
             assert "Authorization: Bearer TOKEN" in refused.json()["error"]
             assert "s3cret" not in refused.text
         assert ask(url, authorization="Bearer s3cret").status_code == 200
-        assert httpx2.get(f"{url}/health").json() == {"status": "ok", "model": "m"}
+        assert httpx2.get(f"{url}/health").json() == {"status": "ok", "model": "m", "requests": 0}
 
 
 def test_health_gives_a_name_and_no_path(server, folder):
-    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok", "model": "run/final"}
+    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok", "model": "run/final", "requests": 0}
     assert str(Path(folder).parent.parent) not in httpx2.get(f"{server.url}/health").text
 
 

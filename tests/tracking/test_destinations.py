@@ -101,11 +101,7 @@ def test_the_command_without_flags_goes_where_the_settings_say(plant, tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "words"),
-    [
-        ({"track_offline": True}, []),
-        ({}, ["--offline"]),
-        ({}, ["--project", "other"]),
-    ],
+    [({"track_offline": True}, []), ({}, ["--project", "other"])],
 )
 def test_another_place_gets_the_whole_run(first, words, plant, tmp_path):
     notes = plant()
@@ -162,7 +158,7 @@ def test_what_a_tracker_calls_the_run_is_not_said_to_another(tmp_path, monkeypat
     ]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run": 3}', '{"run": "%s", "destinations": [{"sent": 3}]}' % A])  # noqa: UP031
+@pytest.mark.parametrize("content", ["", '{"run": "%s", "destinations": [{"sent": 3}]}' % A])  # noqa: UP031
 def test_progress_that_cannot_be_read_is_none(content, plant, tmp_path):
     notes = plant()
     run = make_run(tmp_path / "run")
@@ -202,8 +198,8 @@ def test_the_environment_says_where_a_tracker_sends(tracker, variables, online, 
 def test_a_tracker_that_comes_back_after_the_wait_touches_no_run_that_has_taken_the_folder(plant, tmp_path, away):
     notes = plant(log=waiting(away))
     run = make_run(tmp_path / "run")
-    (said,) = follow(run, track_wait=3.0)
-    assert said.startswith("wandb: it has 2 of 4 records after 3 s")
+    (said,) = follow(run, track_wait=2.0)
+    assert said.startswith("wandb: it has 2 of 4 records after 2 s")
     run.rename(tmp_path / "aside")  # what --overwrite does
     make_run(run, B, steps=9)
     (run / "tracking").mkdir()

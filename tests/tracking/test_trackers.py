@@ -63,13 +63,13 @@ def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys):
     plant(**{where: HANG})
     capsys.readouterr()
     started = time.monotonic()
-    run = train("with", track=("wandb",), track_wait=3.0)
+    run = train("with", track=("wandb",), track_wait=1.0)
     assert time.monotonic() - started < 30
     assert contents(run) == contents(untracked)
     said = told(capsys)
     how = {"init": "it has 0 of 7 records", "log": "it has 0 of 7 records", "finish": "its last records may not"}[where]
     assert f"wandb: {how}" in said
-    assert "after 3 s; the run's own files have all" in said
+    assert "after 1 s; the run's own files have all" in said
     assert f"heedful track {run} wandb" in said or "wandb sync somewhere" in said
     assert (run / "summary.json").is_file()
 
@@ -77,7 +77,6 @@ def test_a_tracker_that_hangs_changes_nothing(where, plant, train, capsys):
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        ({"init": "raise OSError('no route to host')"}, "failed: no route to host (OSError); the run goes on"),
         ({"log": "raise ValueError('服务器不接受')"}, "failed: 服务器不接受 (ValueError); the run goes on"),
         ({"init": "sys.exit(7)"}, "failed: 7 (SystemExit); the run goes on"),
     ],
@@ -278,11 +277,11 @@ def test_offline_needs_no_login(plant, train):
 
 
 def test_a_check_that_hangs_does_not_keep_a_run_from_beginning(plant, train, monkeypatch, capsys):
-    monkeypatch.setattr("heedful.tracking.trackers.LONGEST_CHECK", 2.0)
+    monkeypatch.setattr("heedful.tracking.trackers.LONGEST_CHECK", 1.0)
     notes = plant(login=HANG)
     train("run", track=("wandb",))
     assert len(notes("log")) == 7
-    assert "--track wandb has not answered for 2 s; the run begins all the same" in told(capsys)
+    assert "--track wandb has not answered for 1 s; the run begins all the same" in told(capsys)
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_nothing_in_a_tracker(plant, settings):

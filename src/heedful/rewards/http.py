@@ -69,50 +69,37 @@ def check_url(url: str) -> None:
         )
 
 
+@dataclass(kw_only=True)
 class Endpoint:
     """A server's address, and how it is asked.
 
     After a connection error, a timeout, or a status of 408, 429 or 5xx a request is sent again until ``retry_seconds`` have
     passed (at most 10 as long as there never was an answer, nor a status of 408, 429 or 503: the address may be wrong). The
-    waits are 0.5, 1, 2, 4, 5, 5, ... seconds, each times a random number between 0.5 and 1. If the server's Retry-After asks
-    for more than half of such a wait, they are what it asks for and up to the other half. Proxies of the environment are
-    used, except for this machine (localhost, 127.x, ::1).
-
-    Args:
-        name: how messages call it.
-        url: the address. Its query is shown nowhere.
-        gives: what it answers with, for messages, such as "scores".
-        remedy: what to change if it is slow, besides --reward-timeout.
-        timeout: the most seconds for one answer, from the request to its last byte.
-        retry_seconds: how long a failed request is tried again; 0 tries once.
-        concurrency: the most requests in flight at a time.
-        token: sent as ``Authorization: Bearer TOKEN``, if there is one.
-        first_wait: seconds before the first new try.
+    waits are those of `heedful.retries.Backoff`. Proxies of the environment are used, except for this machine (localhost,
+    127.x, ::1).
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        gives: str,
-        remedy: str,
-        timeout: float,
-        retry_seconds: float,
-        concurrency: int,
-        token: str | None,
-        first_wait: float,
-    ) -> None:
-        self.name, self.url, self.gives, self.remedy = name, url, gives, remedy
-        self.timeout, self.retry_seconds, self.concurrency = timeout, retry_seconds, concurrency
-        self.first_wait = first_wait
-        self.headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        self.token = token
-        if token:
-            self.headers["Authorization"] = f"Bearer {token}"
-        self.has_answered = False
-        self.is_present = False
-        """Whether it has said that it is there, if only that it has no time."""
+    name: str
+    """How messages call it."""
+    url: str
+    """The address. Its query is shown nowhere."""
+    gives: str
+    """What it answers with, for messages, such as "scores"."""
+    remedy: str
+    """What to change if it is slow, besides --reward-timeout."""
+    timeout: float
+    """The most seconds for one answer, from the request to its last byte."""
+    retry_seconds: float
+    """How long a failed request is tried again; 0 tries once."""
+    concurrency: int
+    """The most requests in flight at a time."""
+    token: str | None
+    """Sent as ``Authorization: Bearer TOKEN``, if there is one."""
+    first_wait: float = FIRST_WAIT
+    """Seconds before the first new try."""
+    has_answered: bool = False
+    is_present: bool = False
+    """Whether it has said that it is there, if only that it has no time."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Requests"]:
@@ -122,10 +109,12 @@ class Endpoint:
             max_keepalive_connections=self.concurrency,
             keepalive_expiry=LONGEST_IDLE,
         )
-        trust = _trust()
-        # A client with its own transport uses no proxy.
-        transport = httpx2.AsyncHTTPTransport(verify=trust, limits=limits) if _is_this_machine(self.url) else None
-        async with httpx2.AsyncClient(timeout=None, limits=limits, transport=transport, verify=trust) as client:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        async with httpx2.AsyncClient(
+            timeout=None, limits=limits, verify=_trust(), headers=headers, trust_env=not _is_this_machine(self.url)
+        ) as client:
             yield Requests(self, client, asyncio.Semaphore(self.concurrency))
 
     def patience(self) -> float:
@@ -185,32 +174,27 @@ class Requests:
 
         Raises RewardError if there is no answer, and what ``read`` raises. Its status is 4 if there were answers before.
         """
-        async with self.slots:
-            started = time.monotonic()
-            try:
-                return await self._ask_until_answered(body, read)
-            finally:
-                self.slowest = max(self.slowest, time.monotonic() - started)
-
-    async def _ask_until_answered(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
         to = self.endpoint
         backoff = Backoff(to.patience, first=to.first_wait)
-
-        def count(state: tenacity.RetryCallState) -> None:  # noqa: ARG001 - tenacity gives it
-            self.retries += 1
-
         tries = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((httpx2.TransportError, NoAnswerError)),
             wait=backoff.wait,
             stop=backoff.stop,
-            after=count,
+            after=self._count,
         )
-        try:
-            return await tries(self._try, body, read)
-        except httpx2.HTTPError as error:
-            raise to.error(f": {type(error).__name__}: {error}; the server must answer in plain JSON") from error
-        except tenacity.RetryError as failed:
-            raise to.gave_up(failed.last_attempt) from None
+        async with self.slots:
+            started = time.monotonic()
+            try:
+                return await tries(self._try, body, read)
+            except httpx2.HTTPError as error:
+                raise to.error(f": {type(error).__name__}: {error}; the server must answer in plain JSON") from error
+            except tenacity.RetryError as failed:
+                raise to.gave_up(failed.last_attempt) from None
+            finally:
+                self.slowest = max(self.slowest, time.monotonic() - started)
+
+    def _count(self, _: tenacity.RetryCallState) -> None:
+        self.retries += 1
 
     async def _try(self, body: bytes, read: Callable[[int, bytes], T]) -> T:
         """What is read from the answer to one try. Raises NoAnswerError if there should be another."""
@@ -229,7 +213,7 @@ class Requests:
         try:
             async with (
                 asyncio.timeout(to.timeout),
-                self.client.stream("POST", to.url, content=body, headers=to.headers) as response,
+                self.client.stream("POST", to.url, content=body) as response,
             ):
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise to.error(" answered with a compressed body, which was not asked for; it must be plain JSON")
@@ -273,16 +257,11 @@ class HTTPReward(Remote):
     """A reward function that asks a server for scores, several requests at a time; `Endpoint` says how.
 
     Args:
-        url: the server's address, such as http://HOST:PORT/PATH. Its query is shown nowhere.
-        timeout: the most seconds for one answer, from the request to its last byte.
-        retry_seconds: how long a failed request is tried again; 0 tries once.
-        concurrency: the most requests in flight at a time.
-        token: sent as ``Authorization: Bearer TOKEN``, if there is one.
+        url: the server's address, such as http://HOST:PORT/PATH.
         micro_batch_size: responses per request.
-        first_wait: seconds before the first new try.
 
-    Calling it raises RewardError if there is still no answer after that, or if an answer does not contain the scores. No
-    default ever takes the place of a score.
+    The other arguments are those of `Endpoint`. Calling it raises RewardError if there is still no answer after all tries, or
+    if an answer does not contain the scores. No default ever takes the place of a score.
     """
 
     def __init__(
@@ -300,8 +279,8 @@ class HTTPReward(Remote):
         self.micro_batch_size = micro_batch_size
         self._background = Background()
         self._endpoint = Endpoint(
-            url,
-            url,
+            name=url,
+            url=url,
             gives="scores",
             remedy="fewer responses per request (--micro-batch-size)",
             timeout=timeout,
@@ -321,32 +300,33 @@ class HTTPReward(Remote):
     ) -> list[OneScore | Problem]:
         # The policy's ids mean nothing to the server, and the parts of a completion are in it.
         columns = {name: values for name, values in columns.items() if name not in RESERVED}
-        requests = []
-        for start in range(0, len(completions), self.micro_batch_size):
-            rows = slice(start, start + self.micro_batch_size)
-            request = {
-                "prompts": prompts[rows],
-                "completions": completions[rows],
-                "truncated": truncated[rows],
-                "columns": {name: values[rows] for name, values in columns.items()},
-            }
-            requests.append((self._encoded(request), len(completions[rows])))
-        return [score for scores in self._background.run(self._ask(requests)) for score in scores]
+        parts = [slice(at, at + self.micro_batch_size) for at in range(0, len(completions), self.micro_batch_size)]
+        requests = [
+            self._encoded(
+                {
+                    "prompts": prompts[rows],
+                    "completions": completions[rows],
+                    "truncated": truncated[rows],
+                    "columns": {name: values[rows] for name, values in columns.items()},
+                }
+            )
+            for rows in parts
+        ]
+
+        async def ask() -> list[list[OneScore | Problem]]:
+            async with self._endpoint.open() as server:
+                return await all_of(
+                    server.ask(body, functools.partial(self._scores, count=len(completions[rows])))
+                    for body, rows in zip(requests, parts, strict=True)
+                )
+
+        return [score for scores in self._background.run(ask()) for score in scores]
 
     def stop(self) -> None:
         self._background.stop()
 
     def has_answered_before(self) -> None:
         self._endpoint.has_answered = True
-
-    async def _ask(self, requests: Sequence[tuple[bytes, int]]) -> list[list[OneScore | Problem]]:
-        """The scores of every request, in their order."""
-
-        async def ask(body: bytes, count: int) -> list[OneScore | Problem]:
-            return await open_to.ask(body, lambda status, answer: self._scores(status, answer, count))
-
-        async with self._endpoint.open() as open_to:
-            return await all_of(ask(body, count) for body, count in requests)
 
     def _encoded(self, request: Mapping[str, Any]) -> bytes:
         try:
@@ -372,16 +352,16 @@ class HTTPReward(Remote):
             raise self._endpoint.error(f" answered without a list of scores: {said}; {FORM}")
         if len(scores) != count:
             raise self._endpoint.error(f" answered with {len(scores)} scores for {count} responses; {FORM}")
+        is_score = [
+            one is None or (isinstance(one, int | float) and not isinstance(one, bool) and is_finite(one))
+            for one in scores
+        ]
         return [
             score
-            if score is None or _is_number(score)
+            if is_right
             else Problem(
                 f"answered with the score {self._endpoint.hidden(repr(score))[:80]}; a score is a finite number, or null if "
                 "the reward does not apply"
             )
-            for score in scores
+            for score, is_right in zip(scores, is_score, strict=True)
         ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,6 +16,7 @@ from heedful.configs.scoring import KEY, JudgeOptions, RewardOptions
 from heedful.configs.settings import is_visible_ascii, refuse
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
+from heedful.retries import FIRST_WAIT
 from heedful.rewards.http import Endpoint, NoAnswerError, Requests, all_of, check_url
 from heedful.rewards.judge_questions import Case, Mode, Question, case_of, make_mode, read_rubric
 from heedful.rewards.results import Groupwise, Measured, OneScore, Problem, Remote, Share
@@ -25,8 +25,6 @@ from heedful.rewards.scoring import Background
 FORM = "judge:http://HOST:PORT/v1#MODEL"
 IN_FLIGHT = 64
 """Requests in flight at a time, if nothing else is said."""
-FIRST_WAIT = 0.5
-"""Seconds before the first new try."""
 TRIES = 3
 """How often a judge is asked for a verdict that it does not give."""
 WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence")
@@ -144,39 +142,37 @@ class Cache:
         self.path = path
 
     def __enter__(self) -> "Cache":
-        try:
+        with self._used():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = NORMAL")
             self._file.execute(f"PRAGMA application_id = {PURPOSE}")
             self._file.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID")
-        except (OSError, sqlite3.Error) as error:
-            raise self._error(error) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def get(self, question: bytes) -> str | None:
         """The answer to a question, if there was one."""
-        try:
+        with self._used():
             found = self._file.execute("SELECT answer FROM answers WHERE key = ?", (question,)).fetchone()
-        except sqlite3.Error as error:
-            raise self._error(error) from error
         return None if found is None else str(found[0])
 
     def put(self, question: bytes, answer: str) -> None:
         """Keep an answer."""
-        try:
+        with self._used():
             self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (question, answer))
-        except sqlite3.Error as error:
-            raise self._error(error) from error
 
-    def _error(self, error: Exception) -> MachineError:
-        return MachineError(f"--judge-cache {self.path} cannot be used: {error}; name another file, or leave it out")
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise MachineError(
+                f"--judge-cache {self.path} cannot be used: {error}; name another file, or leave it out"
+            ) from error
 
 
 def question_key(url: str, body: bytes) -> bytes:
@@ -452,8 +448,8 @@ def load_judge(reward: str, options: RewardOptions) -> JudgeReward:
     check_judge_string(reward)
     url, model = _split(reward)
     endpoint = Endpoint(
-        f"judge:{url}#{model}",
-        address(url),
+        name=f"judge:{url}#{model}",
+        url=address(url),
         gives="verdicts",
         remedy=f"fewer requests at a time (--reward-concurrency {options.reward_concurrency or IN_FLIGHT})",
         timeout=options.answer_timeout,

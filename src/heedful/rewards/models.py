@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -25,6 +25,21 @@ from heedful.rewards.results import Distributed, Truncated
 from heedful.rewards.rules import response_text
 from heedful.rewards.scoring import Reward
 from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, Text, plain_response
+
+
+class Machine(TypedDict):
+    """Where and how reward models run, and how they read."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    """The precision of matrix products."""
+    micro_batch: NotRequired[MicroBatch]
+    """The most rows and tokens that are read at a time; rows also limit an HTTP request."""
+    stored: NotRequired[torch.dtype]
+    """Of matrices; left out, it is what suits the device."""
+    special_tokens: NotRequired[SpecialTokens]
+    """How special tokens in raw text are read."""
+
 
 MICRO_BATCH = MicroBatch(32)
 MEASURED = 1000
@@ -135,7 +150,7 @@ def load_model_reward(
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
-    micro_batch: MicroBatch,
+    micro_batch: MicroBatch = MICRO_BATCH,
     stored: torch.dtype | None = None,
     special_tokens: SpecialTokens = "literal",
 ) -> ModelReward:
@@ -143,13 +158,8 @@ def load_model_reward(
 
     Args:
         model: a folder, a name on the Hub or ModelScope, or a `Source`.
-        device: where the model runs.
-        compute_dtype: the precision of its matrix products.
-        micro_batch: the most rows and tokens that it reads at a time.
-        stored: dtype of its matrices; None is what suits ``device``.
-        special_tokens: how it reads special tokens in raw text.
 
-    Raises CheckpointError.
+    The other arguments are those of `Machine`. Raises CheckpointError.
     """
     tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:  # conversations are then read as plain text with role names

@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
+from typing import Unpack
 
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import is_visible_ascii, refuse
@@ -16,10 +15,9 @@ from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.http import IN_FLIGHT, HTTPReward, check_url
 from heedful.rewards.judge import check_judge_string, check_judges, is_judge, load_judge
 from heedful.rewards.mathematics import make_verifier
-from heedful.rewards.models import MICRO_BATCH, load_model_reward
+from heedful.rewards.models import MICRO_BATCH, Machine, load_model_reward
 from heedful.rewards.rules import make_rule
 from heedful.rewards.scoring import Ensemble, Reward, RewardFunction
-from heedful.types import MicroBatch, SpecialTokens
 
 FORMS = (
     "model:PATH (a reward model), python:FILE.py:FUNCTION, rule:NAME, verify:math, http://HOST:PORT/PATH, or "
@@ -105,30 +103,13 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
         )
 
 
-def load_rewards(
-    wanted: Sequence[AnyReward],
-    options: RewardOptions,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    micro_batch: MicroBatch,
-    stored: torch.dtype | None = None,
-    special_tokens: SpecialTokens = "literal",
-) -> Ensemble:
+def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
     """Load rewards and give them the weights and the combination of ``options``.
 
-    The other arguments are those of `resolve_rewards`. Raises ConfigError, CheckpointError or RewardError.
+    Raises ConfigError, CheckpointError or RewardError.
     """
     check_wanted(wanted, options)
-    rewards = resolve_rewards(
-        wanted,
-        options,
-        device=device,
-        compute_dtype=compute_dtype,
-        micro_batch=micro_batch,
-        stored=stored,
-        special_tokens=special_tokens,
-    )
+    rewards = resolve_rewards(wanted, options, **machine)
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
@@ -137,28 +118,10 @@ def load_rewards(
     )
 
 
-def load_judges(
-    flag: str,
-    wanted: Sequence[AnyReward],
-    options: RewardOptions,
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    micro_batch: MicroBatch,
-    stored: torch.dtype | None = None,
-    special_tokens: SpecialTokens = "literal",
-) -> Ensemble:
+def load_judges(flag: str, wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
     """Load rewards that judge what others choose. Raises ConfigError and RewardError that name ``flag``, CheckpointError."""
     try:
-        judges = resolve_rewards(
-            wanted,
-            options,
-            device=device,
-            compute_dtype=compute_dtype,
-            micro_batch=micro_batch,
-            stored=stored,
-            special_tokens=special_tokens,
-        )
+        judges = resolve_rewards(wanted, options, **machine)
     except (ConfigError, RewardError) as error:
         raise type(error)(f"{flag}: {str(error).removeprefix('--rewards: ')}") from error
     return Ensemble(tuple(judges), max_failed=options.max_failed_rewards)
@@ -167,23 +130,13 @@ def load_judges(
 def resolve_rewards(
     rewards: Sequence[AnyReward],
     limits: RewardOptions = RewardOptions(),  # noqa: B008 - it is frozen
-    *,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    micro_batch: MicroBatch = MICRO_BATCH,
-    stored: torch.dtype | None = None,
-    special_tokens: SpecialTokens = "literal",
+    **machine: Unpack[Machine],
 ) -> list[Reward]:
     """Turn strings, functions and `Reward` objects into rewards. Equal names become NAME, NAME#2, NAME#3.
 
     Args:
         rewards: strings as in ``--rewards``, functions or `Reward` objects.
         limits: how long and with how much memory functions may run, and how long servers are asked.
-        device: where reward models run.
-        compute_dtype: the precision of reward models.
-        micro_batch: the most rows and tokens that a reward model reads at a time; rows also limit an HTTP request.
-        stored: dtype of the matrices of reward models; None is what suits ``device``.
-        special_tokens: how reward models read special tokens in raw text.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -195,41 +148,32 @@ def resolve_rewards(
     for reward in rewards:
         if isinstance(reward, Reward):
             named = reward
-        elif isinstance(reward, str) and is_address(reward):
-            http = HTTPReward(
-                reward,
-                timeout=limits.answer_timeout,
-                retry_seconds=60 * limits.reward_retry_minutes,
-                concurrency=limits.reward_concurrency or IN_FLIGHT,
-                token=os.environ.get(limits.reward_token_env or ""),
-                micro_batch_size=micro_batch.rows,
-            )
-            named = Reward(redact(reward), http)
-        elif isinstance(reward, str) and is_judge(reward):
-            named = Reward(redact(reward), load_judge(reward, limits))
-        elif isinstance(reward, str) and reward.startswith(IN_PROCESS):
-            named = Reward(reward, FunctionProcess(reward, limits))
         elif isinstance(reward, str):
-            kind, _, rest = reward.partition(":")
-            if kind == "rule":
-                function: RewardFunction = make_rule(rest)
-            else:
-                source = resolve(rest, limits)
-                function = load_model_reward(
-                    source,
-                    device=device,
-                    compute_dtype=compute_dtype,
-                    micro_batch=micro_batch,
-                    stored=stored,
-                    special_tokens=special_tokens,
-                )
-            named = Reward(reward, function)
+            named = Reward(redact(reward), _function_of(reward, limits, machine))
         else:
             named = Reward(getattr(reward, "__name__", type(reward).__name__), reward)
         same = names.count(named.name)
         names.append(named.name)
         resolved.append(replace(named, name=f"{named.name}#{same + 1}") if same else named)
     return resolved
+
+
+def _function_of(reward: str, limits: RewardOptions, machine: Machine) -> RewardFunction:
+    if is_address(reward):
+        return HTTPReward(
+            reward,
+            timeout=limits.answer_timeout,
+            retry_seconds=60 * limits.reward_retry_minutes,
+            concurrency=limits.reward_concurrency or IN_FLIGHT,
+            token=os.environ.get(limits.reward_token_env or ""),
+            micro_batch_size=machine.get("micro_batch", MICRO_BATCH).rows,
+        )
+    if is_judge(reward):
+        return load_judge(reward, limits)
+    if reward.startswith(IN_PROCESS):
+        return FunctionProcess(reward, limits)
+    kind, _, rest = reward.partition(":")
+    return make_rule(rest) if kind == "rule" else load_model_reward(resolve(rest, limits), **machine)
 
 
 def check_reward_string(reward: str) -> None:

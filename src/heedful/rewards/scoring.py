@@ -156,14 +156,12 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     ensemble = _ensemble(rewards)
     called = call_rewards([(reward.name, reward.function) for reward in rewards], completions)
     failures = _failures(rewards, [column for column, _ in called], completions)
-    note = _check(ensemble, failures, len(completions))
     recovered = [
-        _Failure(f"reward {reward.name} {first}", f"; for {sample(completions[0])}", first.cause)
+        _failure(reward, first, completions[0])
         for reward, (_, first) in zip(rewards, called, strict=True)
         if first is not None
     ]
-    if recovered and not failures:
-        note = _check_recovered(ensemble, recovered[0])
+    note = _note(ensemble, failures, recovered, len(completions))
     columns = [[None if isinstance(one, Problem) else one for one in column] for column, _ in called]
     parts = {r.name: [None if one is None else _total(one) for one in c] for r, c in zip(rewards, columns, strict=True)}
     means = {}
@@ -263,7 +261,7 @@ def _measured(rewards: Sequence[Reward]) -> dict[str, float]:
 
 
 class _Failure(NamedTuple):
-    """Why a response has no score."""
+    """Why a response has no score, or why a call of several failed."""
 
     reason: str
     where: str
@@ -277,46 +275,43 @@ def _failures(
     """The rows without a score, each with the first reward that failed on it."""
     failures = {}
     for row, completion in enumerate(completions):
-        problems = [
-            _Failure(f"reward {reward.name} {one}", f"; for {sample(completion)}", one.cause)
-            for reward, one in zip(rewards, (column[row] for column in columns), strict=True)
-            if isinstance(one, Problem)
-        ]
-        if problems:
-            failures[row] = problems[0]
-        elif all(column[row] is None for column in columns):
+        ones = [column[row] for column in columns]
+        at = next((i for i, one in enumerate(ones) if isinstance(one, Problem)), None)
+        if at is not None:
+            failures[row] = _failure(rewards[at], ones[at], completion)
+        elif all(one is None for one in ones):
             names = ", ".join(reward.name for reward in rewards)
             reason = f"no reward applies (all of {names} returned None)"
             failures[row] = _Failure(reason, f" to {sample(completion)}", None)
     return failures
 
 
-def _check(ensemble: Ensemble, failures: Mapping[int, _Failure], count: int) -> str | None:
-    """Raise RewardError if too many responses have no score. Returns a note on those few, if it is new."""
-    if not failures:
-        return None
-    first = failures[min(failures)]
+def _failure(reward: Reward, problem: Any, completion: Completion) -> _Failure:
+    return _Failure(f"reward {reward.name} {problem}", f"; for {sample(completion)}", problem.cause)
+
+
+def _note(
+    ensemble: Ensemble, failures: Mapping[int, _Failure], recovered: Sequence[_Failure], count: int
+) -> str | None:
+    """A note on responses without a score, or on a call that failed though calls with fewer responses did not, if it is new.
+
+    Raises RewardError if more failed than may.
+    """
+    failed = list(failures.values()) or recovered[:1]
+    if failed and not ensemble.max_failed:
+        raise RewardError(failed[0].reason + failed[0].where) from failed[0].cause
     if len(failures) / count > ensemble.max_failed:
-        allowed = (
+        raise RewardError(
             f"{len(failures)} of {count} responses have no score, more than --max-failed-rewards {ensemble.max_failed:g} "
-            "allows; correct the reward, or raise it. The first: "
-        )
-        raise RewardError((allowed if ensemble.max_failed else "") + first.reason + first.where) from first.cause
-    new = [failure for failure in failures.values() if failure.reason not in ensemble.already_reported]
-    ensemble.already_reported.update(failure.reason for failure in new)
+            f"allows; correct the reward, or raise it. The first: {failed[0].reason}{failed[0].where}"
+        ) from failed[0].cause
+    new = [failure for failure in failed if failure.reason not in ensemble.already_reported]
+    ensemble.already_reported.update(failure.reason for failure in failed)
     if not new:
         return None
-    return f"{len(failures)} of {count} responses have no score and are left out; {new[0].reason}{new[0].where}"
-
-
-def _check_recovered(ensemble: Ensemble, failure: _Failure) -> str | None:
-    """A note on a call that failed, though calls with fewer responses did not. Raises RewardError if none may fail."""
-    if not ensemble.max_failed:
-        raise RewardError(failure.reason + failure.where) from failure.cause
-    if failure.reason in ensemble.already_reported:
-        return None
-    ensemble.already_reported.add(failure.reason)
-    return f"{failure.reason}; called again with fewer responses at a time, it scored all of them"
+    if failures:
+        return f"{len(failures)} of {count} responses have no score and are left out; {new[0].reason}{new[0].where}"
+    return f"{new[0].reason}; called again with fewer responses at a time, it scored all of them"
 
 
 def sample(completion: Completion) -> str:

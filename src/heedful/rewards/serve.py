@@ -204,7 +204,9 @@ class Front:
     async def health(self, request: Request) -> Response:
         """Answer ``GET /health``."""
         refusal = host_refusal(request.headers, self)
-        return JSONResponse({"status": "ok", "model": self.name}) if refusal is None else _refused(*refusal)
+        if refusal is not None:
+            return _refused(*refusal)
+        return JSONResponse({"status": "ok", "model": self.name, "requests": self.unanswered})
 
     async def score(self, request: Request) -> Response:
         """Answer ``POST /score``."""

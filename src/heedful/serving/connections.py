@@ -150,8 +150,8 @@ class Connections:
         return oldest is not None
 
     def drop_unfinished(self) -> None:
-        """Close every connection that has no whole request."""
-        for connection in [*self.waiting, *self.sending]:
+        """Close every connection whose request has begun and is not whole; uvicorn closes those without one."""
+        for connection in list(self.sending):
             connection.drop()
 
     def drop_all(self) -> None:
@@ -177,7 +177,7 @@ class Connection(H11Protocol):
             transport.abort()
             return
         self.limits.open.add(self)
-        self._follow(restart=True)
+        self._follow()
 
     def data_received(self, data: bytes) -> None:
         """Read what came."""
@@ -193,7 +193,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self._follow(restart=True)
+        self._follow()
 
     def pause_writing(self) -> None:
         """Make answers wait until the client takes what was sent, which it must do in time."""
@@ -215,13 +215,13 @@ class Connection(H11Protocol):
         self._leave()
         self.transport.abort()
 
-    def _follow(self, *, restart: bool = False) -> None:
-        """Take the place and the time that belong to how far the request is; ``restart``: the time begins anew."""
+    def _follow(self) -> None:
+        """Take the place and the time that belong to how far the request is."""
         if self not in self.limits.open:
             return
         phases = {h11.IDLE: self.limits.waiting, h11.SEND_BODY: self.limits.sending}
         phase = phases.get(self.conn.their_state)
-        if restart or phase is not self.phase:
+        if phase is not self.phase:
             self._enter(phase)
             self._stop("head")
         if phase is self.limits.waiting or self.transport.is_closing():

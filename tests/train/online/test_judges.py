@@ -79,7 +79,7 @@ def judged(run):
     return [{k: v for k, v in line.items() if "judge" in k} for line in lines if "judge/requests" in line]
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_ppo_against_a_bad_server_is_ppo_against_the_judge_itself(
     settings, speaker, chat_server, tmp_path, monkeypatch, steps
 ):
@@ -129,7 +129,9 @@ def test_a_judge_that_dies_stops_a_run_that_then_goes_on(settings, chat_server, 
     assert left(tmp_path / "run") == left(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("answered", "when"), [(20, "step 0"), (80, "step 1")])
+@pytest.mark.parametrize(
+    ("answered", "when"), [pytest.param(20, "step 0", marks=pytest.mark.exhaustive), (80, "step 1")]
+)
 def test_a_judge_that_dies_before_the_first_whole_step(settings, chat_server, tmp_path, capsys, answered, when):
     """In the evaluation before it, and in it: exit status 4 as later, and the folder is as it was."""
     flags = ("--rewards", chat_server.judge, "--judge-scale", "0", "1", "--reward-retry-minutes", "0")

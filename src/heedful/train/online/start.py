@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -22,9 +22,9 @@ from heedful.models.shape import check_rows, context_length
 from heedful.models.source import Source, load_config, resolve
 from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.planning.memory import Lengths
-from heedful.rewards import Ensemble, Reward, RewardFunction, score, score_tokens
+from heedful.rewards import Reward, RewardFunction, score, score_tokens
 from heedful.rewards.judge import check_comparing
-from heedful.rewards.models import check_context, model_rewards
+from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import check_reward_options, check_wanted, load_judges, load_rewards
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.sampling.vllm.servers import connect
@@ -40,19 +40,8 @@ from heedful.train.online.provenance import About, files_of, given_in_python, no
 from heedful.train.online.ptx import PretrainingMix, load_mix
 from heedful.train.optimization import Schedule, make_optimizer, seed_everything
 from heedful.train.setup import check_start, load_reference, load_trained, prepare, resolve_machine
-from heedful.types import MicroBatch, SpecialTokens
 
 C = TypeVar("C", bound=RolloutConfig)
-
-
-class Machine(TypedDict):
-    """Where and how reward models run, and how they read."""
-
-    device: torch.device
-    compute_dtype: torch.dtype
-    micro_batch: MicroBatch
-    stored: torch.dtype
-    special_tokens: SpecialTokens
 
 
 class Started(NamedTuple, Generic[C]):
@@ -102,7 +91,7 @@ def start(config: C, rewards: Sequence[str | Reward | RewardFunction]) -> Starte
     with resumable(goes_on):
         sampler = _sampler(config, renderer, policy, longest, is_known=goes_on)
     divide(config, device, policy, reference, critic)
-    functions = _load_rewards(wanted, policy, config)
+    functions = load_rewards(wanted, config, **_where(policy, config))
     judges = load_judges("--best-by", config.best_by, config, **_where(policy, config))
     divide(config, device, *(reward.model for _, reward in model_rewards([*functions, *judges])))
     if goes_on:
@@ -221,11 +210,6 @@ def _wanted_rewards(
     holds_out = config.eval_data is not None or config.eval_fraction > 0
     check_comparing(wanted, config.best_by, config, holds_out=holds_out, score_norm_samples=config.score_norm_samples)
     return replace(config, rewards=tuple(reward for reward in wanted if isinstance(reward, str))), wanted
-
-
-def _load_rewards(wanted: Sequence[str | Reward | RewardFunction], policy: Policy, config: RolloutConfig) -> Ensemble:
-    """The rewards, with reward models on the policy's device in its precision. Raises RewardError, CheckpointError."""
-    return load_rewards(wanted, config, **_where(policy, config))
 
 
 def _where(policy: Policy, config: RolloutConfig) -> Machine:
