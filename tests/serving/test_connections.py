@@ -38,9 +38,11 @@ class Served:
             yield b"x" * 8192
 
     async def application(self, scope, receive, send):
-        request = Request(scope, receive)
+        if scope["path"] == "/early":  # it answers before the body has come
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"early", "more_body": True})
         try:
-            await request.body()
+            await Request(scope, receive).body()
         except TimeoutError:
             await Response("late", 408)(scope, receive, send)
             return
@@ -231,6 +233,19 @@ def test_the_last_of_an_answer_that_nobody_takes_is_given_up(kept):
         time.sleep(0.5 * SECONDS)
         assert one.transport.get_write_buffer_size() > 0
         time.sleep(SECONDS)
+        assert served.server.limits.open == set()
+        assert one.timers == {}
+
+
+def test_a_body_that_breaks_the_protocol_behind_its_answer_costs_the_connection():
+    with Served(seconds=30) as served:
+        client = served.connect(
+            b"POST /early HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+        )
+        (one,) = served.server.limits.open
+        assert b"early" in client.recv(4096)
+        client.sendall(b"no length of a chunk\r\n")
+        read(client)
         assert served.server.limits.open == set()
         assert one.timers == {}
 
