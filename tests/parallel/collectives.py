@@ -7,7 +7,7 @@ import torch
 
 from heedful.errors import DataError
 from heedful.parallel import ranks
-from heedful.parallel.local_device import own_random_numbers
+from heedful.parallel.ranks import own_random_numbers
 
 
 def refuse(error):

@@ -12,7 +12,7 @@ from heedful.data.batches import AdaptiveMicroBatch
 from heedful.errors import ConfigError, MemoryFullError, RankError
 from heedful.models.shape import load_shape
 from heedful.models.tiny import DECODERS
-from heedful.parallel import lockstep
+from heedful.parallel import rank_failures
 from heedful.planning.memory import Lengths, plan_of
 from heedful.train.fsdp import divide, divides, loading_device
 from heedful.types import MicroBatch
@@ -252,7 +252,7 @@ def divided(tree):
 
 @pytest.fixture
 def _no_passes_open(monkeypatch):
-    monkeypatch.setattr(lockstep._Passes, "are_open", False)
+    monkeypatch.setattr(rank_failures._Passes, "are_open", False)
 
 
 @pytest.mark.usefixtures("_no_passes_open")
@@ -262,20 +262,20 @@ def test_memory_that_runs_out_in_a_pass_of_all_ranks_ends_the_run():
 
     def work(limit):
         tried.append(limit.rows)
-        with lockstep.in_lockstep():
+        with rank_failures.in_lockstep():
             raise torch.OutOfMemoryError("the device has none")
 
     with pytest.raises(MemoryFullError, match="--micro-batch-size 3, and the run goes on from its newest checkpoint"):
         AdaptiveMicroBatch().run(work, MicroBatch(6), rows=20)
     assert tried == [6]
-    assert lockstep.others_wait()
-    assert not lockstep.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
+    assert rank_failures.others_wait()
+    assert not rank_failures.all_stop(KeyboardInterrupt()), "whoever left a pass unfinished cannot act with the others"
 
 
 @pytest.mark.usefixtures("_no_passes_open")
 def test_a_rank_that_leaves_in_a_pass_is_named():
     def work(limit):
-        with lockstep.in_lockstep():
+        with rank_failures.in_lockstep():
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
 
     with pytest.raises(RankError, match="Connection closed by peer"):
@@ -285,7 +285,7 @@ def test_a_rank_that_leaves_in_a_pass_is_named():
 @pytest.mark.usefixtures("_no_passes_open")
 def test_other_errors_in_a_pass_stay_what_they_are():
     def work(limit):
-        with lockstep.in_lockstep():
+        with rank_failures.in_lockstep():
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from heedful.errors import ConfigError
-from heedful.parallel import local_device, ranks
+from heedful.parallel import ranks
 
 SFT = (
     "sft",
@@ -142,7 +142,7 @@ def test_ranks_that_would_share_a_device(monkeypatch, name, gpus, said):
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        local_device.local_device(torch.device(name))
+        ranks.local_device(torch.device(name))
 
 
 def test_each_rank_has_the_device_of_its_number(monkeypatch):
@@ -151,7 +151,7 @@ def test_each_rank_has_the_device_of_its_number(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert local_device.local_device(torch.device("cuda")) == torch.device("cuda:1")
+    assert ranks.local_device(torch.device("cuda")) == torch.device("cuda:1")
     assert chosen == [torch.device("cuda:1")]
-    assert local_device.local_device(torch.device("cpu")) == torch.device("cpu")
+    assert ranks.local_device(torch.device("cpu")) == torch.device("cpu")
     assert ranks.size() == 1

@@ -12,7 +12,7 @@ from heedful.cli import main
 from heedful.configs.offline import DPOConfig
 from heedful.configs.online import OnlineDPOConfig
 from heedful.configs.tools import PushConfig
-from heedful.publishing.card import Form, card, paths_in, public, read_facts
+from heedful.publishing.push import Form, card, paths_in, public, read_facts
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 
 from heedful.configs.scoring import ServeRewardConfig
 from heedful.rewards import Completion
-from heedful.rewards.score_request import longest_text
-from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, running, score_requests
+from heedful.rewards.serve import END_SECONDS, Front, RequestQueue, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
 from heedful.types import Message, Prompt
 

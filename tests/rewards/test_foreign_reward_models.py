@@ -26,7 +26,7 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.models import load_model_reward
-from heedful.rewards.score_request import answer
+from heedful.rewards.serve import answer
 from heedful.train.reward import train_reward
 from heedful.types import Message, MicroBatch
 

@@ -15,7 +15,7 @@ from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.evaluate.output import report
 from heedful.redact import redact
-from heedful.rewards import Completion, Ensemble, Reward, score, score_tokens
+from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards import judge as judge_module
 from heedful.rewards.judge import Cache, check_cache, question_key
 from heedful.rewards.judge_questions import (
@@ -30,7 +30,7 @@ from heedful.rewards.judge_questions import (
     read_score,
 )
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
-from heedful.rewards.results import Groupwise, Measured, Problem
+from heedful.rewards.results import Problem
 from heedful.types import Message, Prompt
 
 
@@ -462,74 +462,6 @@ def test_a_cache_that_cannot_be_written_is_no_failed_response(answering, judge, 
     finally:
         other.close()
     assert score([reward], completions)[0] == [3.0] * 3
-
-
-def test_calls_in_parts_keep_groups_whole(completions):
-    """A function that compares two in a row, and fails on one group of five: the others keep their scores."""
-
-    class Compares(Groupwise):
-        group_size = 2
-
-        def __call__(self, completions):
-            calls.append(list(completions))
-            if "4" in completions:
-                raise ValueError("此组不行")
-            return [float(int(one) % 2) for one in completions]
-
-    calls = []
-    asked = [Completion(Prompt("问", "d:1"), str(i)) for i in range(10)]
-    found = score_tokens(Ensemble((Reward("pairs", Compares()),), max_failed=0.2), asked)
-    assert found.failed == (4, 5)
-    assert found.without_failed().totals == [0.0, 1.0] * 4
-    assert all(len(call) % 2 == 0 and int(call[0]) % 2 == 0 for call in calls)
-
-
-def test_what_a_judge_measures_is_that_of_all_parts_of_a_call(answering, judge, completions, tmp_path):
-    """One of four responses cannot be written as JSON, so it takes five calls to score the other three: all are counted.
-
-    The first question was answered before, and comes from the cache; one answer is no verdict at first."""
-    server = answering(lambda count: chat("嗯" if count == 3 else f"Score: {count}"))
-    options = {"judge_columns": ("expected",), "judge_cache": tmp_path / "缓存.sqlite", "reward_concurrency": 1}
-    reward = judge(server, **options)
-    assert score([reward], completions[:1])[0] == [1.0]
-    circle = []
-    circle.append(circle)
-    bad = Completion(Prompt("问", "d:4", {"expected": circle}), "答", ids=(4,))
-    found = score_tokens(Ensemble((reward,), max_failed=0.5), [*completions, bad])
-    assert found.failed == (3,)
-    assert "Circular reference" in found.note
-    assert found.without_failed().totals == [1.0, 2.0, 4.0]
-    assert len(server.requests) == 4
-    slowest = found.measured.pop("time/judge_slowest")
-    assert slowest > 0
-    assert found.measured == {
-        "judge/requests": 3.0,
-        "judge/prompt_tokens": 300.0,
-        "judge/completion_tokens": 21.0,
-        "judge/retries": 0.0,
-        "judge/unusable_frac": 1 / 3,
-        "judge/cached_frac": 1 / 3,
-    }
-
-
-def test_what_a_call_that_fails_measured_counts_and_no_older_call_does(completions):
-    """A batch that fails measures what it cost before it failed; of times the longest is kept."""
-
-    class Costly(Measured):
-        def __call__(self, completions):
-            if len(completions) == 3:
-                self.measured = {"judge/requests": 2.0, "time/judge_slowest": 5.0}
-                raise ValueError("太多")
-            if "红色" in completions:
-                raise ValueError("红")  # and measures nothing
-            self.measured = {"judge/requests": 1.0, "time/judge_slowest": 3.0}
-            return [1.0] * len(completions)
-
-    ensemble = Ensemble((Reward("costly", Costly()),), max_failed=0.5)
-    for _ in range(2):
-        found = score_tokens(ensemble, completions)
-        assert found.failed == (1,)
-        assert found.measured == {"judge/requests": 4.0, "time/judge_slowest": 5.0}
 
 
 def test_files_that_are_no_cache(tmp_path):

@@ -20,8 +20,7 @@ from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.http import HTTPReward
 from heedful.rewards.models import ModelReward
-from heedful.rewards.score_request import answer, longest_text
-from heedful.rewards.serve import ENDING, RequestQueue, Waiting, running, score_requests
+from heedful.rewards.serve import ENDING, RequestQueue, Waiting, answer, longest_text, running, score_requests
 from heedful.serving.connections import Server, bound
 from heedful.train.online.engine import train_ppo
 from heedful.types import Message, Prompt, ToolCall

@@ -39,7 +39,7 @@ class Served:
 
     async def application(self, scope, receive, send):
         if scope["path"] == "/early":  # it answers before the body has come
-            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"early", "more_body": True})
         try:
             await Request(scope, receive).body()
@@ -237,7 +237,7 @@ def test_the_last_of_an_answer_that_nobody_takes_is_given_up(kept):
         assert one.timers == {}
 
 
-def test_a_body_that_breaks_the_protocol_behind_its_answer_costs_the_connection():
+def test_a_body_that_breaks_the_protocol_behind_its_answer_costs_the_connection(caplog):
     with Served(seconds=30) as served:
         client = served.connect(
             b"POST /early HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
@@ -248,6 +248,7 @@ def test_a_body_that_breaks_the_protocol_behind_its_answer_costs_the_connection(
         read(client)
         assert served.server.limits.open == set()
         assert one.timers == {}
+    assert [record.name for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", HEAD % 9 + b"half"], ids=["nothing", "half a head", "half a body"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from heedful.display import say
 from heedful.errors import MemoryFullError, is_out_of_memory
 from heedful.parallel import ranks
-from heedful.parallel.lockstep import check_present, in_lockstep, others_wait
+from heedful.parallel.rank_failures import check_present, in_lockstep, others_wait
 from heedful.types import MicroBatch
 
 if TYPE_CHECKING:  # which loads torch.distributed

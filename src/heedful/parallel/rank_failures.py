@@ -5,17 +5,19 @@ error there. torchrun alone tells ranks nothing of each other: it prints which f
 1. Here rank 0 learns the reason, saves what was learned, and every rank exits with the status of the one that failed.
 """
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from heedful.errors import ConfigError, RankError
+from heedful.errors import ConfigError, HeedfulError, RankError
+from heedful.parallel import ranks
 
 T = TypeVar("T")
 
@@ -104,11 +106,13 @@ def lost(error: Exception) -> RankError:
     return RankError(f"{names} {why} ({first_line})")
 
 
-def all_stop_by(error: BaseException) -> bool:
+def all_stop(error: BaseException) -> bool:
     """Tell that this rank stops by an error, and wait a little: True if all others stop by the same, and can act together.
 
     All of them get the same answer, unless one comes so late that the others have gone.
     """
+    if ranks.size() == 1 or _Passes.are_open:
+        return False
     report(error)
     kind = type(error).__name__
 
@@ -192,3 +196,43 @@ def _get(key: str) -> dict[str, Any] | None:
         return json.loads(_Job.store.get(key)) if _Job.store.check([key]) else None
     except RuntimeError:
         return None
+
+
+# Ranks whose models are divided: each pass needs all of them, so what one cannot finish none can ---------------------------
+
+
+class _Passes:
+    """Whether this rank is in the midst of passes that the others make with it."""
+
+    are_open = False
+
+
+@contextlib.contextmanager
+def in_lockstep() -> Iterator[None]:
+    """Around passes through divided models. After an error they stay open: the other ranks still wait."""
+    _Passes.are_open = True
+    yield
+    _Passes.are_open = False
+
+
+def others_wait() -> bool:
+    """True if other ranks wait in the midst of passes that this one has not finished, and so cannot do again."""
+    return _Passes.are_open
+
+
+def check_present(error: Exception) -> None:
+    """Raise RankError if an error in a pass through divided models is that another rank has left."""
+    if not _Passes.are_open or not isinstance(error, RuntimeError) or isinstance(error, HeedfulError):
+        return
+    if any(word in str(error) for word in TRANSPORTS):
+        raise lost(error) from error
+
+
+@contextlib.contextmanager
+def naming_lost_ranks() -> Iterator[None]:
+    """Around passes through divided models outside `AdaptiveMicroBatch`: RankError if another rank leaves in their midst."""
+    try:
+        yield
+    except Exception as error:
+        check_present(error)
+        raise

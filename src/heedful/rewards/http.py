@@ -253,7 +253,21 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 # A reward -------------------------------------------------------------------------------------------------------------
 
 
-class HTTPReward(Remote):
+class ServerReward(Remote):
+    """A reward that a server computes."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.background = Background()
+
+    def stop(self) -> None:
+        self.background.stop()
+
+    def has_answered_before(self) -> None:
+        self.endpoint.has_answered = True
+
+
+class HTTPReward(ServerReward):
     """A reward function that asks a server for scores, several requests at a time; `Endpoint` says how.
 
     Args:
@@ -277,17 +291,18 @@ class HTTPReward(Remote):
     ) -> None:
         check_url(url)
         self.micro_batch_size = micro_batch_size
-        self._background = Background()
-        self._endpoint = Endpoint(
-            name=url,
-            url=url,
-            gives="scores",
-            remedy="fewer responses per request (--micro-batch-size)",
-            timeout=timeout,
-            retry_seconds=retry_seconds,
-            concurrency=concurrency,
-            token=token,
-            first_wait=first_wait,
+        super().__init__(
+            Endpoint(
+                name=url,
+                url=url,
+                gives="scores",
+                remedy="fewer responses per request (--micro-batch-size)",
+                timeout=timeout,
+                retry_seconds=retry_seconds,
+                concurrency=concurrency,
+                token=token,
+                first_wait=first_wait,
+            )
         )
 
     def __call__(
@@ -314,44 +329,38 @@ class HTTPReward(Remote):
         ]
 
         async def ask() -> list[list[OneScore | Problem]]:
-            async with self._endpoint.open() as server:
+            async with self.endpoint.open() as server:
                 return await all_of(
                     server.ask(body, functools.partial(self._scores, count=len(completions[rows])))
                     for body, rows in zip(requests, parts, strict=True)
                 )
 
-        return [score for scores in self._background.run(ask()) for score in scores]
-
-    def stop(self) -> None:
-        self._background.stop()
-
-    def has_answered_before(self) -> None:
-        self._endpoint.has_answered = True
+        return [score for scores in self.background.run(ask()) for score in scores]
 
     def _encoded(self, request: Mapping[str, Any]) -> bytes:
         try:
             return json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise self._endpoint.error(
+            raise self.endpoint.error(
                 f": the request cannot be written as JSON: {error}; leave out the column of the prompts that contains it, or "
                 "make it text"
             ) from error
 
     def _scores(self, status: int, answer: bytes, count: int) -> list[OneScore | Problem]:
-        said = self._endpoint.shown(answer)
+        said = self.endpoint.shown(answer)
         if status != 200:
-            raise self._endpoint.error(
+            raise self.endpoint.error(
                 f" refused the request with status {status}: {said}; correct the address or what the message names"
             )
         try:
             content = json.loads(answer)
         except (ValueError, RecursionError) as error:
-            raise self._endpoint.error(f" did not answer in JSON ({error}): {said}; {FORM}") from error
+            raise self.endpoint.error(f" did not answer in JSON ({error}): {said}; {FORM}") from error
         scores = content.get("scores") if isinstance(content, dict) else None
         if not isinstance(scores, list):
-            raise self._endpoint.error(f" answered without a list of scores: {said}; {FORM}")
+            raise self.endpoint.error(f" answered without a list of scores: {said}; {FORM}")
         if len(scores) != count:
-            raise self._endpoint.error(f" answered with {len(scores)} scores for {count} responses; {FORM}")
+            raise self.endpoint.error(f" answered with {len(scores)} scores for {count} responses; {FORM}")
         is_score = [
             one is None or (isinstance(one, int | float) and not isinstance(one, bool) and is_finite(one))
             for one in scores
@@ -360,7 +369,7 @@ class HTTPReward(Remote):
             score
             if is_right
             else Problem(
-                f"answered with the score {self._endpoint.hidden(repr(score))[:80]}; a score is a finite number, or null if "
+                f"answered with the score {self.endpoint.hidden(repr(score))[:80]}; a score is a finite number, or null if "
                 "the reward does not apply"
             )
             for score, is_right in zip(scores, is_score, strict=True)

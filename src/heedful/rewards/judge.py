@@ -17,10 +17,9 @@ from heedful.configs.settings import is_visible_ascii, refuse
 from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT
-from heedful.rewards.http import Endpoint, NoAnswerError, Requests, all_of, check_url
+from heedful.rewards.http import Endpoint, NoAnswerError, Requests, ServerReward, all_of, check_url
 from heedful.rewards.judge_questions import Case, Mode, Question, case_of, make_mode, read_rubric
-from heedful.rewards.results import Groupwise, Measured, OneScore, Problem, Remote, Share
-from heedful.rewards.scoring import Background
+from heedful.rewards.results import Measured, OneScore, Problem, Share
 
 FORM = "judge:http://HOST:PORT/v1#MODEL"
 IN_FLIGHT = 64
@@ -208,7 +207,7 @@ def check_cache(path: Path | None) -> None:
 # The reward -----------------------------------------------------------------------------------------------------------
 
 
-class JudgeReward(Measured, Remote, Groupwise):
+class JudgeReward(Measured, ServerReward):
     """A reward function that asks a language model for its verdict on responses.
 
     Every question that the mode asks about a batch is in flight at a time, up to the endpoint's concurrency; equal questions
@@ -226,8 +225,8 @@ class JudgeReward(Measured, Remote, Groupwise):
     def __init__(
         self, api: ChatAPI, mode: Mode, *, group_size: int, columns: Sequence[str] = (), cache: Path | None = None
     ) -> None:
-        super().__init__()
-        self._background = Background()
+        Measured.__init__(self)
+        ServerReward.__init__(self, api.endpoint)
         self.api, self.mode, self.group_size = api, mode, group_size
         self.columns, self.cache = tuple(columns), cache
 
@@ -239,6 +238,7 @@ class JudgeReward(Measured, Remote, Groupwise):
         truncated: Sequence[bool],
         **columns: Sequence[Any],
     ) -> list[OneScore | Problem]:
+        self.measured = {}
         for name in self.columns:
             if name not in columns:
                 raise RewardError(
@@ -247,13 +247,7 @@ class JudgeReward(Measured, Remote, Groupwise):
                 )
         shown = [{name: columns[name][row] for name in self.columns} for row in range(len(completions))]
         cases = [case_of(*one) for one in zip(prompts, completions, truncated, shown, strict=True)]
-        return self._background.run(self._judge(cases))
-
-    def stop(self) -> None:
-        self._background.stop()
-
-    def has_answered_before(self) -> None:
-        self.api.endpoint.has_answered = True
+        return self.background.run(self._judge(cases))
 
     async def _judge(self, cases: Sequence[Case]) -> list[OneScore | Problem]:
         groups = list(self._groups(cases))
@@ -261,7 +255,7 @@ class JudgeReward(Measured, Remote, Groupwise):
         asked = [[] if lacks else self.mode.questions(group) for group, lacks in zip(groups, lacking, strict=True)]
         with contextlib.ExitStack() as stack:
             cache = None if self.cache is None else stack.enter_context(Cache(self.cache))
-            async with self.api.endpoint.open() as requests:
+            async with self.endpoint.open() as requests:
                 batch = _Batch(self.api, requests, cache)
                 questions = [question for of_group in asked for question in of_group]
                 verdicts = await batch.verdicts(questions)
@@ -323,7 +317,7 @@ class _Batch:
             if not isinstance(verdict, Problem):
                 if self.cache is not None:
                     self.cache.put(key, said.text)
-                break
+                return verdict
             self.counts["unusable"] += 1
             if said.is_final:
                 break

@@ -51,13 +51,6 @@ class Distributed:
     """
 
 
-class Groupwise:
-    """A reward function that compares responses with each other."""
-
-    group_size: int
-    """How many responses in a row are compared."""
-
-
 class Share(float):
     """A share of so many things; shares of several calls are put together by what they are of."""
 
@@ -79,8 +72,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
-        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`. After a batch that
-        was called in parts (`heedful.rewards.scoring.call_reward`), those of all its calls."""
+        """Metrics of the last call, by their names in docs/metrics.md; those that are shares as `Share`."""
 
 
 def merge_measured(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:

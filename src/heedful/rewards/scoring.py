@@ -29,7 +29,6 @@ from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.results import (
     CallError,
     Distributed,
-    Groupwise,
     Measured,
     OneScore,
     Problem,
@@ -37,7 +36,6 @@ from heedful.rewards.results import (
     ResultError,
     RewardFunction,
     Truncated,
-    merge_measured,
     read_scores,
 )
 from heedful.types import Completion, Text
@@ -368,8 +366,7 @@ def call_reward(
 
     If the call fails (an exception, a timeout, a crash), the function is called again with halves of the responses, with
     halves of the halves that fail, and so on, at most `MOST_CALLS` times: one bad response must not cost the scores of the
-    others. What then still fails together has the same problem. Of a function that compares responses (`Groupwise`), a group
-    stays whole. What a function measures of its calls (`Measured`) is that of all of them then.
+    others. What then still fails together has the same problem. A judge is not called again.
 
     Args:
         name: of the reward, for messages.
@@ -380,10 +377,8 @@ def call_reward(
     Raises RewardError if it is called wrongly, or returns something that is not one entry per response; and what heedful
     itself raises in it, such as MachineError for a judge's cache that cannot be written.
     """
-    size = function.group_size if isinstance(function, Groupwise) else 1
     arguments = _arguments(name, function, completions)
     scores: list[OneScore | Problem] = [None] * len(completions)
-    measured: list[dict[str, float]] = []
 
     def attempt(rows: range) -> Problem | None:
         """Fill in the scores of some responses. Returns why their call failed, if it did."""
@@ -392,17 +387,12 @@ def call_reward(
             raise RewardError(f"reward {name}: its call was given up")
         share = len(rows) / len(completions)
         timed = function.for_share(share) if share < 1 and isinstance(function, FunctionProcess) else function
-        if isinstance(function, Measured):
-            function.measured = {}  # a call that fails may set none
         try:
             found = _result(timed, {key: [of[row] for row in rows] for key, of in arguments.items()})
         except CallError as failed:
             return Problem(str(failed), failed.__cause__)
         except ResultError as wrong:
             raise RewardError(f"reward {name} {wrong}; first sample: {sample(completions[rows[0]])}") from None
-        finally:
-            if isinstance(function, Measured):
-                measured.append(function.measured)
         if len(found) != len(rows):
             raise RewardError(
                 f"reward {name} returned {len(found)} scores for {len(rows)} responses; it must return one number per "
@@ -415,19 +405,17 @@ def call_reward(
     everything = range(len(completions))
     first = attempt(everything)
     failed = deque([(everything, first)] if first else [])
-    calls = 0
+    calls = MOST_CALLS if isinstance(function, Measured) else 0
     while failed:
         rows, problem = failed.popleft()  # the largest
-        if len(rows) > size and calls + 2 <= MOST_CALLS:
+        if len(rows) > 1 and calls + 2 <= MOST_CALLS:
             calls += 2
-            middle = max(1, len(rows) // size // 2) * size
+            middle = len(rows) // 2
             halves = [(half, attempt(half)) for half in (rows[:middle], rows[middle:])]
             failed += [(half, why) for half, why in halves if why]
         else:
             for row in rows:
                 scores[row] = problem
-    if isinstance(function, Measured):
-        function.measured = merge_measured(measured)
     return scores, first
 
 

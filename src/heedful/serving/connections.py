@@ -181,10 +181,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read what came."""
-        try:
+        with contextlib.suppress(h11.ProtocolError):  # uvicorn refuses what came, but the answer to it has begun
             super().data_received(data)
-        except h11.ProtocolError:  # uvicorn refuses what came, but the answer to it has begun
-            self.drop()
         if self.conn.their_state is h11.ERROR and self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # uvicorn has refused the rest, so nobody waits for the application's answer
             self.cycle.message_event.set()
@@ -217,8 +215,6 @@ class Connection(H11Protocol):
 
     def _follow(self) -> None:
         """Take the place and the time that belong to how far the request is."""
-        if self not in self.limits.open:
-            return
         phases = {h11.IDLE: self.limits.waiting, h11.SEND_BODY: self.limits.sending}
         phase = phases.get(self.conn.their_state)
         if phase is not self.phase:

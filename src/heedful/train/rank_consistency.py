@@ -11,7 +11,7 @@ from heedful.configs.options import RunOptions, check_ranks
 from heedful.errors import TrainingError
 from heedful.kernels.device import resolve_device
 from heedful.parallel import ranks
-from heedful.parallel.local_device import local_device
+from heedful.parallel.ranks import local_device
 from heedful.parallel.sharding import is_divided
 from heedful.train.provenance import LIBRARIES, content_hashes, digest, inputs, settings_of
 

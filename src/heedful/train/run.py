@@ -25,7 +25,7 @@ from heedful.errors import CheckpointError, ConfigError, HeedfulError, MachineEr
 from heedful.faults import hit
 from heedful.models.save import check_saving
 from heedful.parallel import ranks
-from heedful.parallel.lockstep import all_stop
+from heedful.parallel.rank_failures import all_stop
 from heedful.signals import Stops
 from heedful.tracking.trackers import Trackers
 from heedful.train.checkpoints import (

@@ -18,7 +18,7 @@ from heedful.models.reward_model import RewardModel
 from heedful.models.source import Source, resolve
 from heedful.models.value_model import ValueModel
 from heedful.parallel import ranks
-from heedful.parallel.local_device import local_device
+from heedful.parallel.ranks import local_device
 from heedful.tracking.trackers import check_trackers
 from heedful.train.fsdp import divides, loading_device
 from heedful.train.output_folder import FolderPlan, check_output

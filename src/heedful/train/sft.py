@@ -22,7 +22,7 @@ from heedful.models.policy import Policy
 from heedful.models.shape import check_rows, context_length
 from heedful.models.source import load_config, resolve
 from heedful.models.tokenizer import load_chat_tokenizer
-from heedful.parallel.local_device import own_random_numbers
+from heedful.parallel.ranks import own_random_numbers
 from heedful.parallel.sharding import passes
 from heedful.planning.memory import Lengths
 from heedful.sampling.sampler import Sampler, make_sampler

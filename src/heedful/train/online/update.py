@@ -16,7 +16,7 @@ from heedful.kernels.layout import scatter
 from heedful.models.policy import TokenOutputs
 from heedful.models.value_model import ValueHead, ValueModel
 from heedful.parallel import ranks
-from heedful.parallel.lockstep import naming_lost_ranks
+from heedful.parallel.rank_failures import naming_lost_ranks
 from heedful.parallel.sharding import Passes, passes
 from heedful.sampling.teacher_forced import micro_batches
 from heedful.train.metric_sums import MetricSums
