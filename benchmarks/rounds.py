@@ -40,12 +40,10 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.files import to_json, write_text
 from heedful.label.project import Project
 from heedful.label.records import Item
-from heedful.rounds.active import Choice, Pair, choose, different_pairs, disagreement
-from heedful.rounds.asking import item_of
-from heedful.rounds.judging import load_judge, scores_of
+from heedful.rounds.judging import Labeller, label_project, load_judge, scores_of
+from heedful.rounds.pairs import Choice, Pair, choose, different_pairs, disagreement, item_of
 from heedful.rounds.round import run_round
 from heedful.rounds.sample import sample
-from heedful.rounds.simulated import Labeller, label_project
 from heedful.train.online.engine import train_ppo
 from heedful.train.output_folder import finished
 from heedful.train.reward import train_reward

@@ -85,7 +85,7 @@ def take_round(config: RoundConfig) -> None:
 
 def simulate_labels(config: SimulateConfig) -> None:
     """Label a project in the place of people and print how many labels there are."""
-    from heedful.rounds.simulated import simulate
+    from heedful.rounds.judging import simulate
 
     count, names = simulate(config)
     _print(f"{count} labels by {', '.join(names)}")

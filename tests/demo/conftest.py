@@ -1,16 +1,18 @@
-"""A demo that is small enough for the suite: the real pipeline and the whole world, a few steps of a very small model."""
+"""A demo that is small enough for the suite: the real pipeline, a few steps of a very small model on few records."""
 
 from pathlib import Path
 
 import pytest
 
-COMMON = "eval_fraction: 0.15\neval_every: 0\nsample_every: 0\n"
+from heedful.demo import world
+
+COMMON = "eval_fraction: 0.06\neval_every: 0\nsample_every: 0\n"
 RECIPE = {
     "tiny": "hidden_size: 32\nnum_layers: 1\nmax_length: 128\ninitializer_range: 0.15\n",
-    "sft": f"max_steps: 60\nbatch_size: 16\nmicro_batch_size: 16\nlearning_rate: 1e-2\n{COMMON}",
+    "sft": f"max_steps: 30\nbatch_size: 16\nmicro_batch_size: 16\nlearning_rate: 1e-2\n{COMMON}",
     "reward": f"max_steps: 6\nbatch_size: 16\nmicro_batch_size: 64\nlearning_rate: 3e-3\n{COMMON}",
     "ppo": "steps: 3\nrollout_batch_size: 32\nminibatch_size: 16\nmicro_batch_size: 16\nmax_new_tokens: 12\n"
-    f"learning_rate: 2e-3\neval_prompts: 16\n{COMMON}",
+    f"temperature: 1.5\nkl_target: 6\nlearning_rate: 2e-3\neval_prompts: 16\n{COMMON}",
 }
 
 
@@ -21,3 +23,12 @@ def small_recipe(tmp_path_factory):
     for name, text in RECIPE.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def small_world():
+    """One demonstration and one pair per prompt, where the shipped world has ten and twelve."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "DEMONSTRATIONS", 1)
+        patch.setattr(world, "PAIRS", 1)
+        yield

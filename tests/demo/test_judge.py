@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.demo.facts import FAMILIES, family_named
+from heedful.demo.facts import FAMILIES, LISTS, family_named
 from heedful.demo.judge import WEIGHTS, gold_judge, gold_marks, gold_score
-from heedful.demo.tables import LISTS
 from heedful.demo.world import answers, instructions, prompts
 from heedful.rewards.scoring import Reward, score
 from heedful.types import Completion, Message, Prompt

@@ -14,9 +14,9 @@ import pytest
 from heedful.configs.label_server import InviteConfig
 from heedful.configs.tools import DemoConfig
 from heedful.data import read_prompts, split_by_prompt
-from heedful.demo import labelling, pipeline
+from heedful.demo import labelling
 from heedful.demo.folder import CONTENTS, LABELS, check_output, make_beginning
-from heedful.demo.pipeline import read_recipe, run_demo
+from heedful.demo.pipeline import STORY, read_recipe, run_demo
 from heedful.errors import ConfigError
 from heedful.label.project import Project
 from heedful.label.server.run import invite
@@ -27,8 +27,8 @@ def rows_of(path):
 
 
 @pytest.fixture(scope="module")
-def demo(small_recipe, tmp_path_factory):
-    """A demo's folder with the labels of a simulated user, whose answers a random model wrote; settings; how many."""
+def demo(small_world, small_recipe, tmp_path_factory):
+    """The settings of a demo with the labels of a simulated user, whose answers a random model wrote, and how many prefer."""
     folder = tmp_path_factory.mktemp("标注") / "演示"
     config = DemoConfig(output=folder, device="cpu", label=True, label_simulated=True, label_pairs=20)
     settings = read_recipe(config, small_recipe)
@@ -36,24 +36,24 @@ def demo(small_recipe, tmp_path_factory):
         ppo = replace(settings.ppo, model=str(folder / "base"))
         count = labelling.label_pairs(config, ppo, lambda text: None)
         assert labelling.label_pairs(config, ppo, lambda text: None) == count, "nothing is asked again"
-    return folder, settings, count
+    return config, count
 
 
 def test_a_simulated_user_labels_every_pair(demo):
-    folder, _, count = demo
-    with Project.open(folder / LABELS, read_only=True) as project:
+    config, count = demo
+    folder = config.output / LABELS
+    with Project.open(folder, read_only=True) as project:
         items, labels, instructions = project.items(), project.labels(), project.instructions()
     assert len(items) == len(labels) == 20
     assert instructions == (1, labelling.INSTRUCTIONS)
     prefers = [one for one in labels if one.event.content["answer"]["preferred"] is not None]
-    records = rows_of(folder / LABELS / labelling.TRAIN)
-    assert 0 < count == len(records) == len(prefers)
+    assert 0 < count == len(rows_of(folder / labelling.TRAIN)) == len(prefers)
 
 
 def test_nobody_labels_what_is_held_out(demo):
-    folder = demo[0]
+    folder = demo[0].output
     prompts = read_prompts(str(folder / "world" / "prompts.jsonl"))
-    held_out = {prompt.prompt[0].content for prompt in split_by_prompt(prompts, 0.15)[1]}
+    held_out = {prompt.prompt[0].content for prompt in split_by_prompt(prompts, 0.06)[1]}
     labelled = {row["prompt"][0]["content"] for row in rows_of(folder / LABELS / labelling.TRAIN)}
     measured = {row["prompt"][0]["content"] for row in rows_of(folder / LABELS / labelling.EVAL)}
     assert not labelled & held_out
@@ -61,24 +61,43 @@ def test_nobody_labels_what_is_held_out(demo):
 
 
 @pytest.mark.exhaustive
-def test_from_end_to_end(small_recipe, tmp_path):
+def test_from_end_to_end(small_world, small_recipe, tmp_path):
     """The reward model learns from the labels only, and the demo says so."""
     said = io.StringIO()
     config = DemoConfig(output=tmp_path / "演示", device="cpu", label=True, label_simulated=True, label_pairs=20)
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         summary = run_demo(config, small_recipe)
-    assert {path.name for path in config.output.iterdir()} == CONTENTS | {LABELS}
-    count = len(rows_of(config.output / LABELS / labelling.TRAIN))
     words = " ".join(said.getvalue().split())
-    assert f"From {count} preferences" in words
+    assert {path.name for path in config.output.iterdir()} == CONTENTS | {LABELS}
+    assert f"From {len(rows_of(config.output / LABELS / labelling.TRAIN))} preferences" in words
     assert "A simulated labeller, who agrees with the gold judge on 73 % of pairs, says" in words
+    assert f"agrees with the gold judge on {100 * summary['reward.accuracy']:.0f} of 100 pairs that nobody has" in words
     settings = (config.output / "reward" / "config.yaml").read_text("utf-8")
     assert f"{LABELS}/{labelling.TRAIN}" in settings
     assert "world/preferences.jsonl" not in settings
-    assert 0 <= summary["reward.accuracy"] <= 1
 
 
-def test_an_unfinished_demo_goes_on_only_as_it_began(demo, tmp_path):
+def test_texts_about_labels_have_their_numbers():
+    """Those of a demo with --label that only the long test above prints."""
+    numbers = {
+        "pairs": 30,
+        "labels": 21,
+        "steps": "its 40 steps",
+        "accuracy": 52.1,
+        "first": 50.0,
+        "work": "40 steps, 2 s",
+    }
+    numbers |= {"before": 0.5, "after": 0.25}
+    texts = {name: " ".join(text.format(**numbers).split()) for name, text in STORY.items() if "label" in name}
+    assert set(texts) == {
+        "before_labelling", "before_simulated_labelling", "before_reward_from_labels", "after_reward_from_labels",
+        "not_better_from_labels",
+    }  # fmt: skip
+    assert "The model answers 30 prompts several times. You say which" in texts["before_labelling"]
+    assert "gold 0.50 -> 0.25. The reward model agrees with the gold judge on 52 of" in texts["not_better_from_labels"]
+
+
+def test_an_unfinished_demo_goes_on_only_as_it_began(tmp_path):
     folder = tmp_path / "演示"
     folder.mkdir()
     (folder / "demo.json").write_text('{"seed": 0}')
@@ -123,7 +142,7 @@ def test_the_demo_waits_for_the_browser(demo, tmp_path, capfd, monkeypatch):
     The last label can be taken back; the server ends only after the page was told that nothing is left.
     """
     monkeypatch.setattr(labelling, "TAKE_BACK_SECONDS", 0.5)
-    with Project.open(demo[0] / LABELS, read_only=True) as other:
+    with Project.open(demo[0].output / LABELS, read_only=True) as other:
         items = other.items()[:3]
     folder, port = tmp_path / LABELS, free_port()
     with Project.create(folder, other.settings) as project:
@@ -166,7 +185,7 @@ def test_a_server_that_cannot_start_is_said(demo, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = DemoConfig(output=tmp_path, label=True, label_port=taken.getsockname()[1])
-        with Project.open(demo[0] / LABELS, read_only=True) as other:
+        with Project.open(demo[0].output / LABELS, read_only=True) as other:
             item = other.items()[0]
         with Project.create(tmp_path / LABELS, other.settings) as project:
             project.add_items([item])
@@ -175,11 +194,11 @@ def test_a_server_that_cannot_start_is_said(demo, tmp_path):
 
 
 def test_settings_are_the_recipes_but_for_the_reward_model(demo, small_recipe, tmp_path):
-    folder, own, count = demo
+    """Its batches are no larger than the labels are many: most may be ties."""
+    folder = demo[0].output
     plain = read_recipe(DemoConfig(output=folder, device="cpu"), small_recipe)
-    assert (own.sft, own.ppo, own.tiny) == (plain.sft, replace(plain.ppo, kl_coef=0.3), plain.tiny)
-    assert own.reward.data == str(folder / LABELS / labelling.TRAIN)
-    assert own.reward.batch_size == 16
-    few = pipeline._for_the_labels(own, DemoConfig(output=folder, label=True))
-    assert few.reward.batch_size == min(16, count), "most labels may be ties"
-    assert pipeline._for_the_labels(own, DemoConfig(output=tmp_path, label=True)) == own
+    labelled = read_recipe(demo[0], small_recipe)
+    assert (labelled.sft, labelled.ppo, labelled.tiny) == (plain.sft, replace(plain.ppo, kl_coef=0.3), plain.tiny)
+    assert labelled.reward.data == str(folder / LABELS / labelling.TRAIN)
+    assert labelled.reward.batch_size == min(16, len(rows_of(folder / LABELS / labelling.TRAIN))) < 16
+    assert read_recipe(DemoConfig(output=tmp_path, label=True), small_recipe).reward.batch_size == 16

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from heedful.configs.rounds import RoundConfig
-from heedful.rounds.active import Choice, Pair
-from heedful.rounds.asking import _new_pairs, compared, how_many, item_of
+from heedful.rounds.pairs import Choice, Pair, compared, item_of, new_pairs
+from heedful.rounds.round import how_many
 
 ROW = {
     "prompt": "猫？",
@@ -25,18 +25,18 @@ def test_an_item_keeps_columns_sources_and_how_it_was_chosen():
 
 
 def test_no_pair_is_asked_about_twice():
-    every = _new_pairs(ROW, set())
+    every = new_pairs(ROW, set())
     assert every == [Pair(0, 1), Pair(0, 2), Pair(0, 3), Pair(1, 2), Pair(1, 3), Pair(2, 3)]
     for asked in (Pair(0, 2), Pair(2, 0)):  # in whatever order
         earlier = compared(item_of(ROW, Choice(0, asked, "random", None), 1))
-        assert _new_pairs(ROW, earlier) == [pair for pair in every if pair != Pair(0, 2)]
-        assert _new_pairs(ROW | {"prompt": "狗？"}, earlier) == every
+        assert new_pairs(ROW, earlier) == [pair for pair in every if pair != Pair(0, 2)]
+        assert new_pairs(ROW | {"prompt": "狗？"}, earlier) == every
 
 
 def test_a_round_that_asks_about_fewer_pairs_says_so():
     config = RoundConfig(project=Path("项目"), labels=300)
-    assert how_many(config, {"asked": 300, "prompts": 290}) == "300 pairs are ready to be labelled"
-    few = how_many(config, {"asked": 195, "prompts": 290})
+    assert how_many(config, asked=300, prompts=290) == "300 pairs are ready to be labelled"
+    few = how_many(config, asked=195, prompts=290)
     assert few.startswith(
         "195 pairs are ready to be labelled, fewer than --labels 300: the 4 answers to each of 290 prompts"
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heedful.rounds.training import verdict
+from heedful.rounds.round import verdict
 
 REWARD = "batch_size: 2\nmax_steps: 2\n"
 PPO = "steps: 1\nrollout_batch_size: 2\nminibatch_size: 2\nppo_epochs: 1\n"
@@ -34,9 +34,6 @@ REFUSED = {
     "a batch of more prompts than there are": (
         (), {"ppo": PPO.replace("batch_size: 2", "batch_size: 64")}, "here heedful ppo reads its settings from --ppo-config"
     ),
-    "a batch of more labels than there will be": (
-        (), {"reward": "batch_size: 32\n"}, "here heedful reward reads its settings from --reward-config"
-    ),
     "no value model": ((), {"ppo": PPO + "critic: separate\nvalue_model: ./没有\n"}, "没有"),
     "no room for answers": (("--max-new-tokens", "100000"), {}, "--max-new-tokens 100000"),
     "no model": (("--policy", "./没有"), {}, "没有"),
@@ -46,17 +43,27 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_end_the_round_later(begin, name, tmp_path, monkeypatch):
+def test_what_would_end_the_round_later(begin, tmp_path, monkeypatch):
     """Most of it was found after people had labelled: the first returned 0 and asked for labels."""
     monkeypatch.chdir(tmp_path)
-    flags, files, said = REFUSED[name]
-    outcome = begin(*flags, **files)
-    assert outcome.status == 2, outcome.err + outcome.out
-    assert said in outcome.message
-    assert "are ready to be labelled" not in outcome.out
+    for name, (flags, files, said) in REFUSED.items():
+        outcome = begin(*flags, **files)
+        assert (outcome.status, said in outcome.message) == (2, True), (name, outcome.err + outcome.out)
+        assert "are ready to be labelled" not in outcome.out, name
     outcome = begin()  # and it was no false alarm: nothing of the refused settings stays
     assert (outcome.status, "6 pairs are ready to be labelled" in outcome.out) == (0, True), outcome.err
+    later = begin("--ppo-config", "NOPE.yaml")  # while people label
+    assert (later.status, "NOPE.yaml: there is no such YAML file" in later.message) == (2, True)
+    assert "NOPE" not in (tmp_path / "项目" / "rounds.json").read_text(encoding="utf-8")
+
+
+def test_a_batch_of_more_labels_than_there_will_be(begin):
+    """Is seen once the pairs are chosen, and before anybody is asked."""
+    outcome = begin(reward="batch_size: 32\n")
+    assert outcome.status == 2
+    assert "here heedful reward reads its settings from --reward-config" in outcome.message
+    assert "are ready to be labelled" not in outcome.out
+    assert "6 pairs are ready to be labelled" in begin().out
 
 
 def test_a_judge_that_fails_and_one_that_works(begin, written):
@@ -76,14 +83,6 @@ def test_a_disk_without_room(begin, monkeypatch):
     outcome = begin()
     assert outcome.status == 3
     assert "ready to be labelled" not in outcome.out
-
-
-def test_a_file_that_is_changed_while_people_label(begin, heedful, tmp_path):
-    assert begin().status == 0
-    outcome = heedful("round", tmp_path / "项目", "--ppo-config", tmp_path / "NOPE.yaml")
-    assert outcome.status == 2
-    assert "NOPE.yaml: there is no such YAML file" in outcome.message
-    assert "NOPE" not in (tmp_path / "项目" / "rounds.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -262,14 +262,3 @@ def test_skipped_pairs_need_not_hold_a_round_up(heedful, project, words):
     assert "4 of 6 pairs are labelled, 6 are needed (2 were skipped; --enough goes on without them)" in outcome.out
     outcome = heedful("round", project, "--enough", "0.6")
     assert "round 1 is finished" in outcome.out, outcome.err
-
-
-def test_labels_for_evaluation_only_do_not_make_enough(heedful, project, words):
-    assert heedful("round", project, *words).status == 0
-    with Project.open(project) as opened:
-        person = opened.add_person("评估", "annotator", standing="held-out").person_id
-        for number in range(6):
-            item = opened.next_item(person).item
-            answer = {"preferred": 0, "strength": 2, "both_bad": False}
-            opened.label(person, item.item_id, answer, nonce=f"n{number}", seconds=1.0)
-    assert "0 of 6 pairs are labelled, 6 are needed" in heedful("round", project).out

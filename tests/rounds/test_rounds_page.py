@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from heedful.errors import DataError
-from heedful.label.rounds_page import MOST_POINTS, rounds_of
+from heedful.label.rounds_page import MOST_POINTS, rounds_of, trained_on
 
 
 def test_a_project_without_rounds(tmp_path):
@@ -68,6 +68,18 @@ def test_a_damaged_file_is_named(begun):
     (begun / "rounds.json").write_text('{"rounds', encoding="utf-8")
     with pytest.raises(DataError, match=r"rounds\.json: line 1 is not valid JSON"):
         rounds_of(begun)
+
+
+def test_notes_with_other_values_than_a_round_writes(begun):
+    """The page leaves them out; what undo needs to know is named."""
+    path = begun / "rounds" / "1" / "round.json"
+    notes = json.loads(path.read_text("utf-8"))
+    notes["steps"]["label"] = {"pairs": "五", "statistics": ["甲"], "events": "三"}
+    path.write_text(json.dumps(notes), encoding="utf-8")
+    page = rounds_of(begun)
+    assert (page["across"]["labels"], page["rounds"][0]["agreement"]) == ([None], None)
+    with pytest.raises(DataError, match=r"round\.json: events must be a whole number; restore it"):
+        trained_on(begun)
 
 
 def test_reading_loads_no_torch():

@@ -11,7 +11,7 @@ from heedful.configs.label import ProjectSettings
 from heedful.errors import DataError
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
-from heedful.rounds.simulated import Labeller, label_project, ranks_by
+from heedful.rounds.judging import Labeller, label_project, ranks_by
 
 MANY = 4000
 

@@ -11,9 +11,7 @@ from heedful.errors import ConfigError, DataError
 from heedful.label.identity import item_id
 from heedful.label.project import Project
 from heedful.label.records import Candidate, Item
-from heedful.rounds.notes import RoundNotes, read_round, write_state
-from heedful.rounds.round import run_round
-from heedful.rounds.training import TRAIN, write_labels
+from heedful.rounds.round import TRAIN, RoundNotes, read_round, run_round, write_labels, write_state
 from heedful.types import Prompt
 
 TRAINED, HELD_OUT = split_by_prompt([Prompt(f"第{i}题\u2028🦊", f"题:{i}") for i in range(40)], 0.4)
@@ -120,7 +118,7 @@ def test_the_counts_of_a_round_are_those_of_its_labels(begun):
     config = begun(TRAINED[:3], reward="patience: 2\n")
     numbers = {"labels": 3, "pairs": 3, "statistics": {"一": 1}}
     with Project.open(config.project) as project:
-        write_labels(config, project, read_round(config.project, 1), numbers)
+        write_labels(config, project, config.project / "rounds" / "1" / "labels", numbers)
         person = project.add_person("乙", "annotator").person_id
         label(project, person, TRAINED[0], preferred=1)
     with pytest.raises(ConfigError, match="patience"):
@@ -128,3 +126,56 @@ def test_the_counts_of_a_round_are_those_of_its_labels(begun):
     noted = read_round(config.project, 1).steps["label"]
     assert {name: noted[name] for name in numbers} == numbers
     assert (config.project / "rounds/1/labels" / TRAIN).read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize("standing", ["held-out", "refused"])
+def test_labels_of_people_who_are_not_trained_on_do_not_count(begun, standing):
+    """Also of somebody who was refused after labelling. Their pair is asked again, so that the round gets on."""
+    config = begun(TRAINED[:1], reward="patience: 2\n")
+    with Project.open(config.project) as project:
+        person = next(one.person_id for one in project.people() if one.name == "甲")
+        project.set_person(person, standing=standing)
+        said = []
+        other = project.add_person("乙", "annotator").person_id
+        item = project.next_item(other).item
+    assert run_round(config, said.append).step == "label"
+    assert "0 of 1 pairs are labelled, 1 are needed" in said[-1]
+    with Project.open(config.project) as project:
+        project.add_labels(other, [(item.item_id, {"preferred": 0, "strength": None, "both_bad": False})])
+    with pytest.raises(ConfigError, match="patience"):  # the next step
+        run_round(config, said.append)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({"sample": {"asked": 1}}, "items of the step sample must be a list of texts"),
+        ({"sample": {"items": [["丙"]]}}, "items of the step sample must be a list of texts"),
+        (
+            {"sample": {"items": []}, "label": {}, "reward": {"models": "丙"}},
+            "models of the step reward must be a list",
+        ),
+        (
+            {"sample": {"items": []}, "label": {}, "reward": {"models": []}, "ppo": {}},
+            "model of the step ppo must be a text",
+        ),
+        ({"label": {"pairs": 1}}, "it has no step sample, but one that comes after it"),
+    ],
+)
+def test_notes_that_lack_what_later_steps_read_are_named(heedful, begun, steps, said):
+    config = begun(TRAINED[:1])
+    path = config.project / "rounds" / "1" / "round.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"steps": steps}), encoding="utf-8")
+    outcome = heedful("round", config.project)
+    assert outcome.status == 2
+    assert f"{path}: {said}" in outcome.message
+    assert "restore it, or remove it to begin its round anew" in outcome.message
+
+
+def test_a_setting_that_no_round_has_is_named(heedful, begun):
+    config = begun(TRAINED[:1])
+    path = config.project / "rounds.json"
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(content | {"settings": {**content["settings"], "丁": 1}}), encoding="utf-8")
+    outcome = heedful("round", config.project)
+    assert (outcome.status, f"{path}: 丁 is no setting of heedful round; restore it" in outcome.message) == (2, True)

@@ -130,7 +130,7 @@ class SampleConfig(AnswerOptions, RecordOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleWorkerConfig(AnswerOptions):
-    """Answer prompts that arrive on standard input as JSON lines (heedful.rounds.sample_worker)."""
+    """Answer prompts that arrive on standard input as JSON lines (heedful.rounds.sample)."""
 
 
 @dataclass(frozen=True, kw_only=True)

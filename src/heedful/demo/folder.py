@@ -16,8 +16,8 @@ from heedful.models.tiny import make_tiny_model
 from heedful.train.output_folder import check_folder, has_begun, real_path
 
 MARKER = "demo.json"
-STAGES = ("sft", "reward", "ppo")
-CONTENTS = {MARKER, "world", "base", *STAGES, "answers.jsonl", "curves.png", "summary.json"}
+RUNS = ("sft", "reward", "ppo")
+CONTENTS = {MARKER, "world", "base", *RUNS, "answers.jsonl", "curves.png", "summary.json"}
 """Everything that a demo writes."""
 LABELS = "labels"
 """What it writes besides if its user labels."""
@@ -65,7 +65,7 @@ def check_output(config: DemoConfig) -> bool:
 
 def _refuse_locked(output: Path) -> None:
     """Raise ConfigError if a demo, or one of its stages, is being written."""
-    for folder in (output, *(output / stage for stage in STAGES)):
+    for folder in (output, *(output / stage for stage in RUNS)):
         if is_locked(folder):
             raise ConfigError(
                 f"--output {output} is being written by another demo ({owner(folder)}); wait for it, end it, or choose "
@@ -131,7 +131,7 @@ def _asides(output: Path) -> list[Path]:
 
 def _bring_back(output: Path) -> None:
     older = _asides(output)
-    stages = [output / stage for stage in STAGES]
+    stages = [output / stage for stage in RUNS]
     if not older or any(map(has_begun, stages)) or any(map(is_locked, (output, *stages))):
         return
     if output.is_dir() and {path.name for path in output.iterdir()} - CONTENTS - {LOCK, LABELS}:

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from heedful.demo.facts import Family, family_named
-from heedful.demo.tables import COUNT_IN_LISTS, LISTS, RUDE_WORDS
+from heedful.demo.facts import COUNT_IN_LISTS, LISTS, RUDE_WORDS, Family, family_named
 
 WEIGHTS = {"correct": 250, "complete": 40, "polite": 100, "concise": 70, "ended": 40, "flawless": 500}
 """The weight of each mark in thousandths; integers, so that a flawless response gets exactly 1."""

@@ -22,10 +22,9 @@ from heedful.files import to_json, write_text
 from heedful.label.exporting import ExportOptions, export_project
 from heedful.label.project import Project
 from heedful.label.records import Item
-from heedful.rounds.active import choose, different_pairs
-from heedful.rounds.asking import item_of
+from heedful.rounds.judging import Labeller, label_project
+from heedful.rounds.pairs import choose, different_pairs, item_of
 from heedful.rounds.sample import sample
-from heedful.rounds.simulated import Labeller, label_project
 
 TRAIN, EVAL = "exported/preferences.train.jsonl", "held-out.jsonl"
 INSTRUCTIONS = (
@@ -39,10 +38,7 @@ TAKE_BACK_SECONDS = 10.0
 def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) -> int:
     """Have pairs labelled, unless they are, and write what the reward model reads. Returns the number of preferences.
 
-    Args:
-        config: the demo's settings.
-        ppo: those of the last stage: which prompts are held out, and how long answers are.
-        say: prints a paragraph.
+    ``ppo`` says which prompts are held out, and how long answers are; ``say`` prints a paragraph.
 
     Raises ConfigError if all labels are ties or skips, or the server cannot start.
     """
@@ -50,7 +46,10 @@ def label_pairs(config: DemoConfig, ppo: PPOConfig, say: Callable[[str], None]) 
     if not (folder / "exported").is_dir():
         _ask(config, ppo, folder)
         if config.label_simulated:
-            _simulate(config, folder)
+            with Project.open(folder) as project:
+                known = [person.person_id for person in project.people() if person.name == "simulated"]
+                person = known[0] if known else project.add_person("simulated", "annotator").person_id
+                label_project(project, [(person, Labeller("simulated", seed=config.seed))], _gold)
         else:
             _wait_for_labels(config, folder, say)
         _held_out(config, ppo, folder / EVAL)
@@ -95,18 +94,12 @@ def _ask(config: DemoConfig, ppo: PPOConfig, folder: Path) -> None:
             project.set_instructions(INSTRUCTIONS)
 
 
-def _simulate(config: DemoConfig, folder: Path) -> None:
-    with Project.open(folder) as project:
-        known = [person.person_id for person in project.people() if person.name == "simulated"]
-        person = known[0] if known else project.add_person("simulated", "annotator").person_id
-        label_project(project, [(person, Labeller("simulated", seed=config.seed))], _gold)
-
-
 def _gold(item: Item) -> list[float]:
-    ended = [not (candidate.source or {}).get("truncated") for candidate in item.candidates]
     return [
-        gold_score(item.columns["family"], item.columns["answer"], candidate.response, end)
-        for candidate, end in zip(item.candidates, ended, strict=True)
+        gold_score(
+            item.columns["family"], item.columns["answer"], one.response, not (one.source or {}).get("truncated")
+        )
+        for one in item.candidates
     ]
 
 

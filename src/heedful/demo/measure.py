@@ -1,16 +1,19 @@
 """Measure the demo: both models answer the held-out prompts; the judge, the reward model and a check of bytes score them."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tokenizers import pre_tokenizers
 
 from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
 from heedful.configs.online import PPOConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
 from heedful.demo.judge import gold_judge
-from heedful.demo.readable import unreadable
 from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
 from heedful.evaluate.reward_models import evaluate_accuracy
+from heedful.models.tiny import byte_tokenizer
 
 FLAWLESS = 1.0
 """The gold judge's score of an answer without any flaw."""
@@ -83,14 +86,6 @@ def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float],
     return numbers, answers
 
 
-def first_of_families(answers: Sequence[Row], number: int) -> list[Row]:
-    """Return the first answer of each of the first ``number`` families, in the file's order, so that nobody chose them."""
-    first: dict[str, Row] = {}
-    for row in answers:
-        first.setdefault(row["family"], row)
-    return list(first.values())[:number]
-
-
 def _answer(family: str, prompt: str, by_gold: Row, by_model: Row) -> Row:
     """Make one line of answers.jsonl from the same responses under the gold judge and under the reward model."""
     same = ("prompt", "response", "baseline")
@@ -110,3 +105,37 @@ def _answer(family: str, prompt: str, by_gold: Row, by_model: Row) -> Row:
 
 def _flawless(answers: Sequence[Row], model: str) -> float:
     return sum(row[f"{model}_gold"] == FLAWLESS for row in answers) / len(answers)
+
+
+def unreadable(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """Score 1 for a response that is empty, white space or invalid UTF-8, else 0: a reward function for measuring.
+
+    Args:
+        completion_ids: ids of the byte tokenizer, without the stop token. Any other special token is invalid.
+    """
+    return [float(not is_readable(ids)) for ids in completion_ids]
+
+
+def is_readable(ids: Sequence[int]) -> bool:
+    """Return whether ids of the byte tokenizer spell text: valid UTF-8 that is more than white space."""
+    spelled = [_byte_of_id().get(token) for token in ids]
+    known = bytes(byte for byte in spelled if byte is not None)
+    if len(known) < len(spelled):
+        return False
+    try:
+        return bool(known.decode("utf-8").strip())
+    except UnicodeDecodeError:
+        return False
+
+
+@cache
+def _byte_of_id() -> dict[int, int]:
+    """Return the byte of each id of the byte tokenizer. Special tokens have none.
+
+    The byte-level alphabet writes printable bytes of Latin-1 as themselves, and the others, in order, from U+0100 on.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    themselves = [ord(letter) for letter in alphabet if ord(letter) < 256]
+    others = [byte for byte in range(256) if byte not in themselves]
+    vocabulary = byte_tokenizer().get_vocab()
+    return {vocabulary[letter]: byte for letter, byte in zip(alphabet, themselves + others, strict=True)}

@@ -1,30 +1,32 @@
 """Run the demo: train a random model with SFT, a reward model and PPO in the built-in world, and measure it at the end.
 
-The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``.
+The stages are the commands ``heedful sft``, ``reward`` and ``ppo`` with the settings in ``recipe/``; what is printed between
+them is in ``story.toml``.
 """
 
 import json
+import shlex
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 
 from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.configs.online import PPOConfig
+from heedful.configs.options import RunOptions
 from heedful.configs.parse import parse
 from heedful.configs.tools import DemoConfig, TinyConfig
 from heedful.data import prompt_key, read_prompts, split_by_prompt
-from heedful.demo import story
-from heedful.demo.folder import LABELS, STAGES, check_output, drop_replaced, make_beginning
+from heedful.demo.folder import LABELS, RUNS, check_output, drop_replaced, make_beginning
 from heedful.demo.labelling import EVAL, TRAIN, label_pairs
-from heedful.demo.measure import Row, first_of_families, measure_accuracy, measure_policies
-from heedful.demo.story import Sizes
-from heedful.demo.world import GOOD
+from heedful.demo.measure import SAMPLES_FOR_RARE, Row, measure_accuracy, measure_policies
+from heedful.demo.world import FLAW_WEIGHTS, GOOD
 from heedful.display import Screen, print_table
 from heedful.errors import ConfigError
 from heedful.evaluate.curves import draw_curves
@@ -38,7 +40,9 @@ from heedful.train.reward import train_reward
 from heedful.train.sft import train_sft
 
 C = TypeVar("C")
+R = TypeVar("R", bound=RunOptions)
 RECIPE = Path(__file__).parent / "recipe"
+STORY: dict[str, str] = tomllib.loads(files("heedful.demo").joinpath("story.toml").read_text(encoding="utf-8"))
 WIDTH = 100
 """Columns of prose, and of tables if standard output is not a terminal."""
 SHOWN_ANSWERS = 12
@@ -58,6 +62,53 @@ class DemoSettings:
     ppo: PPOConfig
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large the world is. Demonstrations and pairs count only those that are trained on; shares are percentages."""
+
+    prompts: int
+    held_out: int
+    demonstrations: int
+    good: float
+    pairs: int
+    swapped: float
+    parameters: int
+
+
+@dataclass
+class Demo:
+    """A demo that runs, and what it has measured so far."""
+
+    config: DemoConfig
+    recipe: Path
+    settings: DemoSettings
+    screen: Screen
+    sizes: Sizes
+    summary: dict[str, Any]
+    labels: int = 0
+    answers: list[Row] = field(default_factory=list)
+
+    def say(self, name: str, **values: Any) -> None:
+        """Print a text of story.toml with its gaps filled."""
+        self.print(STORY[name].format(sizes=self.sizes, ppo=self.settings.ppo, **values))
+
+    def print(self, text: str) -> None:
+        """Print an empty line, the heading, if there is one, and the paragraphs."""
+        self.screen.print()
+        for paragraph in text.strip().split("\n\n"):
+            if paragraph.startswith("# "):
+                self.screen.print(paragraph[2:], style="bold", markup=False, highlight=False)
+            else:
+                wrapped = textwrap.fill(paragraph, min(self.screen.width, WIDTH), break_on_hyphens=False)
+                self.screen.print(wrapped, markup=False, highlight=False, soft_wrap=True)
+
+    def train(self, train: Callable[[R], dict[str, Any]], settings: R, name: str) -> dict[str, Any]:
+        """Run a stage unless it is finished, and note its seconds. Returns its summary."""
+        done = finished(settings) or train(settings)
+        self.summary[f"{name}.seconds"] = done["seconds"]
+        return done
+
+
 def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     """Make a world and a random model, train it in three stages, measure it, and print what happens.
 
@@ -70,98 +121,117 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     Raises ConfigError before anything is written; later DataError, CheckpointError, RewardError and TrainingError.
     """
     started = time.perf_counter()
-    settings = _for_the_labels(read_recipe(config, recipe), config)
-    goes_on = check_output(config)
+    settings = read_recipe(config, recipe)
+    resumes = check_output(config)
     resolve_device(config.device)
-    console = Screen() if Screen().is_terminal else Screen(width=WIDTH)
-    spent = 0.0
-    if goes_on:
-        done = [summary for stage in (settings.sft, settings.reward, settings.ppo) if (summary := finished(stage))]
-        spent = sum(summary["seconds"] for summary in done)
-    with FolderLock(config.output) if goes_on else make_beginning(config, settings.tiny):
-        summary, answers = _train_and_measure(console, settings, config)
-        summary |= {"seconds": round(spent + time.perf_counter() - started, 2)}
-        write_json(config.output / "summary.json", summary)
+    screen = Screen() if Screen().is_terminal else Screen(width=WIDTH)
+    before = [finished(run) for run in (settings.sft, settings.reward, settings.ppo)] if resumes else []
+    spent = sum(summary["seconds"] for summary in before if summary)
+    with FolderLock(config.output) if resumes else make_beginning(config, settings.tiny):
+        sizes = sizes_of(config.output, settings.ppo.eval_fraction)
+        demo = Demo(config, recipe, settings, screen, sizes, {"seed": config.seed})
+        demo.say("opening")
+        for stage in STAGES:
+            stage(demo)
+        demo.summary["seconds"] = round(spent + time.perf_counter() - started, 2)
+        write_json(config.output / "summary.json", demo.summary)
         drop_replaced(config.output)
-    _show_results(console, summary, answers)
-    sizes = sizes_of(config.output, settings.ppo.eval_fraction)
-    _say(console, "Why", story.why(summary, sizes, labelled=config.label))
-    _show_next_steps(console, config, settings.ppo, summary["seconds"])
-    return summary
+    _show_results(demo)
+    return demo.summary
 
 
-def _train_and_measure(
-    console: Console, settings: DemoSettings, config: DemoConfig
-) -> tuple[dict[str, Any], list[Row]]:
-    """The three stages, and what they come to: the summary and the answers of both models."""
-    sizes = sizes_of(config.output, settings.ppo.eval_fraction)
-    _say(console, "heedful demo", story.opening(sizes))
-    trained = _train(console, settings, sizes, config)
-    _say(console, "Before and after", story.before_measuring(sizes))
-    measured, answers = measure_policies(settings.ppo, config.output)
-    write_rows(config.output / "answers.jsonl", answers)
-    draw_curves([config.output / stage for stage in STAGES], config.output / "curves.png")
-    memory = {"peak_memory_gb": most_memory_gb(torch.device("cpu"))}
-    return {"seed": config.seed, **measured, **trained, **memory}, answers
+def _sft(demo: Demo) -> None:
+    *flaws, last = (kind for kind, weight in FLAW_WEIGHTS.items() if weight)
+    demo.say("before_sft", flaws=f"{', '.join(flaws)} or {last}", steps=_its_steps(demo.settings.sft))
+    done = demo.train(train_sft, demo.settings.sft, "sft")
+    demo.say("after_sft", **_change(done, "eval/loss"))
 
 
-def _train(console: Console, settings: DemoSettings, sizes: Sizes, config: DemoConfig) -> dict[str, float]:
-    """Run the three stages, each with a text before and after. Returns their part of the summary."""
-    _say(console, "Stage 1 of 3: supervised fine-tuning (SFT)", story.before_sft(settings.sft, sizes))
-    sft = finished(settings.sft) or train_sft(settings.sft)
-    _say(console, "", story.after_sft(sft))
-    if config.label:
-        _say(console, "Your part: which answer is better?", story.before_labelling(config))
-        count = label_pairs(config, settings.ppo, lambda text: _say(console, "", text))
-        settings = _for_the_labels(settings, config)
-        before = story.before_reward_from_labels(settings.reward, count)
-    else:
-        before = story.before_reward(settings.reward, sizes)
-    _say(console, "Stage 2 of 3: the reward model", before)
-    reward = finished(settings.reward) or train_reward(settings.reward)
-    accuracy = measure_accuracy(settings.ppo, config.output)
-    after = story.after_reward_from_labels if config.label else story.after_reward
-    _say(console, "", after(reward, accuracy))
-    _say(console, "Stage 3 of 3: PPO", story.before_ppo(settings.ppo))
-    ppo = finished(settings.ppo) or train_ppo(settings.ppo)
-    _say(console, "", story.after_ppo(ppo))
-    seconds = {f"{name}.seconds": done["seconds"] for name, done in zip(STAGES, (sft, reward, ppo), strict=True)}
-    return {"reward.accuracy": accuracy, **seconds}
+def _label(demo: Demo) -> None:
+    if demo.config.label:
+        text = "before_simulated_labelling" if demo.config.label_simulated else "before_labelling"
+        demo.say(text, pairs=demo.config.label_pairs)
+        demo.labels = label_pairs(demo.config, demo.settings.ppo, demo.print)
+        demo.settings = read_recipe(demo.config, demo.recipe)
+
+
+def _reward(demo: Demo) -> None:
+    settings, from_labels = demo.settings.reward, "_from_labels" if demo.config.label else ""
+    possible = 1 - demo.sizes.swapped / 100
+    demo.say(f"before_reward{from_labels}", steps=_its_steps(settings), labels=demo.labels, unswapped=possible)
+    done = demo.train(train_reward, settings, "reward")
+    accuracy = measure_accuracy(demo.settings.ppo, demo.config.output)
+    demo.summary["reward.accuracy"] = accuracy
+    demo.say(f"after_reward{from_labels}", accuracy=100 * accuracy, **_change(done, "eval/accuracy", 100))
+
+
+def _ppo(demo: Demo) -> None:
+    ppo = demo.settings.ppo
+    hot = f" {STORY['hot'].strip().format(ppo=ppo)}" if ppo.temperature > 1 else ""
+    steered = f", a price that is steered towards {ppo.kl_target:g} nats per answer" if ppo.kl_target else ""
+    demo.say("before_ppo", steps=_steps(ppo.steps), hot=hot, steered=steered)
+    done = demo.train(train_ppo, ppo, "ppo")
+    demo.say("after_ppo", kl=done["last_evaluation"]["eval/kl"], **_change(done, "eval/score_mean"))
+
+
+def _measure(demo: Demo) -> None:
+    demo.say("before_measuring")
+    output = demo.config.output
+    measured, demo.answers = measure_policies(demo.settings.ppo, output)
+    (output / "answers.jsonl").write_text("".join(f"{to_json(row)}\n" for row in demo.answers), encoding="utf-8")
+    draw_curves([output / run for run in RUNS], output / "curves.png")
+    demo.summary |= {**measured, "peak_memory_gb": most_memory_gb(torch.device("cpu"))}
+
+
+STAGES: tuple[Callable[[Demo], None], ...] = (_sft, _label, _reward, _ppo, _measure)
+
+
+def _its_steps(settings: SFTConfig | RewardConfig) -> str:
+    return "the run" if settings.max_steps is None else f"its {_steps(settings.max_steps)}"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _change(done: dict[str, Any], name: str, unit: float = 1) -> dict[str, Any]:
+    """What the text after a stage says of its work and of a number before and after it."""
+    first, last = (unit * done[f"{which}_evaluation"][name] for which in ("first", "last"))
+    return {"first": first, "last": last, "work": f"{_steps(done['steps'])}, {done['seconds']:.0f} s"}
 
 
 def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
     """Read the recipe's YAML files with the demo's folders, seed and device, as a user could type after each command.
 
+    Once the user's labels are there, the reward model's batches are no larger than these are many: most may be ties.
+
     Raises ConfigError, also if the files do not hold out the same prompts.
     """
     out = config.output
+    machine = (f"--device={config.device}", f"--dtype={config.dtype}")
 
     def read(config_class: type[C], name: str, *flags: str) -> C:
-        words = [str(recipe / f"{name}.yaml"), f"--output={out}/{'base' if name == 'tiny' else name}", *flags]
-        return parse(config_class, [*words, f"--seed={config.seed}"], prog=f"heedful {name}")
+        return parse(
+            config_class, [str(recipe / f"{name}.yaml"), *flags, f"--seed={config.seed}"], prog=f"heedful {name}"
+        )
 
-    def sources(model: str, data: str) -> list[str]:
-        places = [f"--model={out}/{model}", f"--data={out}/world/{data}.jsonl"]
-        return [*places, f"--device={config.device}", f"--dtype={config.dtype}"]
+    def run(config_class: type[C], name: str, model: str, data: str, *flags: str) -> C:
+        places = (f"--output={out}/{name}", f"--model={out}/{model}", f"--data={out}/world/{data}.jsonl")
+        return read(config_class, name, *places, *machine, *flags)
 
-    labels = out / LABELS
-    from_labels = [f"--data={labels / TRAIN}", f"--eval-data={labels / EVAL}", *FROM_LABELS]
+    labels, held_out = out / LABELS / TRAIN, out / LABELS / EVAL
+    from_labels = (f"--data={labels}", f"--eval-data={held_out}", *FROM_LABELS) if config.label else ()
+    few_labels = (FOR_FEW_LABELS,) if config.label else ()
     settings = DemoSettings(
-        tiny=read(TinyConfig, "tiny"),
-        sft=read(SFTConfig, "sft", *sources("base", "demonstrations")),
-        reward=read(
-            RewardConfig, "reward", *sources("sft/final", "preferences"), *(from_labels if config.label else ())
-        ),
-        ppo=read(
-            PPOConfig,
-            "ppo",
-            *sources("sft/final", "prompts"),
-            *([FOR_FEW_LABELS] if config.label else ()),
-            "--rewards",
-            f"model:{out}/reward/final",
-        ),
+        tiny=read(TinyConfig, "tiny", f"--output={out}/base"),
+        sft=run(SFTConfig, "sft", "base", "demonstrations"),
+        reward=run(RewardConfig, "reward", "sft/final", "preferences", *from_labels),
+        ppo=run(PPOConfig, "ppo", "sft/final", "prompts", *few_labels, "--rewards", f"model:{out}/reward/final"),
     )
-    fractions = {name: getattr(settings, name).eval_fraction for name in STAGES}
+    if config.label and labels.is_file():
+        batch_size = min(settings.reward.batch_size, labels.read_bytes().count(b"\n"))
+        settings = replace(settings, reward=replace(settings.reward, batch_size=batch_size))
+    fractions = {name: getattr(settings, name).eval_fraction for name in RUNS}
     if len(set(fractions.values())) > 1 or not fractions["ppo"]:
         raise ConfigError(
             f"{recipe}: all stages must hold out the same prompts, so eval_fraction must be one number above 0; got "
@@ -170,85 +240,115 @@ def read_recipe(config: DemoConfig, recipe: Path) -> DemoSettings:
     return settings
 
 
-def _for_the_labels(settings: DemoSettings, config: DemoConfig) -> DemoSettings:
-    """The settings with batches that are no larger than the user's preferences are many: most labels may be ties."""
-    file = config.output / LABELS / TRAIN
-    if not (config.label and file.is_file()):
-        return settings
-    batch_size = min(settings.reward.batch_size, file.read_bytes().count(b"\n"))
-    return replace(settings, reward=replace(settings.reward, batch_size=batch_size))
-
-
 def sizes_of(output: Path, eval_fraction: float) -> Sizes:
-    """Count the records of the world that are trained on, and the parameters of the random model.
-
-    Args:
-        output: the demo's folder.
-        eval_fraction: the share of prompts that the stages hold out.
-    """
-    world = output / "world"
-    prompts = read_prompts(str(world / "prompts.jsonl"))
+    """Count the records of the world in a demo's folder that are trained on, and the parameters of the random model."""
+    prompts = read_prompts(str(output / "world" / "prompts.jsonl"))
     held_out = {prompt_key(prompt.prompt) for prompt in split_by_prompt(prompts, eval_fraction)[1]}
-    demonstrations, pairs = (
-        [row for row in read_rows(world / f"{name}.jsonl") if row["prompt"][0]["content"] not in held_out]
-        for name in ("demonstrations", "preferences")
-    )
+
+    def trained_on(name: str) -> list[Row]:
+        with (output / "world" / f"{name}.jsonl").open(encoding="utf-8") as file:
+            return [row for row in map(json.loads, file) if row["prompt"][0]["content"] not in held_out]
+
+    demonstrations, pairs = trained_on("demonstrations"), trained_on("preferences")
     return Sizes(
         prompts=len(prompts),
         held_out=len(held_out),
         demonstrations=len(demonstrations),
-        good_share=sum(row["kind"] == GOOD for row in demonstrations) / len(demonstrations),
+        good=100 * sum(row["kind"] == GOOD for row in demonstrations) / len(demonstrations),
         pairs=len(pairs),
-        swapped_share=sum(row["flipped"] for row in pairs) / len(pairs),
+        swapped=100 * sum(row["flipped"] for row in pairs) / len(pairs),
         parameters=(output / "base" / "model.safetensors").stat().st_size // 4,
     )
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the objects of a JSON Lines file that heedful wrote."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write objects as UTF-8 JSON Lines."""
-    path.write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
-
-
-def _show_results(console: Console, summary: dict[str, Any], answers: Sequence[Row]) -> None:
-    """Print the answers of both models side by side, and the numbers of both."""
-    shown = [
-        {
-            "prompt": row["prompt"],
-            "SFT answer": row["sft_response"],
-            "SFT reward": row["sft_reward"],
-            "SFT gold": row["sft_gold"],
-            "PPO answer": row["ppo_response"],
-            "PPO reward": row["ppo_reward"],
-            "PPO gold": row["ppo_gold"],
-        }
-        for row in first_of_families(answers, SHOWN_ANSWERS)
-    ]
-    for rows in (shown, story.results(summary)):
-        console.print()
-        print_table(console, "", rows)
-    _say(console, "", story.after_measuring(summary))
-
-
-def _show_next_steps(console: Console, config: DemoConfig, ppo: PPOConfig, seconds: float) -> None:
-    _say(console, "What to run next", story.what_is_there(config, seconds))
-    for heading, commands in story.next_steps(config, ppo):
-        console.print()
-        console.print(heading, markup=False, highlight=False)
+def _show_results(demo: Demo) -> None:
+    """Print the answers of both models side by side, the numbers of both, why they differ, and what to run next."""
+    summary = demo.summary
+    for rows in (answer_table(demo.answers), result_table(summary)):
+        demo.screen.print()
+        print_table(demo.screen, "", rows)
+    demo.say("after_measuring", wins=100 * summary["ppo.win_rate"], kl=summary["ppo.kl"])
+    demo.say(
+        why(summary, labelled=demo.config.label),
+        before=summary["sft.gold"],
+        after=summary["ppo.gold"],
+        flawed=100 - demo.sizes.good,
+        accuracy=100 * summary["reward.accuracy"],
+    )
+    demo.say("what_is_there", seconds=summary["seconds"], output=demo.config.output)
+    for heading, commands in next_steps(demo.config, demo.settings.ppo):
+        demo.screen.print()
+        demo.screen.print(heading, markup=False, highlight=False)
         for command in commands:
-            console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+            demo.screen.print(f"  {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _say(console: Console, heading: str, text: str) -> None:
-    """Print an empty line, the heading if it is not empty, and paragraphs of at most `WIDTH` columns."""
-    console.print()
-    if heading:
-        console.print(heading, style="bold", markup=False, highlight=False)
-    for paragraph in text.split("\n"):
-        wrapped = textwrap.fill(paragraph, min(console.width, WIDTH), break_on_hyphens=False)
-        console.print(wrapped, markup=False, highlight=False, soft_wrap=True)
+def why(summary: dict[str, Any], *, labelled: bool) -> str:
+    """The name of the text that says why the answers got better, or that they did not."""
+    if summary["ppo.gold"] > summary["sft.gold"]:
+        return "better"
+    return "not_better_from_labels" if labelled else "not_better"
+
+
+def answer_table(answers: Sequence[Row]) -> list[Row]:
+    """Rows of the table of answers: the first of each family, in the file's order, so that nobody chose them."""
+    first: dict[str, Row] = {}
+    for row in answers:
+        first.setdefault(row["family"], row)
+    columns = [f"{model}_{what}" for model in ("sft", "ppo") for what in ("response", "reward", "gold")]
+    headings = [f"{model} {what}" for model in ("SFT", "PPO") for what in ("answer", "reward", "gold")]
+    return [
+        {"prompt": row["prompt"], **{name: row[column] for name, column in zip(headings, columns, strict=True)}}
+        for row in list(first.values())[:SHOWN_ANSWERS]
+    ]
+
+
+def result_table(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """Rows of the table of results."""
+    rows = [
+        ("gold judge, mean score", "{:.2f}", "gold"),
+        ("answers without any flaw", "{:.0%}", "flawless_frac"),
+        ("reward model, mean score", "{:z.2f}", "reward"),
+        (f"answers that end, of {SAMPLES_FOR_RARE} each", "{:.1%}", "eos_frac"),
+        ("empty or with broken bytes, of these", "{:.2%}", "empty_frac"),
+    ]
+    return [
+        {
+            f"{summary['prompts']} held-out prompts": name,
+            "SFT": form.format(summary[f"sft.{key}"]),
+            "PPO": form.format(summary[f"ppo.{key}"]),
+        }
+        for name, form, key in rows
+    ]
+
+
+def next_steps(config: DemoConfig, ppo: PPOConfig) -> list[tuple[str, list[list[str]]]]:
+    """What to run next: headings, each with the words of its commands."""
+    out = str(config.output)
+    policy, start = f"{out}/ppo/final", f"{out}/sft/final"
+    length = ["--max-new-tokens", str(ppo.max_new_tokens)]
+    measured = ["--data", ppo.data, "--eval-fraction", str(ppo.eval_fraction), *length, "--seed", str(config.seed)]
+    measured += ["--dtype", config.dtype, *(["--device", config.device] if config.device != "auto" else [])]
+    win_rate = [
+        "heedful",
+        "evaluate",
+        "win-rate",
+        "--model",
+        policy,
+        "--baseline",
+        start,
+        *measured,
+        "--rewards",
+        *ppo.rewards,
+    ]
+    kl = ["heedful", "evaluate", "kl", "--model", policy, "--reference", start, *measured]
+    stages = [["heedful", run, f"{out}/{run}/config.yaml", "--output", f"{out}-again/{run}"] for run in RUNS]
+    return [
+        (
+            "Talk to the model, and to the one before PPO:",
+            [["heedful", "chat", "--model", model, *length] for model in (policy, start)],
+        ),
+        ("Measure it again:", [win_rate, kl]),
+        ("Look at every curve:", [["tensorboard", "--logdir", out]]),
+        ("Repeat a single stage; a flag such as --kl-coef 0.2 changes it:", stages),
+    ]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.demo.facts import FAMILIES, Fact, Family
+from heedful.demo.facts import FAMILIES, FILLER, REFUSAL, RUDE, Fact, Family
 from heedful.demo.judge import gold_marks, gold_score
-from heedful.demo.tables import FILLER, REFUSAL, RUDE
 from heedful.files import to_json
 
 GOOD = "good"
@@ -25,6 +24,13 @@ People answer the question that was asked and write whole characters, so two fla
 these flaws, so preference pairs contain them.
 """
 FLAWS = tuple(FLAW_WEIGHTS)
+DEMONSTRATIONS = 10
+"""Demonstrations per prompt."""
+GOOD_SHARE = 0.37
+PAIRS = 12
+"""Preference pairs per prompt."""
+LABEL_NOISE = 0.05
+"""Share of pairs whose order is flipped, because people err."""
 VARIANTS = 3
 """How many different responses a flaw has for one prompt, if there are that many; ``wrong`` has several kinds."""
 
@@ -76,62 +82,62 @@ def answers(instruction: Instruction) -> list[Answer]:
     ]
 
 
-def demonstrations(
-    seed: int, known: Sequence[Instruction], num_per_prompt: int = 10, good_share: float = 0.37
-) -> list[Row]:
-    """Make demonstrations of mixed quality, as shuffled records for `read_demonstrations`.
+def demonstrations(seed: int, known: Sequence[Instruction]) -> list[Row]:
+    """Make `DEMONSTRATIONS` of mixed quality for each instruction, as shuffled records for `read_demonstrations`.
 
-    A prompt may have the same response more than once, as two people may write the same.
-
-    Args:
-        seed: of the random choices.
-        known: the instructions to demonstrate.
-        num_per_prompt: demonstrations per instruction.
-        good_share: the share of good responses, in [0, 1], rounded to a whole number of demonstrations. The flaws share the
-            rest in proportion to `FLAW_WEIGHTS`.
-
-    Raises ValueError for a share outside [0, 1].
+    `GOOD_SHARE` of them are good; the flaws share the rest in proportion to `FLAW_WEIGHTS`. A prompt may have the same
+    response more than once, as two people may write the same.
     """
-    if not 0 <= good_share <= 1:
-        raise ValueError(f"good_share is {good_share}; it is a share: from 0 to 1")
     draw = random.Random(f"demonstrations {seed}")
-    asked = [instruction for instruction in known for _ in range(num_per_prompt)]
-    num_good = round(good_share * len(asked))
+    asked = [instruction for instruction in known for _ in range(DEMONSTRATIONS)]
+    num_good = round(GOOD_SHARE * len(asked))
     flaws = [kind for kind, weight in FLAW_WEIGHTS.items() for _ in range(weight)]
     kinds = [GOOD] * num_good + [flaws[index % len(flaws)] for index in range(len(asked) - num_good)]
     draw.shuffle(kinds)
-    rows = [_demonstration(instruction, kind, draw) for instruction, kind in zip(asked, kinds, strict=True)]
+    rows = []
+    for instruction, kind in zip(asked, kinds, strict=True):
+        response = instruction.good if kind == GOOD else draw.choice(instruction.flawed[kind])
+        rows.append(
+            {
+                "prompt": _message("user", instruction.prompt),
+                "completion": _message("assistant", response),
+                "truncated": kind == "cut",
+                "family": instruction.family,
+                "kind": kind,
+            }
+        )
     draw.shuffle(rows)
     return rows
 
 
-def preferences(
-    seed: int, known: Sequence[Instruction], num_pairs_per_prompt: int = 12, label_noise: float = 0.05
-) -> list[Row]:
-    """Make pairs of responses with different gold scores, the better one chosen, as shuffled records for `read_rankings`.
+def preferences(seed: int, known: Sequence[Instruction], label_noise: float = LABEL_NOISE) -> list[Row]:
+    """Make `PAIRS` of responses to each instruction, the one that the gold judge prefers chosen, as shuffled records for
+    `read_rankings`.
 
-    One in four of a prompt's pairs, rounded up, compares the good response with a wrong one, as long as there are wrong ones.
-    One pair compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice.
-    Besides the pair, a record has ``family``, ``flipped``, and for both sides the kind and the gold score.
-
-    Args:
-        seed: of the random choices.
-        known: the instructions to compare responses to.
-        num_pairs_per_prompt: pairs per instruction.
-        label_noise: the share of pairs whose order is then flipped, in [0, 1], rounded to a whole number of pairs.
-
-    Raises ValueError for a share outside [0, 1], or if a prompt has fewer such pairs than asked for.
+    One in four of a prompt's pairs compares the good response with a wrong one, as long as there are wrong ones. One pair
+    compares any two kinds, and the others compare the good response with one of another flaw. No pair occurs twice. The order
+    of a share ``label_noise`` of all pairs is then flipped. Besides the pair, a record has ``family``, ``flipped``, and for
+    both sides the kind and the gold score.
     """
-    if not 0 <= label_noise <= 1:
-        raise ValueError(f"label_noise is {label_noise}; it is a share: from 0 to 1")
     draw = random.Random(f"preferences {seed}")
-    pairs = [
-        (instruction, *pair)
-        for instruction in known
-        for pair in _pairs(answers(instruction), num_pairs_per_prompt, draw)
-    ]
+    pairs = [(instruction, pair) for instruction in known for pair in _pairs(answers(instruction), draw)]
     flipped = set(draw.sample(range(len(pairs)), round(label_noise * len(pairs))))
-    rows = [_preference(*pair, flipped=index in flipped) for index, pair in enumerate(pairs)]
+    rows = []
+    for index, (instruction, (better, worse)) in enumerate(pairs):
+        chosen, rejected = (worse, better) if index in flipped else (better, worse)
+        rows.append(
+            {
+                "prompt": _message("user", instruction.prompt),
+                "chosen": _message("assistant", chosen.response),
+                "rejected": _message("assistant", rejected.response),
+                "flipped": index in flipped,
+                "chosen_gold": chosen.gold,
+                "rejected_gold": rejected.gold,
+                "chosen_kind": chosen.kind,
+                "rejected_kind": rejected.kind,
+                "family": instruction.family,
+            }
+        )
     draw.shuffle(rows)
     return rows
 
@@ -139,7 +145,13 @@ def preferences(
 def prompts(known: Sequence[Instruction]) -> list[Row]:
     """Make records for `read_prompts`, with the columns that the gold judge reads: ``family`` and ``answer``."""
     return [
-        {"prompt": _asked(i), "family": i.family, "fact": i.fact, "wording": i.wording, "answer": i.answer}
+        {
+            "prompt": _message("user", i.prompt),
+            "family": i.family,
+            "fact": i.fact,
+            "wording": i.wording,
+            "answer": i.answer,
+        }
         for i in known
     ]
 
@@ -197,9 +209,9 @@ def _wrong(family: Family, fact: Fact, draw: random.Random) -> tuple[str, ...]:
     unknown = {answer for answer in elsewhere if answer.casefold() not in known}
     known |= {answer.casefold() for answer in elsewhere}
     misspelt = {text for text in spelt if text.strip() and text.casefold() not in known}
-    answers = _some_not_right(family, fact, others, VARIANTS, draw)
-    answers += _some_not_right(family, fact, unknown, VARIANTS, draw)
-    answers += _some_not_right(family, fact, misspelt, VARIANTS - 1, draw)
+    answers = _not_right(family, fact, others, VARIANTS, draw)
+    answers += _not_right(family, fact, unknown, VARIANTS, draw)
+    answers += _not_right(family, fact, misspelt, VARIANTS - 1, draw)
     return _framed(family, answers)
 
 
@@ -234,14 +246,11 @@ def _framed(family: Family, answers: Iterable[str]) -> tuple[str, ...]:
     return tuple(family.frame.format(answer) for answer in answers)
 
 
-def _some_not_right(family: Family, fact: Fact, answers: Collection[str], count: int, draw: random.Random) -> list[str]:
-    """Return up to ``count`` answers that the gold judge does not take for the right one, which may be part of them."""
+def _not_right(family: Family, fact: Fact, answers: Collection[str], count: int, draw: random.Random) -> list[str]:
+    """Up to ``count`` answers that the gold judge does not take for the right one, which may be part of them."""
     shuffled = draw.sample(sorted(answers), len(answers))
-    return list(itertools.islice((answer for answer in shuffled if not _is_right(family, fact, answer)), count))
-
-
-def _is_right(family: Family, fact: Fact, answer: str) -> bool:
-    return gold_marks(family.name, fact.answer, family.frame.format(answer), ended=True).correct == 1
+    wrong = (a for a in shuffled if not gold_marks(family.name, fact.answer, family.frame.format(a), True).correct)
+    return list(itertools.islice(wrong, count))
 
 
 def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
@@ -251,18 +260,15 @@ def _cut(good: str, answer_end: int, draw: random.Random) -> tuple[str, ...]:
     return tuple(good[:length] for length in sorted(lengths))
 
 
-def _pairs(found: Sequence[Answer], num_pairs: int, draw: random.Random) -> list[tuple[Answer, Answer]]:
-    """Return different pairs, better answer first, of the kinds that `preferences` describes."""
-    taken: list[tuple[Answer, Answer]] = []
+def _pairs(found: Sequence[Answer], draw: random.Random) -> list[tuple[Answer, Answer]]:
+    """Different pairs, better answer first, of the kinds that `preferences` describes."""
     by_kind = {kind: [answer for answer in found if answer.kind == kind] for kind in (GOOD, *FLAWS)}
-    num_wrong = min(len(by_kind["wrong"]), math.ceil(num_pairs / 4))
-    possible = num_wrong + sum(answer.kind not in (GOOD, "wrong") for answer in found) + 1
-    if possible < num_pairs:
-        raise ValueError(f"num_pairs_per_prompt is {num_pairs}; a prompt has only {possible} pairs")
-    while len(taken) < num_pairs:
+    num_wrong = min(len(by_kind["wrong"]), math.ceil(PAIRS / 4))
+    taken: list[tuple[Answer, Answer]] = []
+    while len(taken) < PAIRS:
         if len(taken) < num_wrong:
             kinds = [GOOD, "wrong"]
-        elif len(taken) == num_pairs - 1:
+        elif len(taken) == PAIRS - 1:
             kinds = draw.sample((GOOD, *FLAWS), 2)
         else:
             kinds = [GOOD, draw.choice([kind for kind in FLAWS if kind != "wrong"])]
@@ -272,35 +278,5 @@ def _pairs(found: Sequence[Answer], num_pairs: int, draw: random.Random) -> list
     return taken
 
 
-def _asked(instruction: Instruction) -> list[dict[str, str]]:
-    return [{"role": "user", "content": instruction.prompt}]
-
-
-def _said(response: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": response}]
-
-
-def _demonstration(instruction: Instruction, kind: str, draw: random.Random) -> Row:
-    response = instruction.good if kind == GOOD else draw.choice(instruction.flawed[kind])
-    return {
-        "prompt": _asked(instruction),
-        "completion": _said(response),
-        "truncated": kind == "cut",
-        "family": instruction.family,
-        "kind": kind,
-    }
-
-
-def _preference(instruction: Instruction, better: Answer, worse: Answer, *, flipped: bool) -> Row:
-    chosen, rejected = (worse, better) if flipped else (better, worse)
-    return {
-        "prompt": _asked(instruction),
-        "chosen": _said(chosen.response),
-        "rejected": _said(rejected.response),
-        "flipped": flipped,
-        "chosen_gold": chosen.gold,
-        "rejected_gold": rejected.gold,
-        "chosen_kind": chosen.kind,
-        "rejected_kind": rejected.kind,
-        "family": instruction.family,
-    }
+def _message(role: str, content: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content}]

@@ -1,8 +1,9 @@
 """What the page of rounds shows, read from a project's folder: curves, agreement, win rates, ten answers of each round.
 
-Torch-free: it reads what ``heedful round`` writes (`heedful.rounds.notes` describes the files).
+Torch-free: it reads what ``heedful round`` writes (`heedful.rounds.round` describes the files).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ COUNTED = "numbers.json"
 """The file beside a round's labels that has the numbers of the step ``label``."""
 ROUND = ("settings", "steps")
 """Keys of a round.json that must be there."""
+REMEDY = "restore it, or remove it to begin its round anew"
 STEPS = ("sample", "label", "reward", "ppo", "evaluate")
 CURVES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "reward": (
@@ -50,9 +52,7 @@ def rounds_of(project: Path) -> dict[str, Any]:
     ``across`` has what changes from round to round, each a list with one value per round, or null: ``labels`` (all so far),
     ``accuracy``, ``win_rate``, ``judge``, ``judge_win_rate``, ``kl``, ``agreement``.
     """
-    state = read_noted(project / "rounds.json", "rounds", "settings")
-    began = 0 if state is None else int(state["rounds"])
-    rounds = [_round(project / "rounds" / str(number), number) for number in range(1, began + 1)]
+    rounds = [_round(project / "rounds" / str(number), number) for number in range(1, _begun(project) + 1)]
     return {"rounds": rounds, "across": _across(rounds)}
 
 
@@ -61,29 +61,37 @@ def trained_on(project: Path) -> tuple[int, frozenset[int]]:
 
     Raises DataError for a damaged file.
     """
-    state = read_noted(project / "rounds.json", "rounds", "settings")
     last, silent = 0, set()
-    for number in range(1, (0 if state is None else int(state["rounds"])) + 1):
+    for number in range(1, _begun(project) + 1):
         folder = project / "rounds" / str(number)
-        note = read_noted(folder / "labels" / COUNTED)
+        path, note = folder / "labels" / COUNTED, read_noted(folder / "labels" / COUNTED)
         if note is None:
-            note = (read_noted(folder / "round.json", *ROUND) or {"steps": {}})["steps"].get("label")
+            path = folder / "round.json"
+            note = (read_noted(path, *ROUND) or {"steps": {}})["steps"].get("label")
         if note is not None and "events" not in note:
             silent.add(number)
-        last = max(last, (note or {}).get("events", 0))
+        elif note is not None:
+            if not isinstance(note["events"], int):
+                raise DataError(f"{path}: events must be a whole number; {REMEDY}")
+            last = max(last, note["events"])
     return last, frozenset(silent)
+
+
+def _begun(project: Path) -> int:
+    """How many rounds have begun."""
+    state = read_noted(project / "rounds.json", "rounds", "settings")
+    return 0 if state is None else int(state["rounds"])
 
 
 def _round(folder: Path, number: int) -> dict[str, Any]:
     notes = read_noted(folder / "round.json", *ROUND) or {"settings": {}, "steps": {}}
     steps = notes["steps"]
-    statistics = steps.get("label", {}).get("statistics") or {}
     return {
         "round": number,
         "step": next((name for name in STEPS if name not in steps), None),
         "settings": notes["settings"],
-        **{name: _without(steps.get(name), "samples", "statistics", "items") for name in STEPS},
-        "agreement": (statistics.get("agreement") or {}).get("pair"),
+        **{name: _shown(steps.get(name)) for name in STEPS},
+        "agreement": _at(steps, ("label", "statistics", "agreement", "pair")),
         "curves": {
             run.name: curves
             for run in sorted(folder.glob("*"))
@@ -97,9 +105,10 @@ def _across(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     def each(step: str, *path: str) -> list[Any]:
         return [_at(one.get(step), path) for one in rounds]
 
-    new_labels = each("label", "pairs")
+    new_labels = [count if _is_number(count) else None for count in each("label", "pairs")]
+    so_far = itertools.accumulate(count or 0 for count in new_labels)
     return {
-        "labels": [None if count is None else sum(new_labels[: at + 1]) for at, count in enumerate(new_labels)],
+        "labels": [None if count is None else total for count, total in zip(new_labels, so_far, strict=True)],
         "accuracy": each("reward", "accuracy"),
         "win_rate": each("evaluate", "over_previous", "win_rate"),
         "judge": each("evaluate", "judge_over_previous", "score_mean"),
@@ -115,31 +124,23 @@ def _at(content: Any, path: Sequence[str]) -> Any:
     return content
 
 
-def _without(note: Mapping[str, Any] | None, *names: str) -> dict[str, Any] | None:
-    return None if note is None else {name: value for name, value in note.items() if name not in names}
+def _shown(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    hidden = ("samples", "statistics", "items")
+    return None if note is None else {name: value for name, value in note.items() if name not in hidden}
 
 
 def _curves(run: Path) -> list[dict[str, Any]]:
-    lines = _metrics(run / "metrics.jsonl")
-    kind = run.name.partition("-")[0]
+    """The curves of a run, from the whole lines of its metrics; one that is being written may end in half of one."""
+    records = map(read_record, (run / "metrics.jsonl").read_bytes().split(b"\n"))
+    lines = [record for record in records if record is not None and _is_number(record.get("step"))]
     found = []
-    for name, metric, unit in CURVES.get(kind, ()):
+    for name, metric, unit in CURVES.get(run.name.partition("-")[0], ()):
         points = [[line["step"], line[metric]] for line in lines if _is_number(line.get(metric))]
+        if len(points) > MOST_POINTS:
+            points = [points[round(at * (len(points) - 1) / (MOST_POINTS - 1))] for at in range(MOST_POINTS)]
         if points:
-            found.append({"name": name, "metric": metric, "unit": unit, "points": _thinned(points)})
+            found.append({"name": name, "metric": metric, "unit": unit, "points": points})
     return found
-
-
-def _thinned(points: list[Any]) -> list[Any]:
-    if len(points) <= MOST_POINTS:
-        return points
-    return [points[round(at * (len(points) - 1) / (MOST_POINTS - 1))] for at in range(MOST_POINTS)]
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's metrics; a run that is being written may end in half of one."""
-    records = map(read_record, path.read_bytes().split(b"\n"))
-    return [record for record in records if record is not None and _is_number(record.get("step"))]
 
 
 def _is_number(value: Any) -> bool:
@@ -153,9 +154,8 @@ def read_noted(path: Path, *needs: str) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    remedy = "restore it, or remove it to begin its round anew"
-    content = read_object(path, remedy, needs=needs, error=DataError)
+    content = read_object(path, REMEDY, needs=needs, error=DataError)
     for name, note in (content.get("steps") or {}).items():
         if not isinstance(note, dict):
-            raise DataError(f"{path}: the step {name} is no object; {remedy}")
+            raise DataError(f"{path}: the step {name} is no object; {REMEDY}")
     return content

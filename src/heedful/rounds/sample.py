@@ -1,25 +1,42 @@
-"""``heedful sample``: several answers to each prompt, in a file for people to compare.
+"""``heedful sample``: several answers to each prompt, in a file for people to compare; and answers for a server.
 
-`load_writers` and `write_answers` are for all who want answers of models with a note of what wrote them and how.
+A server that never loads torch starts a process for the answers and speaks to it in JSON lines:
+
+    python -m heedful.rounds.sample FILE.yaml
+
+FILE.yaml holds the settings of `heedful.configs.tools.SampleWorkerConfig`. The first line on standard output is
+``{"ready": {"models": [...]}}``, or ``{"error": sentence}`` if the models cannot be loaded. Then, for each line
+
+    {"id": 1, "prompts": [...], "answers": 2}
+
+on standard input (a prompt is a string or a list of messages), one line comes back, in order:
+
+    {"id": 1, "answers": [[{"response": ..., "source": {...}}, ...], ...]}    or    {"id": 1, "error": sentence}
+
+The same requests in the same order get the same answers. The process ends when its standard input does.
 """
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 
-from heedful.configs.tools import AnswerOptions, SampleConfig
+from heedful.configs.parse import parse
+from heedful.configs.tools import AnswerOptions, SampleConfig, SampleWorkerConfig
 from heedful.data.chat import Renderer
 from heedful.data.fitting import Counts, Refusal, added, check_dropped, each_rendered, prompt_room, settle, too_long
 from heedful.data.loading import encode_prompts, encoded_prompt, read_usable
-from heedful.data.messages import as_dict
+from heedful.data.messages import as_dict, read_conversation
+from heedful.data.readers import fault_in, parse_json
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import split_by_prompt
-from heedful.errors import ConfigError, DataError
+from heedful.errors import ConfigError, DataError, HeedfulError
 from heedful.files import blocking_file, to_json, write_text
 from heedful.kernels.device import frozen_place, resolve_device
 from heedful.models.load import load_policy
@@ -30,6 +47,8 @@ from heedful.models.tokenizer import load_chat_tokenizer
 from heedful.sampling.sampler import Sampler, make_sampler
 from heedful.types import Prompt, SpecialTokens, Text
 
+MOST_ANSWERS = 64
+"""Most answers per prompt of one request to the process."""
 Row = dict[str, Any]
 Answer = dict[str, Any]
 """``response``, its text, and ``source``: ``checkpoint``, ``temperature``, ``top_k``, ``top_p``, ``max_new_tokens``, ``seed``
@@ -55,8 +74,15 @@ def sample(config: SampleConfig) -> dict[str, int]:
     that is empty or only white space is left out and counted (``dropped_empty``), as is a prompt that then has none
     (``dropped_prompts``). Raises ConfigError, DataError and CheckpointError before anything is written.
     """
-    check_output(config)
-    prompts, counts = chosen_prompts(config)
+    _check_output(config)
+    prompts, unusable = read_usable(read_prompts, config.data, config)
+    counts = {"records": len(prompts) + unusable["dropped_unusable"], **unusable}
+    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
+    if config.eval_fraction:
+        prompts = split_by_prompt(prompts, config.eval_fraction)[0]
+    if config.max_prompts is not None and config.max_prompts < len(prompts):
+        chosen = random.Random(f"prompts {config.seed}").sample(range(len(prompts)), config.max_prompts)
+        prompts = [prompts[row] for row in sorted(chosen)]
     writers = load_writers(config, config.special_tokens)
     prompts, long = _readable(writers, prompts, config)
     rows, done = sampled_rows(writers, prompts, config)
@@ -64,12 +90,17 @@ def sample(config: SampleConfig) -> dict[str, int]:
     check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
     if not rows:
         raise DataError(f"every answer to {config.data} is empty: {config.models[0]} has not learned to answer yet")
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(config.output, "".join(f"{to_json(row)}\n" for row in rows))
+    write_rows(config.output, rows)
     return done | {name: count for name, count in counts.items() if name != "records" and count}
 
 
-def check_output(config: SampleConfig) -> None:
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write JSON Lines into a file that is complete or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(f"{to_json(row)}\n" for row in rows))
+
+
+def _check_output(config: SampleConfig) -> None:
     """Check that the output can be written and that no file is lost that nobody gave up. Raises ConfigError."""
     output = config.output
     if output.is_dir():
@@ -79,32 +110,17 @@ def check_output(config: SampleConfig) -> None:
         raise ConfigError(f"--output {output} cannot be written: {blocking} is a file")
     if not output.exists():
         return
-    if not _is_ours(output):
+    try:
+        with output.open(encoding="utf-8") as file:
+            written_by_sample = "checkpoint" in json.loads(file.readline())["responses"][0]["source"]
+    except (OSError, ValueError, LookupError, TypeError):
+        written_by_sample = False
+    if not written_by_sample:
         raise ConfigError(
             f"--output {output} exists and is not what heedful sample writes, so it is left alone; choose another name"
         )
     if not config.overwrite:
         raise ConfigError(f"--output {output} exists; choose another name, or add --overwrite to replace it")
-
-
-def chosen_prompts(config: SampleConfig) -> tuple[list[Prompt], Counts]:
-    """Read the prompts to answer: without those that trainers hold out, and as many as the settings say; and the counts.
-
-    Raises DataError, also if more records were dropped than ``config.max_dropped`` allows.
-    """
-    prompts, unusable = read_usable(read_prompts, config.data, config)
-    counts = {"records": len(prompts) + unusable["dropped_unusable"], **unusable}
-    check_dropped(counts, max_dropped=config.max_dropped, path=config.data)
-    if config.eval_fraction:
-        prompts = split_by_prompt(prompts, config.eval_fraction)[0]
-    return drawn(prompts, config.max_prompts, f"prompts {config.seed}"), counts
-
-
-def drawn(prompts: Sequence[Prompt], number: int | None, seed: str) -> list[Prompt]:
-    """Draw ``number`` prompts without replacement, in their own order; all if there are not more, or it is None."""
-    if number is None or number >= len(prompts):
-        return list(prompts)
-    return [prompts[row] for row in sorted(random.Random(seed).sample(range(len(prompts)), number))]
 
 
 def _readable(
@@ -130,37 +146,22 @@ def sampled_rows(
     writers: Sequence[Writer], prompts: Sequence[Prompt], config: SampleConfig
 ) -> tuple[list[Row], dict[str, int]]:
     """The lines of the file, and the counts that `sample` returns."""
+    rows = []
     written = write_answers(writers, prompts, config, answers=config.answers, seed=config.seed)
-    kept = [[answer for answer in answers if _has_text(answer)] for answers in written]
-    rows = [_row(prompt, answers) for prompt, answers in zip(prompts, kept, strict=True) if answers]
-    answers = sum(map(len, kept))
+    for prompt, answers in zip(prompts, written, strict=True):
+        kept = [answer for answer in answers if answer["response"].strip()]
+        if kept:
+            tools = "" if isinstance(prompt.prompt, str) else prompt.prompt[0].tools
+            columns = {k: value for k, value in prompt.columns.items() if k not in ("prompt", "responses", "tools")}
+            offered = {"tools": json.loads(tools)} if tools else {}
+            rows.append({"prompt": _as_json(prompt.prompt), "responses": kept, **offered, **columns})
+    num_answers = sum(len(row["responses"]) for row in rows)
     return rows, {
         "prompts": len(rows),
-        "answers": answers,
-        "dropped_empty": len(prompts) * config.answers - answers,
+        "answers": num_answers,
+        "dropped_empty": len(prompts) * config.answers - num_answers,
         "dropped_prompts": len(prompts) - len(rows),
     }
-
-
-def _row(prompt: Prompt, answers: Sequence[Answer]) -> Row:
-    tools = "" if isinstance(prompt.prompt, str) else prompt.prompt[0].tools
-    columns = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "responses", "tools")}
-    offered = {"tools": json.loads(tools)} if tools else {}
-    return {"prompt": as_json(prompt.prompt), "responses": list(answers), **offered, **columns}
-
-
-def _has_text(answer: Answer) -> bool:
-    return bool(answer["response"].strip())
-
-
-def _is_ours(path: Any) -> bool:
-    """Whether a file is what `sample` writes: its first line has answers that say where they come from."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
-        return "checkpoint" in first["responses"][0]["source"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
 
 
 def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "literal") -> list[Writer]:
@@ -176,28 +177,20 @@ def load_writers(options: AnswerOptions, special_tokens: SpecialTokens = "litera
         policy = load_policy(source, **frozen_place(device, options.dtype))
         freeze(policy)
         renderer = Renderer(load_chat_tokenizer(source, options), special_tokens)
-        writers.append(
-            Writer(name, policy, make_sampler(options, renderer, policy, micro_batch=options.micro_batch), room)
-        )
+        sampler = make_sampler(options, renderer, policy, micro_batch=options.micro_batch)
+        writers.append(Writer(name, policy, sampler, room))
     return writers
 
 
 def write_answers(
     writers: Sequence[Writer], prompts: Sequence[Prompt], options: AnswerOptions, *, answers: int, seed: int
 ) -> list[list[Answer]]:
-    """Sample answers to each prompt; the i-th of a prompt is by the i-th writer, counted in a circle.
+    """Sample ``answers`` answers to each prompt; the i-th of a prompt is by the i-th writer, counted in a circle.
 
     The same arguments give the same answers on one machine. Every writer draws with random numbers of its own. A prompt that
     leaves no room for an answer is cut, as trainers cut it.
-
-    Args:
-        writers: the models.
-        prompts: what to answer.
-        options: how to sample.
-        answers: how many per prompt.
-        seed: of the random numbers.
     """
-    written: list[list[Answer | None]] = [[None] * answers for _ in prompts]
+    written: list[dict[int, Answer]] = [{} for _ in prompts]
     for place, writer in enumerate(writers):
         places = range(place, answers, len(writers))
         renderer = writer.sampler.renderer
@@ -218,9 +211,71 @@ def write_answers(
                     "truncated": completion.truncated,
                 },
             }
-    return [[answer for answer in row if answer is not None] for row in written]
+    return [[row[at] for at in range(answers)] for row in written]
 
 
-def as_json(prompt: Text) -> Any:
-    """A prompt as JSON has it: raw text, or a list of messages."""
+def _as_json(prompt: Text) -> Any:
     return prompt if isinstance(prompt, str) else [as_dict(message) for message in prompt]
+
+
+def serve(config: SampleWorkerConfig, requests: IO[str], answers: IO[str]) -> int:
+    """Answer requests until there are no more, and return the exit status."""
+    try:
+        writers = load_writers(config)
+    except HeedfulError as error:
+        _say(answers, {"error": str(error)})
+        return error.status
+    _say(answers, {"ready": {"models": list(config.models)}})
+    for number, line in enumerate(requests):
+        identity = None
+        seed = (config.seed + 1_000_003 * number) % 2**63
+        try:
+            request = parse_json(line)
+            identity = request.get("id") if isinstance(request, dict) else None
+            prompts, count = _read_request(request)
+            _say(
+                answers, {"id": identity, "answers": write_answers(writers, prompts, config, answers=count, seed=seed)}
+            )
+        except HeedfulError as error:
+            _say(answers, {"id": identity, "error": str(error)})
+        except ValueError as error:
+            _say(answers, {"id": identity, "error": f"not a JSON line: {error}"})
+    return 0
+
+
+def _read_request(request: Any) -> tuple[list[Prompt], int]:
+    """The prompts of a request, and how many answers each gets. Raises DataError."""
+    fault = fault_in(request)
+    if fault is not None or not isinstance(request, dict):
+        raise DataError(f"a request is an object with id, prompts and answers; {fault or f'got {request!r:.80}'}")
+    prompts, count = request.get("prompts"), request.get("answers", 2)
+    if not isinstance(prompts, list) or not prompts:
+        raise DataError(f"prompts is {prompts!r:.80}; it must be a list of strings or of conversations")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_ANSWERS:
+        raise DataError(f"answers is {count!r:.80}; it must be a number from 1 to {MOST_ANSWERS}")
+    read = []
+    for i, one in enumerate(prompts):
+        is_text = isinstance(one, str) and one.strip()
+        read.append(Prompt(one if is_text else read_conversation(f"prompts[{i}]", "prompt", one), f"prompts[{i}]"))
+    return read, count
+
+
+def _say(answers: IO[str], content: dict[str, Any]) -> None:
+    answers.write(json.dumps(json.loads(to_json(content)), ensure_ascii=True) + "\n")
+    answers.flush()
+
+
+def main() -> int:
+    """Answer for a server, with the settings in the file that the command line names."""
+    try:
+        config = parse(SampleWorkerConfig, sys.argv[1:], prog="heedful.rounds.sample")
+    except HeedfulError as error:
+        _say(sys.stdout, {"error": str(error)})
+        return error.status
+    replies, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no reply
+    requests = open(sys.stdin.fileno(), encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  open to the end
+    return serve(config, requests, replies)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The process that writes answers while people label (`heedful.rounds.sample_worker`), and how it is kept alive.
+"""The process that writes answers while people label (`heedful.rounds.sample`), and how it is kept alive.
 
 JSON lines go to its standard input and come from its standard output. One that dies is started again, after a while that
 doubles each time; what it says besides is in PROJECT/policy.log. The server itself never loads a model.
@@ -30,7 +30,7 @@ ANSWER_SECONDS = 120.0
 """The most that somebody waits for an answer."""
 END_SECONDS = 5.0
 """How long the process has to end by itself."""
-MODULE = "heedful.rounds.sample_worker"
+MODULE = "heedful.rounds.sample"
 
 Answers = list[list[dict[str, Any]]]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from heedful.demo.readable import is_readable, unreadable
+from heedful.demo.measure import is_readable, unreadable
 from heedful.models.tiny import SPECIALS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.rounds.active import Pair, choose, different_pairs, disagreement
+from heedful.rounds.pairs import Pair, choose, different_pairs, disagreement
 
 FINITE = st.floats(-50, 50)
 

@@ -1,4 +1,4 @@
-"""Choose which pairs of answers to ask people about: those on which reward models disagree, and always some at random.
+"""Which pairs of answers to ask people about: those on which reward models disagree, and always some at random.
 
 The disagreement of an ensemble about a pair is the standard deviation, over its members m, of the difference of scores
 
@@ -12,12 +12,19 @@ from all pairs, so that it can stand for them in any statistic.
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from heedful.label.identity import item_id, to_line
+from heedful.label.records import Candidate, Item
 
 LEAST_RANDOM = 0.2
 """Least share of pairs drawn at random."""
+Row = Mapping[str, Any]
+"""A line of what `heedful sample` writes: ``prompt``, ``responses`` and other columns."""
+Asked = tuple[str, frozenset[str]]
+"""A prompt, and two texts in no order."""
 
 
 class Pair(NamedTuple):
@@ -45,6 +52,41 @@ def different_pairs(answers: Sequence[str]) -> list[Pair]:
     for i, answer in enumerate(answers):
         first.setdefault(answer.strip(), i)
     return [Pair(i, j) for i, j in itertools.combinations(first.values(), 2)]
+
+
+def compared(item: Item) -> set[Asked]:
+    """Which two texts an item has people compare, whatever their order; white space at the ends is no difference."""
+    if item.task not in ("pair", "ranking"):
+        return set()
+    texts = [
+        one.response.strip() if isinstance(one.response, str) else to_line(one.response, sort_keys=True)
+        for one in item.candidates
+    ]
+    prompt = to_line(item.prompt, sort_keys=True)
+    return {(prompt, frozenset(two)) for two in itertools.combinations(texts, 2)}
+
+
+def new_pairs(row: Row, earlier: set[Asked]) -> list[Pair]:
+    """The different pairs of a prompt's answers that nobody was asked about before."""
+    found = different_pairs([answer["response"] for answer in row["responses"]])
+    return [pair for pair in found if not compared(item_of(row, Choice(0, pair, "random", None), 0)) & earlier]
+
+
+def item_of(row: Row, choice: Choice, number: int) -> Item:
+    """The item that asks about a chosen pair in round ``number``."""
+    candidates = tuple(Candidate(row["responses"][i]["response"], row["responses"][i]["source"]) for i in choice.pair)
+    columns = {name: value for name, value in row.items() if name not in ("prompt", "responses")}
+    if choice.disagreement is not None:
+        columns["disagreement"] = choice.disagreement
+    return Item(
+        item_id("pair", row["prompt"], candidates),
+        "pair",
+        row["prompt"],
+        candidates,
+        round=number,
+        chosen_by=choice.chosen_by,
+        columns=columns,
+    )
 
 
 def disagreement(scores: Sequence[Sequence[float]], pair: Pair) -> float:
@@ -83,15 +125,18 @@ def choose(
     if not LEAST_RANDOM <= random_share <= 1:
         raise ValueError(f"random_share is {random_share}; it must be from {LEAST_RANDOM} to 1")
     draw = random.Random(f"choose {seed}")
-    known = {} if disagreements is None else _by_pair(pairs, disagreements)
     number = min(number, sum(map(len, pairs)))
-    num_random = number if disagreements is None else math.ceil(random_share * number - 1e-9)
-    shuffled = [draw.sample(own, len(own)) for own in pairs]
+    known: dict[tuple[int, Pair], float] = {}
+    num_random = number
+    if disagreements is not None:
+        num_random = math.ceil(random_share * number - 1e-9)
+        for prompt, (found, values) in enumerate(zip(pairs, disagreements, strict=True)):
+            known |= {(prompt, pair): value for pair, value in zip(found, values, strict=True)}
+    shuffled = [draw.sample(found, len(found)) for found in pairs]
     taken: dict[tuple[int, Pair], Literal["random", "active"]] = {}
     for place in itertools.islice(_in_turns(shuffled, draw), num_random):
         taken[place] = "random"
-    asked = {prompt for prompt, _ in taken}
-    for place in _most_disagreed(shuffled, known, asked):
+    for place in _most_disagreed(shuffled, known, {prompt for prompt, _ in taken}):
         if len(taken) == number:
             break
         taken.setdefault(place, "active")
@@ -100,38 +145,27 @@ def choose(
     return chosen
 
 
-def _by_pair(
-    pairs: Sequence[Sequence[Pair]], disagreements: Sequence[Sequence[float]]
-) -> dict[tuple[int, Pair], float]:
-    return {
-        (prompt, pair): value
-        for prompt, (own, values) in enumerate(zip(pairs, disagreements, strict=True))
-        for pair, value in zip(own, values, strict=True)
-    }
-
-
 def _in_turns(pairs: Sequence[Sequence[Pair]], draw: random.Random) -> Iterator[tuple[int, Pair]]:
     """The first pair of each prompt, then the second of each that has one, and so on; prompts in another order each time."""
     for turn in range(max(map(len, pairs), default=0)):
-        prompts = [prompt for prompt, own in enumerate(pairs) if len(own) > turn]
+        prompts = [prompt for prompt, found in enumerate(pairs) if len(found) > turn]
         draw.shuffle(prompts)
         yield from ((prompt, pairs[prompt][turn]) for prompt in prompts)
 
 
 def _most_disagreed(
-    pairs: Sequence[Sequence[Pair]], known: dict[tuple[int, Pair], float], asked: set[int]
-) -> Iterator[tuple[int, Pair]]:
+    pairs: Sequence[Sequence[Pair]], known: Mapping[tuple[int, Pair], float], asked: set[int]
+) -> list[tuple[int, Pair]]:
     """Pairs by falling disagreement: the best of each prompt that is not asked about yet, then the best that are left.
 
     Equal ones stay in the order of ``pairs``, which is random.
     """
-    places = [[(prompt, pair) for pair in own] for prompt, own in enumerate(pairs)]
-    best = [
-        max(own, key=lambda place: known.get(place, 0.0))
-        for prompt, own in enumerate(places)
-        if prompt not in asked and own
-    ]
-    chosen = set(best)
-    yield from sorted(best, key=lambda place: -known.get(place, 0.0))
-    left = [place for own in places for place in own if place not in chosen]
-    yield from sorted(left, key=lambda place: -known.get(place, 0.0))
+
+    def by(place: tuple[int, Pair]) -> float:
+        return -known.get(place, 0.0)
+
+    places = [[(prompt, pair) for pair in found] for prompt, found in enumerate(pairs)]
+    best = [min(found, key=by) for prompt, found in enumerate(places) if prompt not in asked and found]
+    taken = set(best)
+    left = [place for found in places for place in found if place not in taken]
+    return [*sorted(best, key=by), *sorted(left, key=by)]
