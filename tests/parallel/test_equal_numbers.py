@@ -1,8 +1,23 @@
-"""One rank, two ranks and four ranks train to the same numbers: metrics, responses, weights (issue's first proof)."""
+"""One rank, two ranks and four ranks train to the same numbers: metrics, responses, weights; also with divided models."""
+
+import json
 
 import pytest
 
 SHORT = ("sft", "ppo")
+SHARDED = {"shard": "full", "save_every": 5}
+HALF = {
+    "dtype": "bfloat16",
+    "weights_dtype": "bfloat16",
+    "micro_batch_size": 64,
+    "max_grad_norm": 0.0,
+    "lora_rank": None,
+    "ema_decay": None,
+    "ptx_data": None,
+    "ptx_coef": None,
+}
+"""Weights in bfloat16, in one pass per step and rank, so that gradients are rounded to it as often either way. With ptx there
+are two: a whole model's gradients are rounded to bfloat16 after each, those of a divided one once they are summed."""
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 NEAR_ZERO = 1.0
 """In float32 log-probs and what is made of them (KL, margins, losses that cancel) round at this scale, however small."""
@@ -13,58 +28,76 @@ ON_A_KNIFE_EDGE = {f"{case} {name}" for case in PREFERENCES for name in ("reward
 
 @pytest.fixture(scope="module")
 def trained(results, inputs, tmp_path_factory):
-    """``trained(size, names)`` is a folder with the runs of these cases, made by so many ranks at once."""
+    """``trained(size, names, **changes)`` is a folder with the runs of these cases, made by so many ranks at once."""
     made = {}
 
-    def of(size, names, **variables):
-        decoder = "gpt2" if variables else "llama"
-        key = (size, names, decoder)
+    def of(size, names, *, double=False, apart=False, **changes):
+        key = (size, names, double, apart, json.dumps(changes))
         if key not in made:
             made[key] = tmp_path_factory.mktemp(f"{size}-ranks")
-            results(size, "training.py", inputs(decoder), made[key], *names, **variables)
+            variables = {"CHANGES": json.dumps(changes)}
+            variables |= ({"DOUBLE": "1"} if double else {}) | ({"APART": "1"} if apart else {})
+            results(size, "training.py", inputs("gpt2" if double else "llama"), made[key], *names, **variables)
         return made[key]
 
     return of
 
 
-def check(comparing, steps, one, several, names, *, tolerance, floor, left_out=()):
-    for name in names:
-        a, b = one / name, several / name
-        largest = [
-            found for found in comparing.metric_distances(a, b, floor=floor) if f"{name} {found[2]}" not in left_out
-        ]
-        assert largest[0][0] <= tolerance, (name, largest[:5])
-        assert comparing.weight_distance(a, b) <= tolerance, name
-        assert comparing.samples_of(a) == comparing.samples_of(b), name
-        assert comparing.samples_of(a), name
-        assert {step for step, _ in comparing.metrics_of(a)} == set(range(steps + 1)), name
+@pytest.fixture
+def check(comparing, training):
+    """``check(one, several, names)``: the runs of these cases in two folders have the same metrics, weights and samples."""
+
+    def of(one, several, names, *, tolerance=FLOAT32, floor=NEAR_ZERO):
+        for name in names:
+            a, b = one / name, several / name
+            distances = [
+                far
+                for far in comparing.metric_distances(a, b, floor=floor)
+                if f"{name} {far[2]}" not in ON_A_KNIFE_EDGE
+            ]
+            assert distances[0][0] <= tolerance, (name, distances[:5])
+            assert comparing.weight_distance(a, b) <= tolerance, name
+            assert comparing.samples_of(a) == comparing.samples_of(b), name
+            assert comparing.samples_of(a), name
+            assert {step for step, _ in comparing.metrics_of(a)} == set(range(training.STEPS + 1)), name
+
+    return of
 
 
-def test_two_ranks_train_as_one_does(trained, comparing, training):
+def test_two_ranks_train_as_one_does(trained, check):
     """In float32, and with every part of PPO: adaptive KL, score norm, ptx, averaged weights, value and entropy terms."""
-    check(
-        comparing,
-        training.STEPS,
-        trained(1, SHORT),
-        trained(2, SHORT),
-        SHORT,
-        tolerance=FLOAT32,
-        floor=NEAR_ZERO,
-        left_out=ON_A_KNIFE_EDGE,
-    )
+    check(trained(1, SHORT), trained(2, SHORT), SHORT)
+
+
+def test_two_ranks_that_divide_their_models_train_as_one_does(trained, check):
+    """PPO with every part: a value head, a reference, score norm, ptx, averaged weights. Other trainers are exhaustive."""
+    check(trained(1, SHORT), trained(2, ("ppo",), **SHARDED), ("ppo",))
+
+
+def test_a_checkpoint_holds_safetensors_and_json_only(trained):
+    """Each rank has written its parts; the manifest names all files, and is checked when a run goes on."""
+    folder = trained(2, ("ppo",), **SHARDED) / "ppo" / "checkpoints"
+    step = sorted(folder.glob("step-*"))[-1]
+    files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
+    parts = {name for name in files if name.startswith("resume/divided/")}
+    assert {name.rpartition(".")[2] for name in files if name.startswith("resume/")} == {"safetensors", "json"}
+    assert len(parts) == 2
+    manifest = json.loads((step / "MANIFEST.json").read_text(encoding="utf-8"))
+    assert set(manifest["files"]) == files - {"MANIFEST.json"}
+    assert not list(folder.glob(".*"))
 
 
 @pytest.mark.exhaustive
-def test_memory_that_runs_out_on_one_rank_changes_nothing(trained, comparing, training, mutants):
+def test_memory_that_runs_out_on_one_rank_changes_nothing(trained, check, mutants):
     cases = ("sft", "kto", "ppo", "grpo", "online-dpo")
     one, several = trained(1, cases), trained(2, tuple(f"{case}@{name}" for case in cases for name in mutants.HARMLESS))
     for case in cases:
         (several / f"{case}@memory_full_on_one_rank").rename(several / case)
-    check(comparing, training.STEPS, one, several, cases, tolerance=FLOAT32, floor=NEAR_ZERO, left_out=ON_A_KNIFE_EDGE)
+    check(one, several, cases)
 
 
 @pytest.mark.exhaustive
-def test_planted_mistakes_are_noticed(trained, comparing, training, mutants):
+def test_planted_mistakes_are_noticed(trained, comparing, mutants):
     """The check above would fail for each of them."""
     names = tuple(f"{case}@{name}" for name, (case, _) in mutants.MUTANTS.items())
     one, several = trained(1, ("sft", "reward", "ppo", "grpo")), trained(2, names)
@@ -78,24 +111,89 @@ def test_planted_mistakes_are_noticed(trained, comparing, training, mutants):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_trainer_is_the_same_in_float32(trained, comparing, training, size):
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (2, {}),
+        (4, {}),
+        (2, SHARDED),
+        (2, {**SHARDED, "sync_every": "micro-batch"}),
+        (4, SHARDED),
+        (4, {**SHARDED, "replicas": 2}),
+    ],
+    ids=str,
+)
+def test_every_trainer_is_the_same_in_float32(trained, check, training, size, changes):
     names = tuple(training.CASES)
-    check(
-        comparing,
-        training.STEPS,
-        trained(1, names),
-        trained(size, names),
-        names,
-        tolerance=FLOAT32,
-        floor=NEAR_ZERO,
-        left_out=ON_A_KNIFE_EDGE,
-    )
+    check(trained(1, names), trained(size, names, **changes), names)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("changes", [{}, SHARDED], ids=str)
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_trainer_is_the_same_in_float64(trained, comparing, training, size):
+def test_every_trainer_is_the_same_in_float64(trained, check, training, size, changes):
     names = tuple(name for name in training.CASES if name != "reward-encoder")  # its attention computes in float32
-    one, several = trained(1, names, DOUBLE="1"), trained(size, names, DOUBLE="1")
-    check(comparing, training.STEPS, one, several, names, tolerance=FLOAT64, floor=1e-2, left_out=ON_A_KNIFE_EDGE)
+    one, several = trained(1, names, double=True), trained(size, names, double=True, **changes)
+    check(one, several, names, tolerance=FLOAT64, floor=1e-2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_trainer_is_the_same_with_moments_in_main_memory(trained, check, training, replicas):
+    names = tuple(training.CASES)
+    check(trained(1, names), trained(2 * replicas, names, apart=True, replicas=replicas, **SHARDED), names)
+
+
+@pytest.mark.exhaustive
+def test_every_trainer_is_the_same_with_weights_in_bfloat16(trained, check, training):
+    """Divided and whole, on two ranks each: a rank's gradients are those of its rows, and rounded to bfloat16."""
+    names = tuple(training.CASES)
+    check(trained(2, names, **HALF), trained(2, names, **HALF, **SHARDED), names)
+
+
+@pytest.fixture
+def go_on(launch, inputs, tmp_path):
+    """``go_on(case, stages)``: a run that is cut short by a signal after a step of each stage but the last."""
+
+    def of(case, stages, **variables):
+        for number, (size, changes) in enumerate(stages):
+            is_last = number == len(stages) - 1
+            faults = {} if is_last else {size - 1: {"HEEDFUL_FAULTS": "step.learned:term@1"}}
+            more = {"CHANGES": json.dumps(changes), **variables}
+            processes = launch(size, "training.py", inputs(), tmp_path, case, per_rank=faults, **more)
+            said = [process.communicate(timeout=300)[1][-3000:] for process in processes]
+            assert all((process.returncode == 0) == is_last for process in processes), said
+        return tmp_path
+
+    return of
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "reward", "ppo", "ppo-separate", "grpo-dynamic"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [(2, SHARDED), (1, {}), (2, SHARDED)],
+        [(1, {}), (2, SHARDED), (4, SHARDED)],
+        [(4, {**SHARDED, "replicas": 2}), (2, {}), (2, SHARDED)],
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_divided_in_another_way(trained, go_on, check, case, stages):
+    """On ranks that divide, on one process, on ranks that do not."""
+    check(trained(1, (case,)), go_on(case, stages), (case,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
+@pytest.mark.parametrize("stages", [[(2, SHARDED), (1, {}), (2, SHARDED)], [(1, {}), (2, SHARDED), (4, SHARDED)]])
+def test_moments_in_main_memory_go_on_divided_in_another_way(trained, go_on, check, case, stages):
+    check(trained(1, (case,)), go_on(case, stages, APART="1"), (case,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["sft", "ppo-separate"])
+def test_weights_in_bfloat16_go_on_divided_and_whole(trained, go_on, check, case):
+    """Noise included, since each weight has the same however weights are divided."""
+    stages = [(2, {**HALF, **SHARDED}), (2, HALF), (2, {**HALF, **SHARDED})]
+    check(trained(2, (case,), **HALF), go_on(case, stages), (case,))

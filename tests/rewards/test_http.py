@@ -577,8 +577,3 @@ def test_what_is_no_address(url, fragment):
     assert "--rewards" in str(error.value)
     assert fragment in str(error.value)
     assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize("url", ["https://host", "http://[::1]:80/评分"])
-def test_what_is_an_address(url):
-    check_reward_string(url)

@@ -359,8 +359,6 @@ def test_rubrics_that_cannot_be_used(tmp_path, content, said):
     ("changes", "said"),
     [
         ({"judge_scale": (1.0, 1.0)}, r"--judge-scale must be two finite numbers, .* got \(1\.0, 1\.0\)"),
-        ({"judge_scale": (0.0, float("inf"))}, r"--judge-scale must be two .* got \(0\.0, inf\)"),
-        ({"judge_scale": (1.0,)}, "--judge-scale must be two"),
         ({"judge_scale": (0.0, 1.0), "judge_mode": "ranking"}, "--judge-scale .* belongs to --judge-mode score"),
         ({"judge_key_env": "A=b"}, "--judge-key-env must be the name"),
         ({"judge_max_tokens": 0}, "--judge-max-tokens must be greater than 0"),
@@ -371,14 +369,14 @@ def test_settings_that_contradict_each_other(changes, said):
         RewardOptions(**changes)
 
 
-@pytest.mark.parametrize(
-    "name", ["mode", "rubric", "scale", "columns", "temperature", "max_tokens", "cache", "key_env"]
-)
-def test_settings_of_judges_without_a_judge_are_refused(name):
+def test_settings_of_judges_without_a_judge_are_refused():
     values = {"mode": "ranking", "rubric": "r", "scale": (0.0, 1.0), "columns": ("a",), "temperature": None}
     values |= {"max_tokens": 5, "cache": "c", "key_env": "KEY"}
-    with pytest.raises(ConfigError, match=f"--judge-{name.replace('_', '-')} .* is about judges, and there is none"):
-        check_reward_options(["rule:digits"], RewardOptions(**{f"judge_{name}": values[name]}))
+    for name, value in values.items():
+        with pytest.raises(
+            ConfigError, match=f"--judge-{name.replace('_', '-')} .* is about judges, and there is none"
+        ):
+            check_reward_options(["rule:digits"], RewardOptions(**{f"judge_{name}": value}))
 
 
 def test_the_model_stays_in_what_is_written_down_and_secrets_do_not(monkeypatch):

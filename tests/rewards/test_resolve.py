@@ -37,9 +37,7 @@ def test_the_three_kinds_of_values(completions, source, cpu):
     assert score(resolved[2:], completions)[0] == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    "string", ["digits", "", ":", "rule:", "model:", "http:", "ftp://x", "rules:digits", "奖励.py:f"]
-)
+@pytest.mark.parametrize("string", ["", "rule:", "ftp://x", "奖励.py:f"])
 def test_a_string_of_no_known_form(string, cpu):
     with pytest.raises(ConfigError) as error:
         resolve_rewards([string], **cpu)
@@ -47,12 +45,11 @@ def test_a_string_of_no_known_form(string, cpu):
         assert fragment in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("string", "near"), [("rule:digit", "rule:digits"), ("rule:contain_expected", "rule:contains_expected")]
-)
-def test_an_unknown_rule_suggests_the_nearest(string, near):
-    with pytest.raises(ConfigError, match=f"did you mean {near}\\?; rules are contains_expected, digits"):
-        check_reward_string(string)
+def test_an_unknown_rule_suggests_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean rule:digits\\?; rules are contains_expected, digits"):
+        check_reward_string("rule:digit")
+    with pytest.raises(ConfigError, match="there is no rule '幽默'; rules are"):
+        check_reward_string("rule:幽默")
 
 
 @pytest.mark.parametrize("wrong", ["rule:digit", "nonsense"])
@@ -68,13 +65,6 @@ def test_every_string_is_checked_before_anything_is_loaded(source, tmp_path, cpu
     assert (tmp_path / "ran").exists()
 
 
-def test_an_unknown_rule_that_is_near_none():
-    with pytest.raises(ConfigError) as error:
-        check_reward_string("rule:幽默")
-    assert "'幽默'" in str(error.value)
-    assert "did you mean" not in str(error.value)
-
-
 def test_a_missing_file(tmp_path, cpu):
     with pytest.raises(ConfigError, match=r"--rewards: the file .*没有\.py .*does not exist"):
         resolve_rewards([f"python:{tmp_path / '没有.py'}:f"], **cpu)
@@ -86,7 +76,7 @@ def test_a_module_is_no_file(cpu):
         resolve_rewards(["python:heedful.rewards.rules:digits"], **cpu)
 
 
-@pytest.mark.parametrize("spec", ["奖励.py", "奖励.py:", ":f"])
+@pytest.mark.parametrize("spec", ["奖励.py", ":f"])
 def test_no_function_named(spec, cpu):
     with pytest.raises(ConfigError, match=r"does not name a function; use python:FILE\.py:FUNCTION"):
         resolve_rewards([f"python:{spec}"], **cpu)
@@ -103,20 +93,14 @@ def test_a_missing_function_lists_those_there_are(source, cpu):
         resolve_rewards([f"python:{path}:x"], **cpu)
 
 
-def test_a_file_without_functions(source, cpu):
-    with pytest.raises(ConfigError, match="it has none"):
-        resolve_rewards([f"python:{source('x = 1')}:f"], **cpu)
-
-
 @pytest.mark.parametrize(
     ("text", "fragments"),
     [
         ("import 没有这个模块\n", ["ModuleNotFoundError", "没有这个模块"]),
         ("def f(:\n", ["SyntaxError", "奖励.py, line 1"]),
-        ("raise ValueError('坏了')\n", ["ValueError: 坏了"]),
         ("import sys\nsys.exit('此文件是脚本')\n", ["SystemExit", "此文件是脚本"]),
     ],
-    ids=["import", "syntax", "raises", "exits"],
+    ids=["import", "syntax", "exits"],
 )
 def test_a_file_that_cannot_be_imported(source, cpu, text, fragments):
     path = source(text)
@@ -142,15 +126,6 @@ def test_a_file_with_dataclasses(completions, source, cpu):
         "def f(completions):\n    return [Settings().weight] * len(completions)\n"
     )
     assert score(resolve_rewards([f"python:{path}:f"], **cpu), completions)[0] == [2.0, 2.0, 2.0]
-
-
-def test_two_files_of_one_name_are_two_files(tmp_path, completions, cpu):
-    for name, value in (("甲", 1), ("乙", 2)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "reward.py").write_text(f"def f(completions): return [{value}] * len(completions)")
-    specs = [f"python:{tmp_path / name / 'reward.py'}:f" for name in ("甲", "乙")]
-    resolved = resolve_rewards(specs, **cpu)
-    assert [score([r], completions)[0][0] for r in resolved] == [1.0, 2.0]
 
 
 def test_a_file_does_not_replace_a_module_of_its_name(tmp_path, completions, cpu):
@@ -193,8 +168,3 @@ def test_equal_names_are_told_apart():
         "brevity#2",
         "rule:digits#3",
     ]
-
-
-def test_a_name_with_a_hash_is_told_apart_too(cpu):
-    names = [reward.name for reward in resolve_rewards(["rule:regex:#a", "rule:regex:#b", "rule:regex:#a"], **cpu)]
-    assert names == ["rule:regex:#a", "rule:regex:#b", "rule:regex:#a#2"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from heedful.errors import ConfigError, RewardError
 from heedful.rewards import Completion, Reward, score
 from heedful.rewards.resolve import check_reward_string
-from heedful.rewards.rules import RULES, WITH_ARGUMENT, contains_expected, digits, exact_number, final_number, make_rule
+from heedful.rewards.rules import RULES, contains_expected, digits, exact_number, final_number, make_rule
 from heedful.types import Message, Prompt
 
 
@@ -19,16 +19,11 @@ from heedful.types import Message, Prompt
         ("4", "4", 1, True),
         ("答案是4。", "4", 4, True),
         ("答案是5。", "4", 4, False),
-        ("", "4", 0, False),
         ("我叫通义千问！", "通义千问", 6, True),
         ("通 义，千\n问。", "通义千问", 4, True),
         ("I LIKE: machine-learning.", "I like machine-learning", 21, True),
-        ("I like machine learning", "i LIKE machine learning.", 20, True),
         ("它说：“你好”", "你好", 4, True),
-        ("czq是神", "czq是神！", 5, True),
-        ("  'ok' ", "OK", 2, True),
         ("通义", "通义千问", 2, False),
-        ("北京", "北京。", 2, True),
         ("\t一\t二 \n 三,四.五!六?七：八:九\"十'", "一二三四五六七八九十", 10, True),
         ("苹果" * 100, "苹果", 200, True),
     ],
@@ -44,33 +39,21 @@ def test_contains_expected_of_numbers_and_of_nothing():
     assert contains_expected(["42", "41", "随便"], expected=[42, 42, None]) == [1 - 0.004, -1 - 0.004, None]
 
 
-def test_contains_expected_by_hand():
-    assert contains_expected(["答案是4。", "不知道"], expected=["4", "4"]) == pytest.approx([0.992, -1.006], abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("response", "value"),
     [
-        ("没有数字", -0.2),
         ("", -0.2),
         ("一二三", -0.2),
-        ("1", 0.2),
         ("有3个苹果和12个梨", 0.4),
         ("2024年2月17日", 0.6),
-        ("1 2 3 4", 0.8),
         ("1 2 3 4 5", 1.0),
         ("1 2 3 4 5 6", 1.0),
-        ("1,2,3,4,5,6,7,8", 1.0),
-        ("0", 0.2),
         ("007", 0.2),
         ("-5", 0.2),
         ("a1b", -0.2),
-        ("abc123", -0.2),
-        ("1st", -0.2),
         ("x_1", -0.2),
         ("a1b 2 c3", 0.2),
         ("第1。", 0.2),
-        ("1\n2", 0.4),
         ("１２", -0.2),  # full-width digits are not ASCII
     ],
 )
@@ -87,11 +70,6 @@ def test_rules_read_the_response_alone_in_conversations_too():
     assert score([Reward("r", RULES["contains_expected"])], [completion])[0] == pytest.approx([1 - 0.002 * 7])
     raw = Completion(Prompt("1 2 3 4 5", "d:2"), "没有")
     assert score([Reward("r", RULES["digits"])], [raw])[0] == [-0.2]
-
-
-def test_the_rules_there_are():
-    assert set(RULES) == {"contains_expected", "digits", "exact_number", "json", "repetition"}
-    assert set(WITH_ARGUMENT) == {"json", "length", "regex", "repetition"}
 
 
 def test_an_expected_text_that_is_nothing_but_punctuation_is_refused():
@@ -255,18 +233,14 @@ def test_repetition_lies_between_minus_1_and_0_and_saying_it_twice_is_worse(word
         ("regex", ["rule:regex:PATTERN", "missing"]),
         ("regex:", ["rule:regex:PATTERN", "missing"]),
         ("regex:(好", ["rule:regex:PATTERN", "unterminated subpattern"]),
-        ("regex:*", ["nothing to repeat"]),
         ("length", ["rule:length:MIN-MAX", "20-200"]),
         ("length:5", ["rule:length:MIN-MAX", "'5'"]),
         ("length:9-5", ["at least the first", "'9-5'"]),
         ("length:0-0", ["above 0"]),
         ("length:-5-9", ["'-5-9'"]),
-        ("length:a-b", ["'a-b'"]),
         ("repetition:", ["rule:repetition:N", "above 0"]),
         ("repetition:0", ["rule:repetition:N", "above 0", "'0'"]),
-        ("repetition:2.5", ["'2.5'"]),
         ("digits:3", ["rule:digits takes no argument", "'3'"]),
-        ("exact_number:answer", ["takes no argument"]),
         ("regexp:x", ["no rule 'regexp'", "did you mean rule:regex?", "regex:PATTERN", "length:MIN-MAX", "exact_number"]),
     ],
 )  # fmt: skip

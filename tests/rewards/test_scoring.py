@@ -208,9 +208,8 @@ def at_the_second(value):
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, np.float32("nan"), "1.0", b"1", [1.0], [1.0, 2.0, 3.0], {}, 1j, object(), 10**400,
-     np.array([1.0, 2.0, 3.0]), np.array([]), torch.tensor(math.nan), torch.ones(2, 2), [1.0, math.nan], [1.0, None],
-     [1.0, [2.0]], ["1", "2"]],
+    [math.nan, -math.inf, "1.0", [1.0], {}, 10**400, np.array([1.0, 2.0, 3.0]), torch.tensor(math.nan), torch.ones(2, 2),
+     [1.0, None], ["1", "2"]],
     ids=lambda v: f"{type(v).__name__}-{v!s:.12}",
 )  # fmt: skip
 def test_something_that_is_no_finite_number(completions, value):
@@ -232,23 +231,9 @@ def test_the_wrong_number_of_scores(completions, count):
 
 @pytest.mark.parametrize(
     "result",
-    [
-        None,
-        1.0,
-        np.float64(1.0),
-        np.array(1.0),
-        torch.tensor(1.0),
-        "abc",
-        b"abc",
-        (1.0 for _ in range(3)),
-        {"a": 1.0, "b": 2.0, "c": 3.0},
-        {0: 1.0, 1: 2.0, 2: 3.0},
-        {1.0, 2.0, 3.0},
-        iter([1.0, 2.0, 3.0]),
-    ],
-    ids=["None", "float", "np.float64", "0-d array", "0-d tensor", "str", "bytes", "generator", "dict of names",
-         "dict of numbers", "set", "iterator"],
-)  # fmt: skip
+    [None, torch.tensor(1.0), "abc", (1.0 for _ in range(3)), {0: 1.0, 1: 2.0, 2: 3.0}, {1.0, 2.0, 3.0}],
+    ids=["None", "0-d tensor", "str", "generator", "dict", "set"],
+)
 def test_something_that_is_no_list(completions, result):
     """A set would give the scores in no order, a dictionary its keys."""
     with pytest.raises(RewardError) as error:
@@ -441,14 +426,11 @@ def scalar(completions):
     "result",
     [
         DENSE,
-        [tuple(row) for row in DENSE],
         [np.array(row) for row in DENSE],
-        [torch.tensor(row) for row in DENSE],
         [torch.tensor(row, dtype=torch.bfloat16) for row in DENSE],
-        [[np.float32(x) for x in row] for row in DENSE],
         [[torch.tensor(x) for x in row] for row in DENSE],
     ],
-    ids=["lists", "tuples", "arrays", "tensors", "bfloat16", "numpy scalars", "tensors of one"],
+    ids=["lists", "arrays", "bfloat16", "tensors of one"],
 )
 def test_lists_of_every_kind(result):
     scores = score_tokens([Reward("密", lambda completions: result)], COMPLETIONS)

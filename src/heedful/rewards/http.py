@@ -10,7 +10,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ from heedful.redact import redact
 from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
 from heedful.rewards.results import OneScore, Problem, Remote, is_finite
 from heedful.rewards.scoring import RESERVED, Background
+from heedful.serving.guard import is_loopback
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Endpoint:
     """How long a failed request is tried again; 0 tries once."""
     concurrency: int
     """The most requests in flight at a time."""
-    token: str | None
+    token: str | None = field(repr=False)
     """Sent as ``Authorization: Bearer TOKEN``, if there is one."""
     first_wait: float = FIRST_WAIT
     """Seconds before the first new try."""
@@ -113,7 +113,11 @@ class Endpoint:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         async with httpx2.AsyncClient(
-            timeout=None, limits=limits, verify=_trust(), headers=headers, trust_env=not _is_this_machine(self.url)
+            timeout=None,
+            limits=limits,
+            verify=_trust(),
+            headers=headers,
+            trust_env=not is_loopback(urlsplit(self.url).hostname or ""),
         ) as client:
             yield Requests(self, client, asyncio.Semaphore(self.concurrency))
 
@@ -230,14 +234,6 @@ class Requests:
 def _trust() -> ssl.SSLContext:
     """The certificates that are trusted, which takes a while to read."""
     return httpx2.create_ssl_context()
-
-
-def _is_this_machine(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -18,7 +18,16 @@ from heedful.errors import ConfigError, MachineError, RewardError
 from heedful.redact import redact
 from heedful.retries import FIRST_WAIT
 from heedful.rewards.http import Endpoint, NoAnswerError, Requests, ServerReward, all_of, check_url
-from heedful.rewards.judge_questions import Case, Mode, Question, case_of, make_mode, read_rubric
+from heedful.rewards.judge_questions import (
+    Case,
+    Mode,
+    Pairwise,
+    Question,
+    RankingMode,
+    Score,
+    case_of,
+    read_rubric,
+)
 from heedful.rewards.results import Measured, OneScore, Problem, Share
 
 FORM = "judge:http://HOST:PORT/v1#MODEL"
@@ -259,7 +268,7 @@ class JudgeReward(Measured, ServerReward):
                 batch = _Batch(self.api, requests, cache)
                 questions = [question for of_group in asked for question in of_group]
                 verdicts = await batch.verdicts(questions)
-        self.measured = batch.metrics() | self.mode.metrics(verdicts)
+        self.measured = batch.metrics() | (self.mode.metrics(verdicts) if isinstance(self.mode, Pairwise) else {})
         given = iter(verdicts)
         scores: list[OneScore | Problem] = []
         for group, of_group, lacks in zip(groups, asked, lacking, strict=True):
@@ -366,12 +375,7 @@ def check_judge_string(reward: str) -> None:
 
 
 def check_judges(wanted: Sequence[object], options: RewardOptions) -> None:
-    """Refuse settings of judges if there is none, and those that judges cannot work with. Raises ConfigError.
-
-    Args:
-        wanted: every reward and whatever else scores responses.
-        options: the settings.
-    """
+    """Refuse settings of judges if there is none, and those that judges cannot work with. Raises ConfigError."""
     if not any(map(is_judge, wanted)):
         names = [name for name in JudgeOptions.__dataclass_fields__ if name.startswith("judge_")]
         refuse(options, *names, because=f"is about judges, and there is none; leave it out, or name one: {FORM}")
@@ -410,13 +414,6 @@ def check_comparing(
     Samples for a score norm without the judge would set the scale of something else than what is trained on. Held-out
     responses without it do not say which model is best; sampled in groups they would not either, as the places within a
     group have the same mean whatever the model.
-
-    Args:
-        wanted: the rewards.
-        best_by: what judges held-out responses.
-        options: the settings.
-        holds_out: whether prompts are held out.
-        score_norm_samples: how many responses are scored before training.
     """
     if not options.judge_compares:
         return
@@ -452,10 +449,15 @@ def load_judge(reward: str, options: RewardOptions) -> JudgeReward:
         token=os.environ.get(options.judge_key_env),
         first_wait=FIRST_WAIT,
     )
-    mode = make_mode(options.judge_mode, read_rubric(options.judge_rubric), options.judge_scale)
+    rubric = read_rubric(options.judge_rubric)
+    modes: dict[str, Mode] = {
+        "score": Score(rubric, *options.judge_scale),
+        "pairwise": Pairwise(rubric),
+        "ranking": RankingMode(rubric),
+    }
     return JudgeReward(
         ChatAPI(endpoint, model, options),
-        mode,
+        modes[options.judge_mode],
         group_size=options.group_size if options.judge_compares else 1,
         columns=options.judge_columns,
         cache=options.judge_cache,

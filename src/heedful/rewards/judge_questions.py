@@ -4,14 +4,12 @@ import hashlib
 import itertools
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from heedful.configs.scoring import JudgeMode
 from heedful.errors import ConfigError
 from heedful.rewards.results import OneScore, Problem, Share
 from heedful.rewards.rules import response_text
@@ -165,24 +163,18 @@ class Question(NamedTuple):
     """The verdict in an answer, or a `Problem`."""
 
 
-class Mode(ABC):
+class Mode(Protocol):
     """A way to ask about a group of responses to one prompt. Questions and verdicts have the same order."""
 
-    @abstractmethod
     def questions(self, cases: Sequence[Case]) -> list[Question]:
         """What is asked about a group."""
 
-    @abstractmethod
     def scores(self, cases: Sequence[Case], verdicts: Sequence[Any]) -> list[OneScore | Problem]:
         """The scores of a group, from a verdict or a `Problem` for each question."""
 
-    def metrics(self, verdicts: Sequence[Any]) -> dict[str, float]:  # noqa: ARG002  the interface has it
-        """What the verdicts of all groups show besides scores."""
-        return {}
-
 
 @dataclass(frozen=True)
-class Score(Mode):
+class Score:
     """A number from ``low`` to ``high`` for each response by itself."""
 
     rubric: str
@@ -202,7 +194,7 @@ class Score(Mode):
 
 
 @dataclass(frozen=True)
-class Pairwise(Mode):
+class Pairwise:
     """Every two responses, in both orders: the share of the others that a response beats, ties counted one half.
 
         score_i = 1/(k - 1) sum over j of [i beats j in both orders] + 1/2 [neither beats the other in both orders]
@@ -237,6 +229,7 @@ class Pairwise(Mode):
         return [problems.get(i, won[i] / others) for i in range(len(cases))]
 
     def metrics(self, verdicts: Sequence[Any]) -> dict[str, float]:
+        """How often the order of two decided, over the verdicts of all groups."""
         pairs = [pair for pair in zip(*_halves(verdicts), strict=True) if not any(isinstance(v, Problem) for v in pair)]
         disagreed = sum(second != (first and 3 - first) for first, second in pairs)
         return {"judge/disagreed_frac": Share(disagreed, len(pairs))} if pairs else {}
@@ -249,7 +242,7 @@ class Pairwise(Mode):
 
 
 @dataclass(frozen=True)
-class RankingMode(Mode):
+class RankingMode:
     """All responses in one request: 1 for the best, 0 for the worst, equal steps between, the mean of its places for a tie.
 
     They stand in an order of their hashes, so that no place in it means anything; equal responses are shown once.
@@ -292,13 +285,6 @@ class RankingMode(Mode):
         return dict(
             sorted(different.items(), key=lambda item: hashlib.sha256(item[0].encode(errors="replace")).digest())
         )
-
-
-def make_mode(name: JudgeMode, rubric: str, scale: tuple[float, float]) -> Mode:
-    """The mode of a name."""
-    if name == "score":
-        return Score(rubric, *scale)
-    return Pairwise(rubric) if name == "pairwise" else RankingMode(rubric)
 
 
 def _halves(verdicts: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

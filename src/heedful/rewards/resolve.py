@@ -34,12 +34,7 @@ def is_address(reward: str) -> bool:
 
 
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError.
-
-    Args:
-        wanted: the rewards of ``--rewards`` and those given in Python.
-        options: the settings for weights and combination.
-    """
+    """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError."""
     if not wanted:
         raise ConfigError(f"--rewards is missing: {FORMS}")
     for reward in wanted:
@@ -68,12 +63,7 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
 
 
 def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Refuse settings of requests and of processes if there are none, and a token that is not there. Raises ConfigError.
-
-    Args:
-        wanted: every reward and judge.
-        options: the settings.
-    """
+    """Refuse settings of requests and of processes if there are none, and a token that is not there. Raises ConfigError."""
     check_judges(wanted, options)
     has_judge = any(map(is_judge, wanted))
     has_http = any(isinstance(reward, str) and is_address(reward) for reward in wanted)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 from heedful.configs.scoring import Combination
 from heedful.data.messages import as_dict
@@ -72,13 +72,7 @@ class Ensemble(Sequence[Reward]):
     already_reported: set[str] = field(default_factory=set, compare=False, repr=False)
     """What failed calls gave as their reason, so that each is reported once."""
 
-    @overload
-    def __getitem__(self, index: int) -> Reward: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Reward]: ...
-
-    def __getitem__(self, index: int | slice) -> Reward | Sequence[Reward]:
+    def __getitem__(self, index: Any) -> Any:
         return self.rewards[index]
 
     def __len__(self) -> int:

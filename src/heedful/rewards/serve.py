@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from heedful.configs.scoring import ServeRewardConfig
+from heedful.configs.settings import is_visible_ascii
 from heedful.data.messages import read_message, read_tools
 from heedful.display import Screen, harmless, say
 from heedful.errors import (
@@ -61,12 +62,11 @@ Answer = tuple[int, dict[str, Any]]
 ENDING: Answer = (503, {"error": "the server is ending"})
 
 
-def show(text: str) -> None:
-    """Print a line."""
+def _show(text: str) -> None:
     Screen(soft_wrap=True).print(harmless(text), markup=False, highlight=False)
 
 
-def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = show) -> None:
+def serve_reward(config: ServeRewardConfig, announce: Callable[[str], None] = _show) -> None:
     """Serve a reward model until Ctrl-C.
 
     Args:
@@ -154,11 +154,6 @@ class RequestQueue:
 def score_requests(requests: RequestQueue, reward: ModelReward, *, max_characters: int) -> None:
     """Answer one request after the other, until there are no more or this thread is interrupted.
 
-    Args:
-        requests: where they wait.
-        reward: scores the responses.
-        max_characters: the longest text that is tokenised.
-
     Raises MachineError if the GPU fails for good. Whatever ends it, the request at hand is answered that the server ends.
     """
     log = _Log()
@@ -192,13 +187,7 @@ def running(server: Server, requests: RequestQueue, listening: Any) -> Iterator[
 
 
 class Front:
-    """The web application: checks requests, and lets those wait for which there is room.
-
-    Args:
-        config: whom to answer, and how much to hold.
-        requests: where they wait.
-        token: what a request for scores must bring; None is no token.
-    """
+    """The web application: checks requests, and lets those wait for which there is room."""
 
     def __init__(self, config: ServeRewardConfig, requests: RequestQueue, *, token: str | None) -> None:
         self.requests = requests
@@ -218,14 +207,12 @@ class Front:
         self.application = Starlette(routes=routes, exception_handlers={HTTPException: _elsewhere})
 
     async def health(self, request: Request) -> Response:
-        """Answer ``GET /health``."""
         refusal = host_refusal(request.headers, self)
         if refusal is not None:
             return _refused(*refusal)
         return JSONResponse({"status": "ok", "model": self.name, "requests": self.unanswered})
 
     async def score(self, request: Request) -> Response:
-        """Answer ``POST /score``."""
         refusal = host_refusal(request.headers, self) or self._sender_refusal(request.headers)
         refusal = refusal or self._lack_of_room(int(request.headers.get("content-length", 0)))
         if refusal is not None:
@@ -329,7 +316,6 @@ def public_name(model: str) -> str:
 
 
 def _load(config: ServeRewardConfig) -> ModelReward:
-    """Load the reward model. Raises CheckpointError and MemoryFullError."""
     device = resolve_device(config.device)
     try:
         return load_model_reward(
@@ -345,13 +331,12 @@ def _load(config: ServeRewardConfig) -> ModelReward:
 
 
 def _token(variable: str) -> str:
-    """Return the token in an environment variable. Raises ConfigError."""
     token = os.environ.get(variable, "")
     if not token:
         raise ConfigError(
             f"--token-env {variable}: there is no such environment variable, or it is empty; set it first"
         )
-    if not token.isascii() or not token.isprintable() or " " in token:
+    if not is_visible_ascii(token):
         raise ConfigError(
             f"--token-env {variable}: the token must consist of ASCII letters, digits and signs, without spaces and line "
             "breaks, because it is sent in a header"
@@ -394,13 +379,7 @@ class RequestError(ValueError):
 
 
 def answer(reward: ModelReward, body: bytes | bytearray, *, max_characters: int, log: Callable[[str], None]) -> Answer:
-    """Answer one request.
-
-    Args:
-        reward: scores the responses.
-        body: the request.
-        max_characters: the longest text that is tokenised; `longest_text` says what suits the model.
-        log: is told what is wrong with the server; what is wrong with the request is only answered.
+    """Answer one request. ``log`` is told what is wrong with the server; what is wrong with the request is only answered.
 
     Raises MachineError if the GPU can compute nothing any more in this process.
     """
@@ -437,14 +416,7 @@ def longest_text(reward: ModelReward) -> int:
 
 
 def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[Any], list[Any], list[bool]]:
-    """Return the prompts, completions and ``truncated`` flags of a request. Raises RequestError.
-
-    Each prompt and completion is a string or a list of messages.
-
-    Args:
-        body: the request.
-        max_characters: the most characters of a prompt or completion; no longer one could be short enough for the model.
-    """
+    """The prompts, completions and ``truncated`` flags of a request. Raises RequestError."""
     content = _read_json(body)
     if not isinstance(content, dict):
         raise RequestError(f'the request must be a JSON object with "prompts" and "completions", got {_short(content)}')
@@ -469,14 +441,8 @@ def read_request(body: bytes | bytearray, *, max_characters: int) -> tuple[list[
 def _read_json(body: bytes | bytearray) -> Any:
     try:
         return json.loads(body, parse_int=_integer)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"the request is not JSON: {error}") from error
-    except UnicodeDecodeError as error:
-        raise RequestError("the request is not JSON: it is not UTF-8") from error
-    except RecursionError as error:
-        raise RequestError("the request is not JSON that can be read: it is nested too deeply") from error
-    except ValueError as error:
-        raise RequestError("the request is not JSON that can be read: a number has too many digits") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON that can be read: {error}") from error
 
 
 def _integer(digits: str) -> int:
@@ -522,7 +488,7 @@ def _check_extras(place: str, message: dict[str, Any]) -> None:
 
 
 def _short(value: Any) -> str:
-    """Return the beginning of a value's repr, without making all of it, which may be long."""
+    """The beginning of a value's repr, without making all of it, which may be long."""
     return f"{reprlib.repr(value):.80}"
 
 
