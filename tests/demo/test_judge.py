@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.demo.facts import FAMILIES, LISTS, family_named
-from heedful.demo.judge import WEIGHTS, gold_judge, gold_marks, gold_score
+from heedful.demo.judge import gold_judge, gold_marks, gold_score
 from heedful.demo.world import answers, instructions, prompts
 from heedful.rewards.scoring import Reward, score
 from heedful.types import Completion, Message, Prompt
@@ -41,10 +41,6 @@ def judged(instruction, response, *, ended=True):
     return gold_score(instruction.family, instruction.answer, response, ended)
 
 
-def test_the_weights_make_one():
-    assert sum(WEIGHTS.values()) == 1000
-
-
 def test_every_response_of_the_world_has_the_documented_score():
     for i, found in zip(KNOWN, ANSWERS, strict=True):
         for answer in found:
@@ -74,15 +70,6 @@ def test_every_documented_score_occurs():
         assert {answer.gold for found in ANSWERS for answer in found if answer.kind == kind} == scores
 
 
-def test_only_the_good_response_has_one():
-    for good, *flawed in ANSWERS:
-        assert good.gold == 1.0
-        assert max(answer.gold for answer in flawed) <= 0.43
-        assert max(answer.gold for answer in flawed if answer.kind == "wrong") <= 0.21
-        assert max(answer.gold for answer in flawed if answer.kind == "off-topic") <= 0.14
-        assert max(answer.gold for answer in flawed if answer.kind == "garbled") <= 0.29
-
-
 def test_an_example_by_hand():
     """0.25 correct, 0.04 complete, 0.10 polite, 0.07 concise, 0.04 ended, 0.50 for all of them."""
     said = {
@@ -103,11 +90,6 @@ def test_an_example_by_hand():
         assert gold_score("sums", "7", response, ended=True) == pytest.approx(expected, abs=1e-12), response
     unended = gold_score("sums", "7", "Of course! It is 7.", ended=False)
     assert unended == pytest.approx(0.25 + 0.04 + 0.10, abs=1e-12)
-
-
-def test_a_good_response_that_does_not_end_is_not_good():
-    for i in KNOWN:
-        assert judged(i, i.good, ended=False) == 0.39  # 0.25 correct, 0.04 complete, 0.10 polite
 
 
 @pytest.mark.parametrize("nothing", ["", " ", "\n\t "])

@@ -44,21 +44,23 @@ def check_output(config: DemoConfig) -> bool:
         )
     if config.overwrite:
         return False
-    seed = _seed(output)
+    try:
+        seed = int(json.loads((output / MARKER).read_text(encoding="utf-8"))["seed"])
+    except (OSError, ValueError, KeyError, TypeError):  # of a heedful that did not write it down
+        seed = None
     if "summary.json" in found or seed is None:
         raise ConfigError(
             f"--output {output} already holds a demo; choose another folder, or add --overwrite to replace it"
         )
+    other = ""
     if seed != config.seed:
+        other = f"with --seed {seed}, got --seed {config.seed}"
+    elif (LABELS in found) != config.label and found & {"reward", LABELS}:
+        other = f"{'with' if LABELS in found else 'without'} --label"
+    if other:
         raise ConfigError(
-            f"--output {output} holds an unfinished demo with --seed {seed}, got --seed {config.seed}; use the same, choose "
-            "another folder, or add --overwrite to replace it"
-        )
-    if (LABELS in found) != config.label and found & {"reward", LABELS}:
-        has = "with" if LABELS in found else "without"
-        raise ConfigError(
-            f"--output {output} holds an unfinished demo {has} --label; use the same, choose another folder, or add "
-            "--overwrite to replace it"
+            f"--output {output} holds an unfinished demo {other}; use the same, choose another folder, or add --overwrite "
+            "to replace it"
         )
     return True
 
@@ -74,15 +76,9 @@ def _refuse_locked(output: Path) -> None:
 
 
 def make_beginning(config: DemoConfig, tiny: TinyConfig) -> FolderLock:
-    """Write the world's data and the random model. An older demo is set aside until this one is done.
+    """Write the world's data and the random model, and lock the folder before anybody can see it. Returns the lock.
 
-    The folder is locked before anybody can see it; returns the lock.
-
-    Args:
-        config: the demo's folder and seed.
-        tiny: the size and the seed of the random model.
-
-    Raises ConfigError if the folder cannot be made.
+    An older demo is set aside until this one is done. Raises ConfigError if the folder cannot be made.
     """
     output = real_path(config.output)
     aside = output.with_name(f".{output.name}.replaced-{uuid.uuid4().hex[:8]}")
@@ -139,11 +135,3 @@ def _bring_back(output: Path) -> None:
     if output.exists():
         shutil.rmtree(output)
     older[0].rename(output)
-
-
-def _seed(output: Path) -> int | None:
-    """The seed of the demo in a folder; None if it is of a heedful that did not write it down."""
-    try:
-        return int(json.loads((output / MARKER).read_text(encoding="utf-8"))["seed"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -72,8 +72,9 @@ def gold_judge(
     completions: Sequence[Any], truncated: Sequence[bool], family: Sequence[str], answer: Sequence[str], **_: Any
 ) -> list[float]:
     """Score responses with `gold_score`, as a reward function; ``family`` and ``answer`` are columns of the prompts."""
-    rows = zip(family, answer, completions, truncated, strict=True)
-    return [gold_score(name, wanted, _text(completion), not cut) for name, wanted, completion, cut in rows]
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    rows = zip(family, answer, texts, truncated, strict=True)
+    return [gold_score(name, wanted, text, not cut) for name, wanted, text, cut in rows]
 
 
 @lru_cache(maxsize=2**16)
@@ -82,50 +83,35 @@ def gold_marks(family: str, answer: str, response: str, ended: bool) -> Marks:
     asked = family_named(family)
     if not response.strip():
         return Marks(0, 0, 0, 0, 0)
-    found = _answers_in(asked, response)
-    correct = _is_correct(asked, answer, found)
+    known, pattern = _candidates(family)
+    found = [known[match.group().casefold()] for match in pattern.finditer(response)]  # in order, with repetitions
+    if family == "lists":
+        kind = next(members for members in LISTS.values() if answer.split(", ", maxsplit=1)[0] in members)
+        correct = len(set(found)) == COUNT_IN_LISTS and set(found) <= set(kind)
+        said = ", ".join(dict.fromkeys(found))
+    else:
+        correct = set(found) == {answer}
+        said = answer
     clean = not _has_garbage(response)
-    said = asked.statement.format(_as_said(asked, answer, found))
+    rude = any(word in response.casefold() for word in RUDE_WORDS)
+    polite = 1.0 if asked.polite in response else 0.5 * bool(found)
     return Marks(
         correct=float(correct),
-        complete=float(correct and clean and said in response),
-        polite=_politeness(asked, response, answered=bool(found)) if clean else 0.0,
+        complete=float(correct and clean and asked.statement.format(said) in response),
+        polite=polite if clean and not rude else 0.0,
         concise=float(ended and _is_concise(asked, response, found)),
         ended=float(ended),
     )
 
 
-def _answers_in(family: Family, response: str) -> list[str]:
-    """Return everything in the response that the family counts as an answer, in order, with repetitions."""
-    known, pattern = _candidates(family.name)
-    return [known[match.group().casefold()] for match in pattern.finditer(response)]
-
-
 @cache
 def _candidates(name: str) -> tuple[dict[str, str], re.Pattern[str]]:
+    """Everything that a family counts as an answer, by its folded text, and the pattern that finds them."""
     of_family = family_named(name).candidates
     candidates = [member for members in LISTS.values() for member in members] if name == "lists" else of_family
     longest_first = "|".join(re.escape(text) for text in sorted(candidates, key=len, reverse=True))
     pattern = re.compile(f"(?<!{_LETTER})(?:{longest_first})(?!{_LETTER})", re.IGNORECASE)
     return {text.casefold(): text for text in candidates}, pattern
-
-
-def _is_correct(family: Family, answer: str, found: Sequence[str]) -> bool:
-    if family.name != "lists":
-        return set(found) == {answer}
-    kind = next(members for members in LISTS.values() if answer.split(", ", maxsplit=1)[0] in members)
-    return len(set(found)) == COUNT_IN_LISTS and set(found) <= set(kind)
-
-
-def _as_said(family: Family, answer: str, found: Sequence[str]) -> str:
-    """Return the answer that the statement should contain: for a list, the members that the response chose."""
-    return ", ".join(dict.fromkeys(found)) if family.name == "lists" else answer
-
-
-def _politeness(family: Family, response: str, *, answered: bool) -> float:
-    if any(word in response.casefold() for word in RUDE_WORDS):
-        return 0.0
-    return 1.0 if family.polite in response else 0.5 * answered
 
 
 def _is_concise(family: Family, response: str, found: Sequence[str]) -> bool:
@@ -138,7 +124,7 @@ def _is_concise(family: Family, response: str, found: Sequence[str]) -> bool:
     for word in family.statement.format(" ").split():
         rest = _without(rest, word)
     rest = "".join(rest.split())
-    return all(_is_punctuation(character) for character in rest) and len(rest) < allowed
+    return all(unicodedata.category(character).startswith("P") for character in rest) and len(rest) < allowed
 
 
 def _without(text: str, part: str) -> str:
@@ -148,16 +134,8 @@ def _without(text: str, part: str) -> str:
     return re.sub(before + re.escape(part) + after, "", text, count=1, flags=re.IGNORECASE)
 
 
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character).startswith("P")
-
-
 def _has_garbage(response: str) -> bool:
     """True if there is a replacement character (for bytes that are not UTF-8), or a control or unassigned character."""
     if response.isprintable():  # nearly all are, and this takes no time
         return "\ufffd" in response
     return any(character == "\ufffd" or unicodedata.category(character).startswith("C") for character in response)
-
-
-def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else completion[-1]["content"]

@@ -23,11 +23,9 @@ Row = dict[str, Any]
 
 
 def measure_accuracy(config: PPOConfig, output: Path) -> float:
-    """Measure the share of held-out pairs, without label noise, that the reward model orders as the gold judge does.
+    """The share of held-out pairs, without label noise, that a demo's reward model orders as the gold judge does.
 
-    Args:
-        config: the settings of the PPO stage.
-        output: the demo's folder.
+    ``config`` has the settings of the PPO stage, ``output`` is the demo's folder.
     """
     settings = AccuracyConfig(
         reward_model=f"{output}/reward/final",
@@ -42,11 +40,8 @@ def measure_accuracy(config: PPOConfig, output: Path) -> float:
 def measure_policies(config: PPOConfig, output: Path) -> tuple[dict[str, float], list[Row]]:
     """Measure the SFT and the PPO model on every held-out prompt. Returns numbers for the summary, and both models' answers.
 
-    It calls the public functions of evaluation; with one seed all calls get the same responses.
-
-    Args:
-        config: the settings of the PPO stage.
-        output: the demo's folder.
+    It calls the public functions of evaluation; with one seed all calls get the same responses. ``config`` has the settings
+    of the PPO stage, ``output`` is the demo's folder.
     """
     held_out = split_by_prompt(read_prompts(config.data), config.eval_fraction)[1]
     settings: dict[str, Any] = {
