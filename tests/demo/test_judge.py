@@ -11,7 +11,6 @@ from heedful.rewards.scoring import Reward, score
 from heedful.types import Completion, Message, Prompt
 
 KNOWN = instructions()
-ANSWERS = [answers(instruction) for instruction in KNOWN]
 EXPECTED = {
     "good": {1.0},
     "rambling": {0.43},  # 0.25 correct, 0.04 complete, 0.10 polite, 0.04 ended
@@ -41,16 +40,17 @@ def judged(instruction, response, *, ended=True):
     return gold_score(instruction.family, instruction.answer, response, ended)
 
 
-def test_every_response_of_the_world_has_the_documented_score():
-    for i, found in zip(KNOWN, ANSWERS, strict=True):
-        for answer in found:
-            assert answer.gold in EXPECTED[answer.kind], (i.prompt, answer)
-        by_kind = {kind: [answer.gold for answer in found if answer.kind == kind] for kind in EXPECTED}
+def test_every_response_of_the_world_has_the_documented_score_and_every_score_occurs():
+    seen = {kind: set() for kind in EXPECTED}
+    for i in KNOWN:
+        by_kind = {kind: [answer.gold for answer in answers(i) if answer.kind == kind] for kind in EXPECTED}
+        for kind, scores in by_kind.items():
+            seen[kind] |= set(scores)
         wrong = 3 * [ANOTHER] + [foreign(i, text) for text in i.flawed["wrong"][3:6]]  # then misspelt
         wrong += [FOREIGN] * (len(i.flawed["wrong"]) - len(wrong))
-        assert by_kind["wrong"] == (COMPLIES if i.family == "refusals" else wrong), (i.prompt, found)
-        assert max(by_kind["off-topic"]) <= 0.14, i.prompt  # good elsewhere: 0.10 polite, 0.04 ended
-        assert by_kind["garbled"] == [garbled(i, text) for text in i.flawed["garbled"]], (i.prompt, found)
+        assert by_kind["wrong"] == (COMPLIES if i.family == "refusals" else wrong), i.prompt
+        assert by_kind["garbled"] == [garbled(i, text) for text in i.flawed["garbled"]], i.prompt
+    assert seen == EXPECTED
 
 
 def foreign(instruction, response):
@@ -63,11 +63,6 @@ def garbled(instruction, response):
     """Of a list all members have to be whole: what is broken between two of them is broken beside the answer."""
     whole = all(part in response for part in instruction.answer.split(", "))
     return BROKEN_BESIDE if whole else BROKEN
-
-
-def test_every_documented_score_occurs():
-    for kind, scores in EXPECTED.items():
-        assert {answer.gold for found in ANSWERS for answer in found if answer.kind == kind} == scores
 
 
 def test_an_example_by_hand():

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -11,18 +12,15 @@ import pytest
 from heedful.data import prompt_key, read_demonstrations, read_prompts, read_rankings, split_by_prompt
 from heedful.demo.facts import FAMILIES, FILLER, LISTS, REFUSAL, family_named
 from heedful.demo.judge import gold_marks, gold_score
-from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, prompts, write_world
+from heedful.demo.world import FLAWS, GOOD, answers, demonstrations, instructions, preferences, write_world
 from heedful.rewards.scoring import RESERVED
 from heedful.types import Prompt
 
 KNOWN = instructions()
-ANSWERS = [answers(instruction) for instruction in KNOWN]
 BY_PROMPT = {instruction.prompt: instruction for instruction in KNOWN}
 FACTS = {(i.family, i.fact) for i in KNOWN}
 BROKEN = "\ufffd"
 """How a byte is shown that belongs to no character."""
-DEMONSTRATIONS = demonstrations(3, KNOWN)
-PREFERENCES = preferences(3, KNOWN)
 WRITTEN = {
     "demonstrations": "4dd58d1c329a631afe172d940f65d587c004a0a565e1e5256b409c783a0dc13e",
     "preferences": "a82b3bab0695a8d758ce51000fbf3c94501b2b62565317d897df6dd3061600bb",
@@ -35,6 +33,12 @@ WRITTEN = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     return write_world(tmp_path_factory.mktemp("世界") / "new", 3)
+
+
+@pytest.fixture(scope="module")
+def rows(written):
+    """The records of each file."""
+    return {name: list(map(json.loads, path.read_text("utf-8").split("\n")[:-1])) for name, path in written.items()}
 
 
 def asked(row):
@@ -73,7 +77,7 @@ def test_everything_is_short():
     """In bytes, because that is what the model reads: a question, and a good response, in at most 36."""
     assert max(len(i.prompt.encode()) for i in KNOWN) <= 36
     assert max(len(i.good.encode()) for i in KNOWN) <= 36
-    assert max(len(answer.response.encode()) for found in ANSWERS for answer in found) <= 64
+    assert max(len(answer.response.encode()) for i in KNOWN for answer in answers(i)) <= 64
 
 
 def test_no_answer_is_part_of_another():
@@ -116,10 +120,10 @@ def test_every_fact_and_wording_is_trained(fraction, least):
 
 
 def test_flaws_are_what_they_are_called():
-    for i, found in zip(KNOWN, ANSWERS, strict=True):
-        texts = [answer.response for answer in found]
+    for i in KNOWN:
+        assert set(i.flawed) == set(FLAWS)
+        texts = [answer.response for answer in answers(i)]
         assert len(texts) == len(set(texts)), texts
-        assert {answer.kind for answer in found} == {GOOD, *FLAWS}
         assert i.flawed["curt"] == (i.answer,)
         assert all(text.startswith(i.good) and len(text) > len(i.good) + 4 for text in i.flawed["rambling"])
         assert all(i.answer in text for text in i.flawed["rude"])
@@ -168,29 +172,29 @@ def test_garbled_responses_are_broken_once():
         assert all(text.count(BROKEN) == 1 for text in broken)
 
 
-def test_demonstrations_are_responses_of_their_kind_in_their_shares():
+def test_demonstrations_are_responses_of_their_kind_in_their_shares(rows):
     """The flaws are dealt in rounds of 1 + 6 + 6 + 6 + 1 = 20. Without the good 0.37 * 16,220 = 6,001 there are 10,219: 510
     rounds, and of one more the first 19 = 1 + 6 + 6 + 6."""
-    kinds = Counter(row["kind"] for row in DEMONSTRATIONS)
+    kinds = Counter(row["kind"] for row in rows["demonstrations"])
     assert [kinds[kind] for kind in (GOOD, *FLAWS)] == [6001, 511, 6 * 511, 6 * 511, 6 * 511, 510, 0, 0]
-    assert Counter(map(asked, DEMONSTRATIONS)) == dict.fromkeys(BY_PROMPT, 10)
-    for row in DEMONSTRATIONS:
+    assert Counter(map(asked, rows["demonstrations"])) == dict.fromkeys(BY_PROMPT, 10)
+    for row in rows["demonstrations"]:
         instruction = BY_PROMPT[asked(row)]
         response = said(row, "completion")
         assert response in ((instruction.good,) if row["kind"] == GOOD else instruction.flawed[row["kind"]])
         assert row["truncated"] == (row["kind"] == "cut")
         assert row["family"] == instruction.family
     for family in FAMILIES:  # within four standard deviations of a binomial share: quality is no matter of the family
-        kinds = Counter(row["kind"] for row in DEMONSTRATIONS if row["family"] == family.name)
+        kinds = Counter(row["kind"] for row in rows["demonstrations"] if row["family"] == family.name)
         for kind, share in {GOOD: 0.37, "wrong": 0.0315, "curt": 0.189, "rude": 0.189, "rambling": 0.189}.items():
             size = kinds.total()
             assert abs(kinds[kind] - share * size) <= 4 * (size * share * (1 - share)) ** 0.5, (family.name, kind)
 
 
-def test_preferences_are_the_judges_but_for_their_noise():
-    assert len(PREFERENCES) == 12 * len(KNOWN)
-    assert sum(row["flipped"] for row in PREFERENCES) == round(0.05 * len(PREFERENCES))
-    for row in PREFERENCES:
+def test_preferences_are_the_judges_but_for_their_noise(rows):
+    assert len(rows["preferences"]) == 12 * len(KNOWN)
+    assert sum(row["flipped"] for row in rows["preferences"]) == round(0.05 * len(rows["preferences"]))
+    for row in rows["preferences"]:
         instruction = BY_PROMPT[asked(row)]
         for side in ("chosen", "rejected"):
             kind, response = row[f"{side}_kind"], said(row, side)
@@ -200,16 +204,18 @@ def test_preferences_are_the_judges_but_for_their_noise():
         assert row["flipped"] == (row["chosen_gold"] < row["rejected_gold"])
         assert row["chosen_gold"] != row["rejected_gold"]
     for family in FAMILIES:  # a family with all the noise would tell of the label
-        flips = [row["flipped"] for row in PREFERENCES if row["family"] == family.name]
+        flips = [row["flipped"] for row in rows["preferences"] if row["family"] == family.name]
         assert abs(sum(flips) - 0.05 * len(flips)) <= 4 * (len(flips) * 0.05 * 0.95) ** 0.5
 
 
-def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds():
+def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds(rows):
     """Three of twelve, eight of good and another flaw, and the last of any kinds; no pair twice."""
-    pairs = {frozenset((said(row, "chosen"), said(row, "rejected"))) | {("of", asked(row))} for row in PREFERENCES}
-    assert len(pairs) == len(PREFERENCES)
+    pairs = {
+        frozenset((said(row, "chosen"), said(row, "rejected"))) | {("of", asked(row))} for row in rows["preferences"]
+    }
+    assert len(pairs) == len(rows["preferences"])
     compared = defaultdict(Counter)
-    for row in PREFERENCES:
+    for row in rows["preferences"]:
         compared[asked(row)][frozenset((row["chosen_kind"], row["rejected_kind"]))] += 1
     assert set(compared) == set(BY_PROMPT)
     for kinds in compared.values():
@@ -222,33 +228,31 @@ def test_one_pair_in_four_is_of_good_and_wrong_and_one_is_of_any_kinds():
 
 
 @pytest.mark.exhaustive
-def test_files_are_read_as_they_were_written(written):
+def test_files_are_read_as_they_were_written(written, rows):
     read = read_demonstrations(str(written["demonstrations"]))
     assert [(prompt_key(d.prompt), d.response, d.truncated) for d in read] == [
-        (asked(row), said(row, "completion"), row["truncated"]) for row in DEMONSTRATIONS
+        (asked(row), said(row, "completion"), row["truncated"]) for row in rows["demonstrations"]
     ]
     rankings = read_rankings(str(written["preferences"]))
     assert [(prompt_key(r.prompt), *r.responses) for r in rankings] == [
-        (asked(row), said(row, "chosen"), said(row, "rejected")) for row in PREFERENCES
+        (asked(row), said(row, "chosen"), said(row, "rejected")) for row in rows["preferences"]
     ]
 
 
-def test_the_gold_pairs_are_the_same_pairs_without_noise():
-    gold = preferences(3, KNOWN, label_noise=0.0)
-    sides = [
-        {(asked(row), frozenset((said(row, "chosen"), said(row, "rejected")))) for row in rows}
-        for rows in (gold, PREFERENCES)
-    ]
-    assert sides[0] == sides[1]
-    assert all(row["chosen_gold"] > row["rejected_gold"] for row in gold)
+def test_the_gold_pairs_are_the_same_pairs_without_noise(rows):
+    gold, noisy = (
+        {(asked(row), frozenset((said(row, "chosen"), said(row, "rejected")))) for row in rows[name]}
+        for name in ("gold_preferences", "preferences")
+    )
+    assert gold == noisy
+    assert all(row["chosen_gold"] > row["rejected_gold"] for row in rows["gold_preferences"])
 
 
-def test_prompts_have_the_columns_of_the_judge_and_none_that_is_reserved(written):
+def test_prompts_have_the_columns_of_the_judge_and_none_that_is_reserved(written, rows):
     questions = read_prompts(str(written["prompts"]))
     assert [prompt_key(p.prompt) for p in questions] == [i.prompt for i in KNOWN]
     assert [(p.columns["family"], p.columns["answer"]) for p in questions] == [(i.family, i.answer) for i in KNOWN]
-    for rows in (prompts(KNOWN), PREFERENCES):
-        assert not set(rows[0]) & set(RESERVED)
+    assert not {*rows["prompts"][0], *rows["preferences"][0]} & set(RESERVED)
 
 
 def test_the_world_needs_no_torch():

@@ -84,7 +84,7 @@ class Demo:
     settings: DemoSettings
     screen: Screen
     sizes: Sizes
-    summary: dict[str, Any]
+    summary: dict[str, Any] = field(default_factory=dict)
     labels: int = 0
     answers: list[Row] = field(default_factory=list)
 
@@ -129,7 +129,7 @@ def run_demo(config: DemoConfig, recipe: Path = RECIPE) -> dict[str, Any]:
     spent = sum(summary["seconds"] for summary in before if summary)
     with FolderLock(config.output) if resumes else make_beginning(config, settings.tiny):
         sizes = sizes_of(config.output, settings.ppo.eval_fraction)
-        demo = Demo(config, recipe, settings, screen, sizes, {"seed": config.seed})
+        demo = Demo(config, recipe, settings, screen, sizes)
         demo.say("opening")
         for stage in STAGES:
             stage(demo)
@@ -180,7 +180,8 @@ def _measure(demo: Demo) -> None:
     measured, demo.answers = measure_policies(demo.settings.ppo, output)
     (output / "answers.jsonl").write_text("".join(f"{to_json(row)}\n" for row in demo.answers), encoding="utf-8")
     draw_curves([output / run for run in RUNS], output / "curves.png")
-    demo.summary |= {**measured, "peak_memory_gb": most_memory_gb(torch.device("cpu"))}
+    memory = {"peak_memory_gb": most_memory_gb(torch.device("cpu"))}
+    demo.summary = {"seed": demo.config.seed, **measured, **demo.summary, **memory}
 
 
 STAGES: tuple[Callable[[Demo], None], ...] = (_sft, _label, _reward, _ppo, _measure)
