@@ -19,12 +19,13 @@ from heedful.cli import COMMANDS, main
 from heedful.configs.parse import parse
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer, RewardInputs
+from heedful.data.messages import as_dict
 from heedful.errors import CheckpointError
 from heedful.models.adapters import adapter_chain, is_adapter
 from heedful.models.load import load_policy, load_reward_model
 from heedful.models.tiny import CHAT_TEMPLATE
 from heedful.models.tokenizer import load_tokenizer, set_defaults
-from heedful.rewards.models import score_texts
+from heedful.rewards.models import ModelReward
 from heedful.sampling.teacher_forced import token_outputs
 from heedful.types import Message, MicroBatch
 
@@ -213,7 +214,7 @@ def loaded(folder, command):
     tokenizer, question = load_tokenizer(str(folder)), (Message("user", "你好"),)
     if command == "reward":
         model = load_reward_model(str(folder), tokenizer, **CPU)
-        return torch.tensor(score_texts(model, RewardInputs(tokenizer), [question], ["您好！"], [False]))
+        return torch.tensor(ModelReward(model, RewardInputs(tokenizer))([[as_dict(question[0])]], ["您好！"], [False]))
     renderer = Renderer(tokenizer)
     rows = [renderer.prompt_ids(question)], [renderer.response_ids("您好！", prompt=question)]
     batch = collate(*rows, pad_id=renderer.pad_id)

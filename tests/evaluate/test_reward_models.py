@@ -15,7 +15,7 @@ from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load import load_reward_model
 from heedful.models.policy import freeze
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.models import score_texts
+from heedful.rewards.models import ModelReward
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_truncated_rankings_are_scored_without_an_end(measure, planted_model):
     tokenizer = load_tokenizer(planted_model)
     model = load_reward_model(planted_model, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32)
     freeze(model)
-    cut, ended = (score_texts(model, RewardInputs(tokenizer), [""] * 3, texts, [t] * 3) for t in (True, False))
+    cut, ended = (ModelReward(model, RewardInputs(tokenizer))([""] * 3, texts, [t] * 3) for t in (True, False))
     assert cut[0] - cut[1] > 0.05
     assert ended[0] - ended[1] < -0.05
     whole = pair(*texts[:2], prompt="")

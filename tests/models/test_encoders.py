@@ -23,7 +23,7 @@ from heedful.models.heads import disable_dropout
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.models import score_texts
+from heedful.rewards.models import ModelReward
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz!?。，好坏问答一二三第题"
 LONGEST = 64
@@ -168,8 +168,8 @@ def test_more_tokens_than_it_takes(encoder):
     around = len(inputs.encode("a", "b")["input_ids"]) - 1
     fits, too_long = "b" * (LONGEST - around), "b" * (LONGEST - around + 1)
     assert len(inputs.encode("a", fits)["input_ids"]) == LONGEST
-    (score,) = score_texts(model, inputs, ["a"], [fits], [False])
+    (score,) = ModelReward(model, inputs)(["a"], [fits], [False])
     assert abs(score) < 100
     with pytest.raises(RewardError, match="longer than the 64 tokens that the reward model reads"):
-        score_texts(model, inputs, ["a"], [too_long], [False])
+        ModelReward(model, inputs)(["a"], [too_long], [False])
     assert len(inputs.encode("a", too_long, max_length=LONGEST)["input_ids"]) == LONGEST

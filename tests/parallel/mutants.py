@@ -52,7 +52,7 @@ def group_cut_over_ranks():
 def controller_per_rank():
     """Each rank steers the KL coefficient by the KL that it sees."""
     steer = kl_control.AdaptiveKL.update
-    return patch.object(kl_control.AdaptiveKL, "update", lambda self, kl, n: steer(self, kl * (1 + ranks.rank()), n))
+    return patch.object(kl_control.AdaptiveKL, "update", lambda self, kl, n: steer(self, kl + ranks.rank(), n))
 
 
 def gradients_averaged():

@@ -143,13 +143,6 @@ def test_what_does_not_pass_is_told(answering, completions, bad, fragment, minut
         assert part in str(error.value)
 
 
-def test_a_server_that_is_down(completions):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
-    with pytest.raises(RewardError, match=rf"reward {url} gave no scores: ConnectError.*tried \d+ times"):
-        asked(url, completions, retry_seconds=0.2)
-
-
 def test_a_server_that_is_slow(answering, completions):
     """It answers the second time it is asked; without a second time, the flag to raise is named."""
     server = answering(lambda count: scores_of(1, 2, 3) if count == 2 or server.done.wait(30) else None)

@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -259,12 +258,6 @@ def test_a_server_that_gives_no_answer(answering, judge, completions, monkeypatc
     assert "--reward-retry-minutes 0" in str(error.value)
 
 
-def test_a_server_that_is_slow(answering, judge, completions):
-    server = answering(lambda count: server.done.wait(30) or None)
-    with pytest.raises(RewardError, match=r"ReadTimeout.*--reward-timeout 0\.3"):
-        score([judge(server, reward_timeout=0.3)], completions)
-
-
 @pytest.mark.parametrize(
     ("key", "said"),
     [(None, "HEEDFUL_JUDGE_API_KEY is not set"), ("geheim-42", "HEEDFUL_JUDGE_API_KEY is not accepted")],
@@ -503,18 +496,6 @@ def test_a_kill_leaves_the_cache_whole(tmp_path):
             "Score: 100",
             "Score: 200",
         ]
-
-
-def test_so_many_requests_in_flight_and_the_order_of_their_results(chat_server, gold_prompts, cpu):
-    """Answers come in another order than they were asked for."""
-    records = [json.loads(line) for line in Path(gold_prompts).read_text(encoding="utf-8").splitlines()][:12]
-    asked = [Completion(Prompt(r["prompt"], "d:1"), r["answer"] if i % 2 else "不") for i, r in enumerate(records)]
-    chat_server.faults(delay=(0.0, 0.3))
-    options = RewardOptions(reward_concurrency=5, judge_scale=(0.0, 1.0))
-    (reward,) = resolve_rewards([chat_server.judge], options, **cpu)
-    scores = score([reward], asked)[0]
-    assert all((one > 0.1) == bool(i % 2) for i, one in enumerate(scores))
-    assert chat_server.seen()["most_in_flight"] == 5
 
 
 @pytest.mark.exhaustive

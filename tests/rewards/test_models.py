@@ -18,7 +18,7 @@ from heedful.models.save import save_reward_model
 from heedful.models.tiny import byte_tokenizer
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards import Completion, Reward, score
-from heedful.rewards.models import ModelReward, agreement_with, check_context, load_model_reward, score_texts
+from heedful.rewards.models import ModelReward, agreement_with, check_context, load_model_reward
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
 from heedful.train.online.engine import train_ppo
@@ -144,7 +144,7 @@ def test_scores_keep_their_order_whatever_the_batches(request, tiny, architectur
 
     def scored(rows, size):
         prompts, answers = ["问题" + "长" * (3 * i % 5) for i in rows], [ANSWERS[i] for i in rows]
-        return score_texts(model, inputs, prompts, answers, [i % 2 == 0 for i in rows], micro_batch=MicroBatch(size))
+        return ModelReward(model, inputs, micro_batch=MicroBatch(size))(prompts, answers, [i % 2 == 0 for i in rows])
 
     alone = [scored([i], 1)[0] for i in range(6)]
     assert scored(range(6), size) == pytest.approx(alone, abs=1e-5)
@@ -238,17 +238,6 @@ def test_a_limit_of_tokens_is_honoured(request, tiny, architecture, cpu, monkeyp
     assert all(len(part) == 1 or len(part) * part[-1] <= tokens for part in lengths)
     assert lengths[0] == ordered[:3]
     assert lengths[-1] == ordered[-1:]
-
-
-def test_thirty_two_rows_by_default(decoder, cpu, rows_of_passes):
-    completions = completed(["问"] * 70, ["答"] * 70)
-    score(resolve_rewards([f"model:{decoder}"], **cpu), completions)
-    tokenizer = load_tokenizer(decoder)
-    model = load_reward_model(decoder, tokenizer, **cpu)
-    score([Reward("m", ModelReward(model, RewardInputs(tokenizer)))], completions)
-    score_texts(model, RewardInputs(tokenizer), ["问"] * 70, ["答"] * 70, [False] * 70)
-    score([Reward("m", ModelReward(model, RewardInputs(tokenizer), micro_batch=MicroBatch(50)))], completions)
-    assert rows_of_passes == [32, 32, 6] * 3 + [50, 20]
 
 
 def test_agreement_with_rankings_counts_lengths_in_characters():

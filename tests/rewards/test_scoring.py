@@ -182,19 +182,6 @@ def test_numbers_of_every_kind(completions, result):
     assert all(type(s) is float for s in scores)
 
 
-def test_rewards_are_summed_and_their_means_told(completions):
-    rewards = [Reward("长", lambda completions: [len(c) for c in completions]), Reward("常", lambda: [0.5, 0.5, -1.0])]
-    scores, means = score(rewards, completions)
-    assert scores == [4.5, 2.5, 1.0]
-    assert means == {"长": pytest.approx(8 / 3), "常": 0.0}
-
-
-def test_none_is_left_out_of_sum_and_mean(completions):
-    scores, means = score([Reward("a", lambda: [1.0, None, 3.0]), Reward("b", lambda: [None, -2.0, 1.0])], completions)
-    assert scores == [1.0, -2.0, 4.0]
-    assert means == {"a": 2.0, "b": -0.5}
-
-
 def test_no_reward_applies(completions):
     with pytest.raises(RewardError) as error:
         score([Reward("甲", lambda: [1.0, None, 1.0]), Reward("乙", lambda: [1.0, None, 1.0])], completions)
@@ -308,12 +295,6 @@ def test_identities_of_combinations(scores):
         assert combine_scores(scores[::-1], how) == pytest.approx(combine_scores(scores, how), rel=1e-6, abs=1e-6)
 
 
-@given(value=st.floats(-1e6, 1e6), n=st.integers(1, 6))
-def test_rewards_that_agree_are_taken_at_their_word(value, n):
-    for how in ("mean", "min", "mean-std"):
-        assert combine_scores([value] * n, how) == pytest.approx(value, rel=1e-9, abs=1e-9)
-
-
 @given(scores=SCORES)
 def test_shares_give_back_the_combination(scores):
     """What the shares leave out (the deviation) is no part of any reward."""
@@ -360,13 +341,6 @@ def test_a_reward_may_bring_its_weight(completions, cpu):
     assert [(reward.name, reward.weight) for reward in twice] == [("a", 2.0), ("a#2", 2.0)]
 
 
-def test_a_plain_list_of_rewards_is_summed(completions):
-    rewards = [Reward("a", first), Reward("b", second)]
-    assert score(rewards, completions) == score(Ensemble(tuple(rewards)), completions)
-    assert list(Ensemble(tuple(rewards))) == rewards
-    assert Ensemble(tuple(rewards))[:1] == (rewards[0],)
-
-
 @pytest.mark.parametrize(
     ("wanted", "options", "message"),
     [
@@ -381,29 +355,6 @@ def test_a_plain_list_of_rewards_is_summed(completions):
 def test_settings_that_do_not_fit_the_rewards(cpu, wanted, options, message):
     with pytest.raises(ConfigError, match=message):
         load_rewards(wanted, RewardOptions(**options), micro_batch=MicroBatch(8), **cpu)
-
-
-def test_columns_reach_every_reward(completions, cpu):
-    """Each of several rewards is given the columns that it names, whatever the others name."""
-    seen = {}
-
-    def one(expected):
-        seen["one"] = expected
-        return [0.0] * len(expected)
-
-    def two(completions, hint=None, weights=()):
-        seen["two"] = (hint, weights)
-        return [0.0] * len(completions)
-
-    def three(**columns):
-        seen["three"] = columns["weights"]
-        return [0.0] * len(columns["weights"])
-
-    score(
-        load_rewards([one, two, three, "rule:contains_expected"], RewardOptions(), micro_batch=MicroBatch(8), **cpu),
-        completions,
-    )
-    assert seen == {"one": ["2。", "红色", "你好"], "two": (None, [1, 2, 3]), "three": [1, 2, 3]}
 
 
 COMPLETIONS = [

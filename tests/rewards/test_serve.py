@@ -2,18 +2,15 @@
 
 import json
 import socket
-import threading
 
 import httpx2
 import pytest
 import torch
 
 from heedful.cli import main
-from heedful.configs.evaluate import ScoresConfig
 from heedful.configs.online import PPOConfig
 from heedful.data.chat import RewardInputs
 from heedful.errors import MachineError, RewardError
-from heedful.evaluate.policies import evaluate_scores
 from heedful.models.load import load_reward_model
 from heedful.models.save import save_reward_model
 from heedful.models.tokenizer import load_tokenizer
@@ -101,11 +98,6 @@ def test_thinking_and_tools_arrive_at_the_server(thinker, serving):
     own, _ = score([Reward("model", reward)], completions)
     assert over_http == own
     assert len(set(own)) == len(own)
-
-
-def test_health(served):
-    answer = httpx2.get(f"{served}/health", trust_env=False)
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "model": "评分/模型", "requests": 0})
 
 
 MESSAGE = {"role": "user", "content": "问"}
@@ -200,31 +192,6 @@ def test_a_run_without_its_server_leaves_nothing_behind(run, tmp_path):
     with pytest.raises(RewardError, match=f"{url} gave no scores: ConnectError.*--reward-retry-minutes 0"):
         run(url, "http")
     assert not (tmp_path / "http").exists()
-
-
-def test_evaluation_asks_it_too(tiny, served, folder, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "苹果"}\n{"prompt": "梨"}\n', encoding="utf-8")
-    common = {"model": tiny("gpt2"), "data": str(prompts), "max_new_tokens": 8, "device": "cpu", "dtype": "float32"}
-    over_http = ScoresConfig(rewards=(f"{served}/score",), **common)
-    assert evaluate_scores(over_http) == evaluate_scores(ScoresConfig(rewards=(f"model:{folder}",), **common))
-    twice = ScoresConfig(rewards=(f"{served}/score",) * 2, reward_weights=(3.0, -1.0), **common)
-    assert evaluate_scores(twice)["score_mean"] == pytest.approx(2 * evaluate_scores(over_http)["score_mean"])
-
-
-def test_many_at_a_time(served, reward):
-    """Requests that come together are answered each with its own scores."""
-    prompts, found = [str(i) * (i + 1) for i in range(6)], {}
-
-    def ask(i):
-        found[i] = post(served, {"prompts": [prompts[i]], "completions": ["答"]}).json()["scores"]
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {i: reward([prompt], ["答"], [False]) for i, prompt in enumerate(prompts)}
 
 
 @pytest.mark.parametrize("value", [float("nan"), ValueError("坏了 /secret/path")], ids=["nan", "raises"])

@@ -180,7 +180,10 @@ def test_a_whole_request_may_wait_and_the_next_has_its_time_again():
     """The time for a head ends with it, and begins anew with the answer."""
     with Served() as served:
         served.gate.clear()
-        client = served.connect(WHOLE)
+        client = served.connect(WHOLE[:10])
+        for piece in (WHOLE[10:20], WHOLE[20:]):
+            client.sendall(piece)
+            time.sleep(0.02)
         time.sleep(2 * SECONDS)
         served.gate.set()
         assert is_answered(client)

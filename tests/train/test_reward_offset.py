@@ -9,12 +9,13 @@ from transformers import AutoModelForSequenceClassification
 from heedful.configs.evaluate import AccuracyConfig
 from heedful.configs.offline import RewardConfig
 from heedful.data.chat import RewardInputs
+from heedful.data.messages import as_dict
 from heedful.data.schemas import read_demonstrations
 from heedful.errors import ConfigError, DataError
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.load import load_reward_model
 from heedful.models.tokenizer import load_tokenizer
-from heedful.rewards.models import score_texts
+from heedful.rewards.models import ModelReward
 from heedful.rewards.resolve import resolve_rewards
 from heedful.train.reward import train_reward
 
@@ -60,7 +61,7 @@ def load(folder):
 
 def scores(folder):
     model, inputs = load(folder)
-    return torch.tensor(score_texts(model, inputs, *zip(*FACTS, strict=True), [False, False, True]))
+    return torch.tensor(ModelReward(model, inputs)(*zip(*FACTS, strict=True), [False, False, True]))
 
 
 def offset_of(folder):
@@ -131,7 +132,9 @@ def test_demonstrations_are_read_as_for_sft(train, tmp_path, demonstrations):
     model, inputs = load(final)
     read = read_demonstrations(path)
     assert len(read) == 2
-    found = score_texts(model, inputs, [d.prompt for d in read], [d.response for d in read], [False] * 2)
+    found = ModelReward(model, inputs)(
+        [[*map(as_dict, d.prompt)] for d in read], [d.response for d in read], [False] * 2
+    )
     assert sum(found) == pytest.approx(0, abs=1e-5)
 
 

@@ -24,7 +24,7 @@ from heedful.parallel.sharding import passes
 from heedful.rewards.results import Distributed, Truncated
 from heedful.rewards.rules import response_text
 from heedful.rewards.scoring import Reward
-from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, Text, plain_response
+from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, plain_response
 
 
 class Machine(TypedDict):
@@ -46,46 +46,6 @@ MEASURED = 1000
 """Prompts over which two tokenizers are compared, at most."""
 
 
-def score_texts(
-    model: RewardModel,
-    inputs: RewardInputs,
-    prompts: Sequence[Text],
-    responses: Sequence[str],
-    truncated: Sequence[bool],
-    *,
-    micro_batch: MicroBatch = MICRO_BATCH,
-    room: AdaptiveMicroBatch | None = None,
-) -> list[float]:
-    """Score responses in batches of similar length. Returns one score per response, in the order given.
-
-    Args:
-        model: the reward model.
-        inputs: how it reads a prompt with a response.
-        prompts: one prompt per response.
-        responses: the responses' texts.
-        truncated: for each response, whether it was cut off before the model ended it.
-        micro_batch: the most rows and tokens at a time.
-        room: remembers what memory has room for; None forgets it.
-
-    Raises RewardError if a prompt with its response is longer than the reward model can read, and DataError if it has a token
-    that the model has no row of embeddings for.
-    """
-    rows = [
-        inputs.encode(prompt, response, truncated=cut)
-        for prompt, response, cut in zip(prompts, responses, truncated, strict=True)
-    ]
-    lengths = [len(row["input_ids"]) for row in rows]
-    if max(lengths) > model.max_length:
-        too_long = [i for i, length in enumerate(lengths) if length > model.max_length]
-        raise RewardError(
-            f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {model.max_length} tokens "
-            f"that the reward model reads (longest {max(lengths)}; first response {responses[too_long[0]]!r:.80}); "
-            "use shorter prompts and responses, or a reward model that reads more"
-        )
-    check_rows(model.classifier, inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows))
-    return score_rows(model, rows, micro_batch=micro_batch, room=room)
-
-
 @torch.no_grad()
 def score_rows(
     model: RewardModel,
@@ -94,7 +54,10 @@ def score_rows(
     micro_batch: MicroBatch,
     room: AdaptiveMicroBatch | None = None,
 ) -> list[float]:
-    """Score rows that are already encoded, as `score_texts` does."""
+    """Score encoded rows in batches of similar length. Returns one score per row, in the order given.
+
+    ``room`` remembers what memory has room for; None forgets it.
+    """
     lengths = [len(row["input_ids"]) for row in rows]
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     found: dict[int, float] = {}
@@ -109,10 +72,17 @@ def score_rows(
 
 
 class ModelReward(Distributed):
-    """A frozen reward model as a reward function; the arguments are those of `score_texts`.
+    """A frozen reward model as a reward function.
 
     With ``reads_beginnings``, of a response that is longer than the model reads its beginning is scored, as of one that was
-    cut by length, and the score is marked as `Truncated`; without it, such a response is an error.
+    cut by length, and the score is marked as `Truncated`; without it, such a response is a RewardError.
+
+    Args:
+        model: the reward model.
+        inputs: how it reads a prompt with a response.
+        micro_batch: the most rows and tokens at a time.
+
+    Calling it raises DataError if a text has a token that the model has no row of embeddings for.
     """
 
     def __init__(self, model: RewardModel, inputs: RewardInputs, *, micro_batch: MicroBatch = MICRO_BATCH) -> None:
@@ -129,20 +99,28 @@ class ModelReward(Distributed):
         texts = [
             prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
         ]
-        responses = [response_text(c) for c in completions]
-        if not self.reads_beginnings:
-            return score_texts(
-                self.model, self.inputs, texts, responses, truncated, micro_batch=self.micro_batch, room=self.room
+        responses, limit = [response_text(completion) for completion in completions], self.model.max_length
+        rows = [
+            self.inputs.encode(prompt, response, truncated=cut)
+            for prompt, response, cut in zip(texts, responses, truncated, strict=True)
+        ]
+        too_long = [i for i, row in enumerate(rows) if len(row["input_ids"]) > limit]
+        if too_long and not self.reads_beginnings:
+            longest = max(len(row["input_ids"]) for row in rows)
+            raise RewardError(
+                f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {limit} tokens that the "
+                f"reward model reads (longest {longest}; first response {responses[too_long[0]]!r:.80}); use shorter prompts "
+                "and responses, or a reward model that reads more"
             )
-        rows, of_beginnings, limit = [], list[bool](), self.model.max_length
-        for prompt, response, cut in zip(texts, responses, truncated, strict=True):
-            row = self.inputs.encode(prompt, response, truncated=cut)
-            of_beginnings.append(len(row["input_ids"]) > limit)
-            if of_beginnings[-1]:
-                row = self.inputs.encode_beginning(prompt, response, max_length=limit)
-            rows.append(row)
+        for i in too_long:
+            rows[i] = self.inputs.encode_beginning(texts[i], responses[i], max_length=limit)
+        check_rows(
+            self.model.classifier, self.inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows)
+        )
         scores = score_rows(self.model, rows, micro_batch=self.micro_batch, room=self.room)
-        return [Truncated(one) if marked else one for one, marked in zip(scores, of_beginnings, strict=True)]
+        for i in too_long:
+            scores[i] = Truncated(scores[i])
+        return scores
 
 
 def load_model_reward(
