@@ -132,14 +132,16 @@ WATCH = """
 import json, select, socket, sys, time
 found = []
 def ask(port):
-    start = time.monotonic()
+    start, answer = time.monotonic(), b""
     try:
         with socket.create_connection(("127.0.0.1", port), 10) as connection:
             connection.sendall(b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
-            answer = connection.recv(12)
+            while b"}" not in answer and (piece := connection.recv(4096)):
+                answer += piece
     except OSError as error:
         answer = repr(error).encode()
-    found.append((time.monotonic() - start, answer.decode()))
+    body = answer[answer.find(b"{"):] if b"}" in answer else b'{"requests": -1}'
+    found.append((time.monotonic() - start, answer[:12].decode(), json.loads(body)["requests"]))
 sys.stdin.readline()
 while not select.select([sys.stdin], [], [], 0.02)[0]:
     ask(int(sys.argv[1]))
@@ -153,6 +155,7 @@ class HealthWatch:
     def __init__(self, server):
         self.seconds = []
         self.answers = set()
+        self.requests = []
         self._process = subprocess.Popen(
             [sys.executable, "-c", WATCH, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -164,9 +167,10 @@ class HealthWatch:
 
     def __exit__(self, *_):
         out, _ = self._process.communicate("end\n")
-        for seconds, answer in json.loads(out):
+        for seconds, answer, requests in json.loads(out):
             self.seconds.append(seconds)
             self.answers.add(answer)
+            self.requests.append(requests)
 
 
 async def _status(port, sent):
@@ -237,7 +241,7 @@ def test_health_and_memory_under_load(server):
             connection.setblocking(False)
             with contextlib.suppress(OSError):
                 connection.send(b"x" * 2**20)
-        busy = hold(server.connect(request(6000)))
+        busy = hold(server.connect(request(4000)))
         while waiting(server) < 1:
             time.sleep(0.02)
         for _ in range(30):  # abandoned
@@ -258,7 +262,8 @@ def test_health_and_memory_under_load(server):
     )
     # There are fewer connections than clients, so some are closed before they have asked: the more, the slower they ask.
     assert set(found) <= {200, 429, "closed", "ConnectionResetError"}
-    assert count[200] == 8, "so many wait while one is scored"
+    assert max(watch.requests) == 9, "eight wait while one is scored"
+    assert count[200] >= 8, "more only if that one was answered before all of them had asked"
     assert watch.answers == {"HTTP/1.1 200"}
     assert len(slowest) > 20
     assert max(slowest[:-3]) < SECONDS, "three may be slower, since other programs have the processor too"
@@ -293,7 +298,7 @@ def test_an_oversized_body_is_not_read_without_end(server):
 
 def test_a_large_request_does_not_hold_up_health(server):
     """60 MB of JSON, which are read in one go, and a text of 20 MB that is refused before it is tokenised."""
-    many = json.dumps({"prompts": ["x"], "completions": ["y"], "columns": {"n": list(range(7_000_000))}}).encode()
+    many = b'{"prompts": ["x"], "completions": ["y"], "columns": {"n": [' + b"1234567," * 7_400_000 + b"0]}}"
     assert len(many) > 55e6
     long = json.dumps({"prompts": ["x"], "completions": ["ab c" * 5_000_000]}).encode()
     plain = {"Content-Type": "application/json"}
