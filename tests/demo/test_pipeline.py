@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from heedful import faults
 from heedful.cli import main
-from heedful.configs.evaluate import AccuracyConfig, KLConfig, ScoresConfig, WinRateConfig
+from heedful.configs.evaluate import AccuracyConfig, ScoresConfig
 from heedful.configs.offline import RewardConfig, SFTConfig
 from heedful.configs.online import PPOConfig
 from heedful.configs.parse import parse
@@ -24,12 +24,10 @@ from heedful.data import prompt_key, read_demonstrations, read_prompts, read_ran
 from heedful.data.loading import load_split
 from heedful.demo.facts import FAMILIES
 from heedful.demo.folder import CONTENTS, RUNS, check_output, drop_replaced, make_beginning
-from heedful.demo.judge import gold_judge
-from heedful.demo.measure import measure_accuracy, measure_policies
 from heedful.demo.pipeline import RECIPE, read_recipe, run_demo, why
 from heedful.demo.world import instructions
 from heedful.errors import ConfigError
-from heedful.evaluate.policies import evaluate_kl, evaluate_scores, evaluate_win_rate
+from heedful.evaluate.policies import evaluate_scores
 from heedful.evaluate.reward_models import evaluate_accuracy
 from heedful.models.tiny import SPECIALS
 
@@ -110,48 +108,23 @@ def test_the_summary_has_its_numbers(demo):
 
 @pytest.mark.exhaustive
 def test_the_public_functions_measure_the_same_again(demo):
-    settings = {
-        "data": str(demo.folder / "world" / "prompts.jsonl"),
-        "eval_fraction": 0.06,
-        "max_new_tokens": 12,
-        "num_samples": 1000,
-        "device": "cpu",
-        "dtype": "float32",
-    }
-    sft, ppo = str(demo.folder / "sft" / "final"), str(demo.folder / "ppo" / "final")
-    reward = f"model:{demo.folder / 'reward' / 'final'}"
+    """What the answers do not show: rare shares of eight answers each, by their text where the demo looks at bytes, and
+    the reward model's numbers."""
+    machine = {"eval_fraction": 0.06, "device": "cpu", "dtype": "float32"}
+    settings = {"data": str(demo.folder / "world" / "prompts.jsonl"), "max_new_tokens": 12, **machine}
+    reward = str(demo.folder / "reward" / "final")
     again = {}
-    rows = {}
-    for name, model in (("sft", sft), ("ppo", ppo)):
-        by_gold = evaluate_scores(ScoresConfig(model=model, **settings), rewards=[gold_judge])
-        by_model = evaluate_scores(ScoresConfig(model=model, rewards=(reward,), **settings))
-        again |= {f"{name}.gold": by_gold["score_mean"], f"{name}.reward": by_model["score_mean"]}
+    for name in ("sft", "ppo"):
+        model = str(demo.folder / name / "final")
+        scores = evaluate_scores(ScoresConfig(model=model, rewards=(f"model:{reward}",), **settings))
         eight = evaluate_scores(ScoresConfig(model=model, samples_per_prompt=8, **settings), rewards=[broken_or_empty])
-        again |= {f"{name}.eos_frac": eight["eos_frac"], f"{name}.empty_frac": eight["score_mean"]}
-        assert eight["responses"] == 8 * len(rows_of(demo.folder / "answers.jsonl"))
-        rows[name] = [
-            (one["prompt"], one["response"], other["score"], one["score"])
-            for one, other in zip(by_gold["samples"], by_model["samples"], strict=True)
-        ]
-    kl = evaluate_kl(KLConfig(model=ppo, reference=sft, **settings))
-    again |= {"ppo.kl": kl["kl"], "prompts": kl["prompts"]}
-    won = evaluate_win_rate(WinRateConfig(model=ppo, baseline=sft, **settings), rewards=[gold_judge])
-    again |= {"ppo.win_rate": won["win_rate"]}
-    accuracy = AccuracyConfig(
-        reward_model=reward.removeprefix("model:"),
-        data=str(demo.folder / "world" / "gold_preferences.jsonl"),
-        eval_fraction=0.06,
-        device="cpu",
-        dtype="float32",
-    )
-    again |= {"reward.accuracy": evaluate_accuracy(accuracy)["accuracy"]}
+        assert eight["responses"] == 8 * demo.summary["prompts"]
+        again |= {f"{name}.reward": scores["score_mean"], f"{name}.eos_frac": eight["eos_frac"]}
+        again |= {f"{name}.empty_frac": eight["score_mean"]}
+    pairs = str(demo.folder / "world" / "gold_preferences.jsonl")
+    again["reward.accuracy"] = evaluate_accuracy(AccuracyConfig(reward_model=reward, data=pairs, **machine))["accuracy"]
     assert again == pytest.approx({name: demo.summary[name] for name in again}, abs=1e-5)
-    assert again["sft.gold"] != again["ppo.gold"], "or nothing tells the models apart"
-    for answer, before, after in zip(rows_of(demo.folder / "answers.jsonl"), rows["sft"], rows["ppo"], strict=True):
-        for name, (prompt, response, by_model, by_gold) in (("sft", before), ("ppo", after)):
-            assert (answer["prompt"], answer[f"{name}_response"]) == (prompt, response)
-            assert answer[f"{name}_reward"] == pytest.approx(by_model, abs=1e-4)
-            assert answer[f"{name}_gold"] == by_gold
+    assert again["sft.reward"] != again["ppo.reward"], "or nothing tells the models apart"
 
 
 def test_the_numbers_are_those_of_the_answers(demo):
@@ -165,17 +138,6 @@ def test_the_numbers_are_those_of_the_answers(demo):
         assert 0 < demo.summary[f"{model}.empty_frac"] < 1
     wins = [(row["ppo_gold"] > row["sft_gold"]) + 0.5 * (row["ppo_gold"] == row["sft_gold"]) for row in answers]
     assert demo.summary["ppo.win_rate"] == pytest.approx(sum(wins) / len(wins))
-
-
-@pytest.mark.exhaustive
-def test_the_same_seed_measures_the_same(demo):
-    """Exactly. That the world, the random model and each stage repeat is tested below, byte by byte."""
-    config = parse(PPOConfig, [str(demo.folder / "ppo" / "config.yaml"), "--output=o"], prog="test")
-    numbers, answers = measure_policies(config, demo.folder)
-    assert numbers == {name: demo.summary[name] for name in numbers}
-    assert answers == rows_of(demo.folder / "answers.jsonl")
-    assert measure_accuracy(config, demo.folder) == demo.summary["reward.accuracy"]
-    assert set(demo.summary) == {*numbers, "seed", "reward.accuracy", *OF_THE_MACHINE}
 
 
 def test_nothing_that_was_held_out_was_trained_on(demo):
