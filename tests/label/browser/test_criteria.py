@@ -23,18 +23,27 @@ def checked(somebody):
 
 
 def test_by_keyboard(mei):
-    """k goes to the first criterion; a digit chooses and goes on; after the last one digits are for the answers again."""
+    """k goes to the first criterion; a digit chooses and goes on; after the last one digits are for the answers again.
+
+    Every task that shows answers asks.
+    """
     mei.press("1", "5", "Enter")
     assert "Choose a value for helpful of answer 1 first" in mei.page.locator("#missing").text_content()
     mei.press("4", "3", "2", "1")
     assert checked(mei) == ["4", "是", "2", "否"]
-    mei.press("k", "Escape", "2", "6", "k", "ArrowRight", "Enter")
-    mei.page.wait_for_function("() => document.querySelector('#main').textContent.includes('问题 1')")
-    (label,) = mei.labels
-    at = label["order"]
-    answer = label["answer"]
+    mei.then_next("k", "Escape", "2", "6", "k", "ArrowRight", "Enter")
+    mei.press("k", "1", "1", "1", "1", "t")
+    mei.then_next("Enter")
+    mei.press("k", "5", "1", "4", "1", "3", "1", "Shift+ArrowDown")
+    mei.then_next("Enter")
+    mei.press("k", "2", "2", "7", "Enter")
+    mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
+    label, _, ranking, rating = mei.labels
+    at, answer = label["order"], label["answer"]
     assert (answer["preferred"], answer["strength"]) == (at[1], 4), "2 and 6 were for the answers"
     assert [answer["criteria"][one] for one in at] == [{"helpful": 5, "诚实": "是"}, {"helpful": 2, "诚实": "否"}]
+    assert [ranking["answer"]["criteria"][at]["helpful"] for at in ranking["order"]] == [5, 4, 3]
+    assert rating["answer"] == {"rating": 7, "flags": [], "criteria": [{"helpful": 2, "诚实": "部分"}]}
 
 
 def test_kept_in_a_draft_and_given_back_by_undo(mei):
@@ -49,20 +58,6 @@ def test_kept_in_a_draft_and_given_back_by_undo(mei):
     mei.then_next("Enter")
     mei.then_next("u")
     assert checked(mei) == before
-
-
-def test_every_task_that_shows_answers_asks(mei):
-    mei.press("k", "1", "1", "1", "1", "t")
-    mei.then_next("Enter")
-    mei.press("k", "1", "1", "1", "1", "t")
-    mei.then_next("Enter")
-    mei.press("k", "5", "1", "4", "1", "3", "1", "Shift+ArrowDown")
-    mei.then_next("Enter")
-    mei.press("k", "2", "2", "7", "Enter")
-    mei.page.get_by_role("heading", name="Nothing to label now").wait_for()
-    ranking, rating = mei.labels[2:]
-    assert [ranking["answer"]["criteria"][at]["helpful"] for at in ranking["order"]] == [5, 4, 3]
-    assert rating["answer"] == {"rating": 7, "flags": [], "criteria": [{"helpful": 2, "诚实": "部分"}]}
 
 
 @pytest.mark.exhaustive

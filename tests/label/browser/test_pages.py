@@ -127,9 +127,29 @@ def test_an_invitation_works_once_and_leaves_no_trace(serve, item):
     assert not [url for url in asked if link.split("#")[1] in url]
 
 
-def test_people_are_invited_and_changed(serve, item):
-    served = serve([item("pair", "p", "a", "b")])
-    owner = served.labeller("Mei", "owner", "/people")
+def test_people_instructions_and_the_export(serve, item):
+    served = serve([item("pair", f"p{i}", "a", "b") for i in range(4)], instructions="一")
+    owner = served.labeller("Mei", "owner", "/instructions")
+    owner.page.locator("textarea").fill("先看事实 😀\n<b>然后</b>")
+    owner.page.get_by_role("button", name="Save as a new version").click()
+    owner.page.get_by_text("Saved as version 2.").first.wait_for()
+    owner.open()
+    assert owner.page.locator("#instructions .text").text_content() == "先看事实 😀\n<b>然后</b>"
+    for key in "12t1":
+        owner.then_next(key, "5", "Enter")
+    assert owner.labels[0]["instructions"] == 2
+
+    owner.open("/export")
+    owner.page.get_by_text("events.jsonl").wait_for()
+    with owner.page.expect_download() as download:
+        owner.page.get_by_role("link", name="Download labels.zip").click()
+    assert Path(download.value.path()).read_bytes()[:2] == b"PK"
+    owner.page.get_by_text("Leave out the labels of").click()
+    owner.page.get_by_label("Mei", exact=True).check()
+    owner.page.get_by_text("Of people who are left out: 4").wait_for()
+    assert "without=" in owner.page.get_by_role("link", name="Download labels.zip").get_attribute("href")
+
+    owner.open("/people")
     owner.page.get_by_label("Name", exact=True).fill("王芳 <b>")
     owner.press("Enter")
     link = owner.page.get_by_label("Invitation link for 王芳 <b>").input_value()
@@ -149,51 +169,6 @@ def test_people_are_invited_and_changed(serve, item):
     owner.page.get_by_text("Mei is the only owner of the project").wait_for()
     owner.page.wait_for_function("() => document.querySelector('[aria-label=\"Role: Mei\"]').value === 'owner'")
     assert owner.page.get_by_text("Mei is the only owner of the project").is_visible()
-
-
-def test_a_file_is_looked_at_before_it_is_added(serve, tmp_path):
-    served = serve()
-    owner = served.labeller("Mei", "owner", "/import")
-    lines = [{"prompt": "问 😀\u2028", "responses": ["甲", "乙"]}, {"prompt": 7, "responses": ["a", "b"]}]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    owner.page.set_input_files("#file", path)
-    assert ":2:" in owner.page.locator(".errors").text_content(), "an error has its line"
-    add = owner.page.get_by_role("button", name="Add 1 item", exact=True)
-    assert add.is_disabled()
-    assert served.project.items() == []
-    owner.page.get_by_label("Leave out the 1 record with errors").check()
-    add.click()
-    owner.page.locator(".link-made").wait_for()
-    assert [one.prompt for one in served.project.items()] == ["问 😀\u2028"]
-
-
-def test_instructions_have_versions_that_labels_carry(serve, item):
-    served = serve([item("pair", f"p{i}", "a", "b") for i in range(2)], instructions="一")
-    owner = served.labeller("Mei", "owner", "/instructions")
-    owner.page.locator("textarea").fill("先看事实 😀\n<b>然后</b>")
-    owner.page.get_by_role("button", name="Save as a new version").click()
-    owner.page.get_by_text("Saved as version 2.").first.wait_for()
-    owner.open()
-    assert owner.page.locator("#instructions .text").text_content() == "先看事实 😀\n<b>然后</b>"
-    owner.then_next("t", "Enter")
-    assert owner.labels[0]["instructions"] == 2
-
-
-def test_the_export_says_what_is_in_it(serve, item):
-    served = serve([item("pair", f"p{i}", "a", "b") for i in range(4)])
-    owner = served.labeller("Mei", "owner")
-    for key in "12t1":
-        owner.then_next(key, "5", "Enter")
-    owner.open("/export")
-    owner.page.get_by_text("events.jsonl").wait_for()
-    with owner.page.expect_download() as download:
-        owner.page.get_by_role("link", name="Download labels.zip").click()
-    assert Path(download.value.path()).read_bytes()[:2] == b"PK"
-    owner.page.get_by_text("Leave out the labels of").click()
-    owner.page.get_by_label("Mei", exact=True).check()
-    owner.page.get_by_text("Of people who are left out: 4").wait_for()
-    assert "without=" in owner.page.get_by_role("link", name="Download labels.zip").get_attribute("href")
 
 
 def test_a_thumb_ranks_answers_where_they_are(serve, item):
@@ -247,7 +222,7 @@ def test_nothing_scrolls_sideways_at_360_pixels(serve, item, language):
         mei.then_next("Enter")
 
 
-def test_dark_by_the_system_and_by_the_switch(serve, item):
+def test_dark_and_chinese_by_the_switches(serve, item):
     mei = serve([item("pair", "p", "a", "b")]).labeller(color_scheme="dark")
 
     def brightness():
@@ -255,15 +230,12 @@ def test_dark_by_the_system_and_by_the_switch(serve, item):
             map(int, re.findall(r"\d+", mei.page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
         )
 
-    assert brightness() < 120
+    assert brightness() < 120, "as the system"
     mei.page.locator("#theme").press("Enter")
     assert brightness() > 600
     mei.page.reload()
     assert brightness() > 600, "the choice is remembered"
-
-
-def test_chinese_by_the_switch(serve, item):
-    mei = serve([item("pair", "p", "a", "b")]).labeller()
+    mei.page.locator("main[aria-busy=false]").wait_for()
     mei.page.locator("#language").press("Enter")
     mei.page.get_by_role("heading", name="哪个回答更好？").wait_for()
     assert mei.page.locator("html").get_attribute("lang") == "zh-CN"

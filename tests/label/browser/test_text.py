@@ -127,15 +127,3 @@ def test_text_from_right_to_left_begins_at_the_right(serve, item):
     )
     card, text = (mei.page.locator(name).bounding_box() for name in (".prompt", ".prompt .text"))
     assert card["x"] + card["width"] - (text["x"] + text["width"]) < 30
-
-
-def test_nothing_to_choose_is_offered_while_a_message_is_written(serve, item):
-    mei = serve([item("chat", "你好")], policy=True).labeller()
-    submit = mei.page.locator("#submit")
-    assert not submit.is_visible()
-    mei.press("Control+Enter")
-    mei.page.locator(".answer").first.wait_for()
-    assert submit.is_visible()
-    mei.press("1", "4", "Enter")
-    mei.page.get_by_role("heading", name="Your message").wait_for()
-    assert not submit.is_visible()

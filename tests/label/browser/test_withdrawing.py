@@ -20,7 +20,8 @@ def served(serve, tmp_path):
     return served
 
 
-def test_an_import_is_withdrawn_and_put_back(served):
+def test_an_import_and_an_item_are_withdrawn_and_an_import_is_put_back(served):
+    """Who holds the item is told."""
     owner = served.owner
     owner.page.get_by_role("button", name="Withdraw: 2 错.jsonl").press("Enter")
     owner.page.get_by_label("Reason, if you like").fill("文件错了")
@@ -35,14 +36,12 @@ def test_an_import_is_withdrawn_and_put_back(served):
     owner.page.get_by_role("button", name="Withdraw: 2 错.jsonl").wait_for()
     assert len(served.project.items()) == 4
 
-
-def test_an_item_is_found_and_withdrawn_while_somebody_has_it(served):
     ada = served.labeller("Ada")
     before = ada.item
     ada.press("c")
     ada.page.keyboard.insert_text("我的备注")
     ada.press("Escape")
-    owner = served.owner
+    owner.page.bring_to_front()
     owner.open("/labels?items=1")
     owner.page.get_by_text("4 items", exact=True).wait_for()
     owner.page.get_by_role("link", name="一").click()
@@ -52,9 +51,8 @@ def test_an_item_is_found_and_withdrawn_while_somebody_has_it(served):
     ada.press("1", "5", "Enter")
     ada.page.get_by_role("heading", name="A label was not saved").wait_for()
     assert "The owner has withdrawn this item" in ada.page.locator("dialog").inner_text()
-    assert ada.page.get_by_label("Comment", exact=True).last.input_value() == "我的备注", (
-        "what was written can be copied"
-    )
+    comment = ada.page.get_by_label("Comment", exact=True).last
+    assert comment.input_value() == "我的备注", "what was written can be copied"
     ada.press("Escape")
     assert ada.item != before
 
